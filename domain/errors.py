@@ -29,6 +29,10 @@ class DataError(HexloopError, ValueError):
     """Training data that cannot be used, found on the first batch, before the first update."""
 
 
+class InputsError(DataError, TypeError):
+    """Inputs that a model's forward does not take, or lacks; also a TypeError, as Python raises for such a call."""
+
+
 class RunStateError(HexloopError, RuntimeError):
     """An operation that the state of the run does not allow, such as a second `train` while one is running."""
 

@@ -139,3 +139,15 @@ class OptimizerNames(StrEnum):
     APOLLO_ADAMW = "apollo_adamw"
     APOLLO_ADAMW_LAYERWISE = "apollo_adamw_layerwise"
     STABLE_ADAMW = "stable_adamw"
+
+
+USUAL_NAMES = {
+    "adam": ("adamw_torch", ", which is Adam while weight_decay is 0, the default"),
+    "adamw": ("adamw_torch", ""),
+    "adamw_hf": ("adamw_torch", ", torch's own, because transformers has removed its AdamW"),
+    "adam8bit": ("adamw_bnb_8bit", ""),
+    "adam_8bit": ("adamw_bnb_8bit", ""),
+    "lion": ("lion_32bit", ""),
+    "momentum": ("sgd", " with optim_args='momentum=0.9'"),
+}
+"""Names that are usual elsewhere: the choice that is meant, and what else to say about it."""

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 from cattrs import BaseConverter, Converter
 from cattrs.cols import list_structure_factory, mapping_structure_factory
 
+from hexloop.app.arguments.choices import USUAL_NAMES
 from hexloop.domain.wording import RefusalError, did_you_mean, enumeration, parse_truth
 
 Check: TypeAlias = Callable[[Any], None]
@@ -179,8 +180,14 @@ def assignments(value: str) -> None:
 
 
 def unknown_choice(value: object, options: Iterable[object]) -> RefusalError:
-    """Return the refusal of a value that is not among `options`; it suggests the closest one, or lists them."""
+    """Return the refusal of a value that is not among `options`.
+
+    It suggests the option that is meant by a name which is usual elsewhere, or the closest one, or lists them.
+    """
     known = [str(option) for option in options]
+    usual = USUAL_NAMES.get(str(value).lower())
+    if usual is not None and usual[0] in known:
+        return RefusalError("there is no such choice", f"did you mean {usual[0]!r}{usual[1]}?")
     listed = enumeration(map(repr, known), "or") if len(known) <= 12 else f"one of {', '.join(known)}"
     return RefusalError("there is no such choice", did_you_mean(str(value), known, f"choose {listed}", spell=repr))
 

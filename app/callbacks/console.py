@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from time import monotonic
@@ -11,7 +12,7 @@ from typing import Any, TextIO
 from attrs import define, field
 
 COPIED_TO_TERMINAL = "HEXLOOP_TERMINAL"
-"""The environment variable that `hexloop launch` sets if it prints the output of its workers on a terminal."""
+"""The environment variable in which `hexloop launch` tells its workers the width of the terminal that it prints on."""
 
 SECONDS_BETWEEN_LINES = 10.0
 LINES_A_DECADE = 50
@@ -20,12 +21,18 @@ LINES_A_DECADE = 50
 
 def is_terminal(stream: Any) -> bool:
     """Return whether a stream shows a terminal that can draw a bar in place: not a file, a pipe or a simple one."""
-    if os.environ.get(COPIED_TO_TERMINAL) == "1":
+    if os.environ.get(COPIED_TO_TERMINAL):
         return True
     try:
         return bool(stream.isatty()) and os.environ.get("TERM") != "dumb"
     except (AttributeError, ValueError):  # no stream at all, as under pythonw, or a closed one
         return False
+
+
+def terminal_width() -> int:
+    """Return the characters in a line of the terminal."""
+    told = os.environ.get(COPIED_TO_TERMINAL, "")
+    return int(told) if told.isdecimal() else shutil.get_terminal_size().columns
 
 
 def new_bar(total: int, initial: int = 0, name: str = "", unit: str = "it", leave: bool = True) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import warnings
 from abc import ABC, abstractmethod
@@ -11,7 +10,7 @@ from typing import Any, ClassVar
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks.base import Logs, TrainerCallback, TrainerControl
-from hexloop.app.callbacks.console import AlignedRows, is_evaluation, is_terminal, new_bar
+from hexloop.app.callbacks.console import AlignedRows, is_evaluation, is_terminal, new_bar, terminal_width
 from hexloop.app.callbacks.trainer_state import TrainerState
 
 
@@ -219,7 +218,7 @@ class ProgressCallback(ProgressDisplay):
         """Write the metrics of an evaluation below those of the last one, without its speed in steps."""
         metrics = {name: value for name, value in shown.items() if not name.endswith("_steps_per_second")}
         row = {"step": f"{step:,}", "epoch": metrics.pop("epoch", ""), **metrics}
-        for line in self._rows.lines(row, shutil.get_terminal_size().columns):
+        for line in self._rows.lines(row, terminal_width()):
             self.training_bar.write(line)
 
     def _shortened(self, value: Any) -> Any:

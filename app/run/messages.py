@@ -116,7 +116,7 @@ def log_nothing_left(run: Run[Any, Any], resumed: str | None, resume_from: str |
     LOGGER.log(
         level,
         "Nothing is left to train: %s is the state after step %s, and the run has %s steps. To train longer, increase "
-        "num_train_epochs or max_steps; to train anew, do not resume.",
+        "num_train_epochs or max_steps; to train from the start, do not resume.",
         resumed,
         f"{step:,}",
         f"{total:,}",
@@ -129,7 +129,7 @@ def location_of(storage: Storage) -> str:
 
 
 def resumed_from(storage: Storage, resume_from: str | bool | None, latest: str | None) -> str | None:
-    """Return the location of the checkpoint that a run was restored from; None if it starts anew.
+    """Return the location of the checkpoint that a run was restored from; None if it starts from the beginning.
 
     latest: the name of the checkpoint that was chosen in the run's own storage.
     """

@@ -9,14 +9,14 @@ from typing import Any
 
 from hexloop.adapters.batches.torch.structure import row_count
 from hexloop.app.wiring.parts import TrainerParts
-from hexloop.domain.errors import DataError
+from hexloop.domain.errors import DataError, InputsError
 from hexloop.domain.wording import did_you_mean, enumeration
 
 BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
 def check_first_batch(parts: TrainerParts, batch: Any) -> None:
-    """Raise DataError if a batch is not a mapping of stacked samples, or does not fit the model's forward."""
+    """Raise DataError if a batch is not a mapping of stacked samples, and InputsError if forward does not take it."""
     if not isinstance(batch, Mapping):
         raise DataError(
             f"The data_collator returned a value of type {type(batch).__name__}, but the model is called with "
@@ -47,7 +47,7 @@ def _certain_parameters(parts: TrainerParts) -> Mapping[str, Parameter] | None:
 
 
 def _check_names(parts: TrainerParts, parameters: Mapping[str, Parameter], names: Sequence[str]) -> None:
-    """Raise DataError if forward needs an input that the batch does not have, or does not take one that it has."""
+    """Raise InputsError if forward needs an input that the batch does not have, or does not take one that it has."""
     forward, takes = f"the forward of {type(parts.unwrapped_model).__name__}", list(parameters)
     if any(each.kind is Parameter.POSITIONAL_ONLY for each in parameters.values()):
         return
@@ -65,13 +65,13 @@ def _check_names(parts: TrainerParts, parameters: Mapping[str, Parameter], names
             else ""
         )
         hint = f" ({similar})" if similar else ""
-        raise DataError(
+        raise InputsError(
             f"The batch lacks {enumeration(missing)}{hint}, which {forward} needs: it has "
             f"{enumeration(names)}.{told} Rename the column of the data to {missing[0]}, or let data_collator add it."
         )
     surplus = [name for name in names if name not in parameters]
     if surplus and not any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values()):
-        raise DataError(
+        raise InputsError(
             f"The batch has {enumeration(surplus)}, which {forward} does not take: its parameters are "
             f"{enumeration(takes) if takes else 'none'}. Rename the column, let data_collator leave it out, or set "
             "remove_unused_columns=True."

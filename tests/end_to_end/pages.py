@@ -1,10 +1,12 @@
 """The code on a page of the documentation, and a program that runs it.
 
     python tests/end_to_end/pages.py PAGE
+    python tests/end_to_end/pages.py --refresh PAGE ...
 
 Blocks with a title are files, which are written to the current folder; the other Python blocks run in order, as one
 module. Then `hexloop train` runs with every recipe that has a title, launchers run its scripts, and each recorded
 output of `hexloop checkpoints` is compared: a block of text that starts with the command.
+With `--refresh`, the code of the files that pages show is copied into them again.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(?P<language>\w+)(?P<options>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
-SNIPPET = re.compile(r'^--8<-- "(?P<path>[^"]+)"$', re.MULTILINE)
+SHOWN = re.compile(r"^<!-- The code of (?P<path>\S+) -->\n\n```[^\n]*\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+"""A block that shows a file of the repository, for readers of the page itself. `--refresh` brings it up to date."""
 RECORDED = "$ hexloop checkpoints "
 CHANGING = re.compile(r"\b[0-9a-f]{8}\b|-?\d[\d.e-]*( (s|min|h)\b)?")
 """What differs between two recordings: run names, numbers, and units of ages."""
@@ -43,17 +46,27 @@ class Block(NamedTuple):
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """Return the blocks of a page in order, with included files resolved."""
+    """Return the blocks of a page in order."""
     text = page.read_text(encoding="utf-8")
     return [
         Block(
             found["language"],
             title["title"] if (title := TITLE.search(found["options"])) else None,
             text.count("\n", 0, found.start("code")) + 1,
-            SNIPPET.sub(lambda snippet: (ROOT / snippet["path"]).read_text(encoding="utf-8"), found["code"]),
+            found["code"],
         )
         for found in BLOCK.finditer(text)
     ]
+
+
+def refreshed(text: str) -> str:
+    """Return the text of a page with the present code of every file that it shows."""
+
+    def with_code(shown: re.Match[str]) -> str:
+        before = shown[0][: shown.start("code") - shown.start()]
+        return f"{before}{(ROOT / shown['path']).read_text(encoding='utf-8').rstrip()}\n```"
+
+    return SHOWN.sub(with_code, text)
 
 
 def commands_of(block: Block) -> list[list[str]]:
@@ -104,4 +117,8 @@ def unchanging(text: str) -> list[list[str]]:
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]))
+    if sys.argv[1] == "--refresh":
+        for page in map(Path, sys.argv[2:]):
+            page.write_text(refreshed(page.read_text(encoding="utf-8")), encoding="utf-8")
+    else:
+        run(Path(sys.argv[1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hexloop import Trainer, TrainingArguments
+from hexloop import DataCollatorWithPadding, Trainer, TrainingArguments, default_data_collator
+from hexloop.adapters.device.torch import CudaDevice
 from hexloop.adapters.interrupts import SignalInterrupts
-from hexloop.domain.errors import ConfigurationError, DataError, HexloopError
+from hexloop.domain.errors import CheckpointError, ConfigurationError, DataError, HexloopError
 from hexloop.domain.events import StepEnded
 from tests.end_to_end.small.models import Net, Stream, net, rows
 from tests.end_to_end.small.trainers import same_weights, small_trainer, weights
@@ -59,6 +61,9 @@ def refused_before_the_first_step(trainer: Trainer) -> tuple[str, ...]:
         ({"load_best_model_at_end": True, "save_strategy": "epoch"}, "load_best_model_at_end=True"),
         ({"eval_strategy": "sometimes"}, "eval_strategy='sometimes'"),
         ({"fp16": True, "bf16": True}, "fp16=True"),
+        ({"optim": "adam"}, "did you mean 'adamw_torch', which is Adam while weight_decay is 0, the default?"),
+        ({"optim": "AdamW"}, "did you mean 'adamw_torch'?"),
+        ({"optim": "nope"}, "optim='nope', but there is no such choice; choose one of adamw_torch, adamw_torch_fused,"),
     ],
 )
 def test_contradictions_in_the_arguments_are_refused(given: dict[str, Any], words: str) -> None:
@@ -85,6 +90,25 @@ def test_a_precision_that_the_device_lacks_is_refused(tmp_path: Path) -> None:
     problem = problem_of(lambda: small_trainer(tmp_path, tf32=True))
 
     assert all(word in problem for word in ("tf32", "cpu", "fp32", "bf16"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    """Constructing the device says whether torch or the machine lacks it, and what to do."""
+    problem = problem_of(lambda: CudaDevice(1))
+
+    assert problem.startswith("CudaDevice(1) cannot be used: ")
+    assert "built without CUDA" in problem or "finds no GPU" in problem
+    assert problem.endswith("or pass device=CpuDevice() or set use_cpu=True.")
+
+
+def test_the_best_model_check_names_only_what_it_is_about() -> None:
+    """Not logging_steps, which decides nothing here."""
+    given = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 4, "save_steps": 6}
+    problem = problem_of(lambda: TrainingArguments(use_cpu=True, **given))  # type: ignore[arg-type]
+
+    assert "logging_steps" not in problem
+    assert problem.endswith("make save_steps a multiple of eval_steps.")
 
 
 def test_a_missing_device_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,6 +264,11 @@ class Lossless(Net):
         return {"logits": self.layers(x)}
 
 
+class Unlabelled(Net):
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return {"logits": self.layers(x)}
+
+
 FIRST_BATCHES: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "a collator that stacks nothing": (lambda: {"data_collator": lambda rows: rows}, "data_collator"),
     "a collator without a batch dimension": (
@@ -250,7 +279,52 @@ FIRST_BATCHES: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "a model without a loss": (lambda: {"model": net(kind=Lossless)}, "returned no loss"),
     "data without labels": (
         lambda: {"train_dataset": [{"x": row["x"]} for row in rows(8)]},
-        "returned no loss for the inputs x",
+        r"returned no loss for the inputs x: .* The data has no labels: forward takes them as labels\. Name the column",
+    ),
+    "a forward without labels": (
+        lambda: {"model": net(kind=Unlabelled), "train_dataset": [{"x": row["x"]} for row in rows(8)]},
+        r"The forward of Unlabelled takes no labels, so that it cannot compute a loss; let it take labels",
+    ),
+    "labels that forward does not use": (
+        lambda: {"model": net(kind=Lossless)},
+        r"for the inputs x, labels: it returned the keys logits\. Let forward return",
+    ),
+    "a misspelt column": (
+        lambda: {"train_dataset": [{"xx": row["x"], "labels": row["labels"]} for row in rows(8)]},
+        r"The batch lacks x \(did you mean xx\?\), which the forward of Net needs: it has labels\. The data's column "
+        r"xx is not among them, because forward takes no such argument\. Rename the column of the data to x",
+    ),
+    "a column of another name": (
+        lambda: {"train_dataset": [{"pixels": row["x"], "labels": row["labels"]} for row in rows(8)]},
+        r"The batch lacks x, which the forward of Net needs: it has labels\. The data's column pixels is not among",
+    ),
+    "a column that forward does not take": (
+        lambda: {"data_collator": lambda rows: default_data_collator([{**row, "mask": 1} for row in rows])},
+        r"The batch has mask, which the forward of Net does not take: its parameters are x and labels\. Rename the",
+    ),
+    "ragged tensors": (
+        lambda: {"train_dataset": [{"x": torch.zeros(3 + (row == 1)), "labels": torch.zeros(1)} for row in range(4)]},
+        r"default_data_collator cannot stack the column 'x': row 0 of the batch has the shape \(3,\), and row 1 has "
+        r"the shape \(4,\)\. Bring the rows to the same length before training, or pass a data_collator that pads them",
+    ),
+    "ragged lists": (
+        lambda: {"train_dataset": [{"x": [0.0] * (4 - (row == 2)), "labels": [0.0]} for row in range(4)]},
+        r"cannot stack the column 'x': row 0 of the batch has 4 entries, and row 2 has 3 entries\.",
+    ),
+    "rows that lack a column": (
+        lambda: {"train_dataset": [{"x": [0.0] * 4, **({"labels": [0.0]} if row < 3 else {})} for row in range(4)]},
+        r"cannot stack the column 'labels': row 0 of the batch has it, and row 3 does not\.",
+    ),
+    "values that are not numbers": (
+        lambda: {"train_dataset": [{"x": {1, 2}, "labels": [0.0]} for row in range(4)]},
+        r"cannot stack the column 'x': .* \(row 0 of the batch has a value of type set\)\. Convert it to numbers",
+    ),
+    "ragged rows in worker processes": (
+        lambda: {
+            "train_dataset": [{"x": torch.zeros(3 + (row == 1)), "labels": torch.zeros(1)} for row in range(4)],
+            "workers": 1,
+        },
+        r"cannot stack the column 'x': row 0 of the batch has the shape \(3,\), and row 1 has the shape \(4,\)",
     ),
 }
 
@@ -258,14 +332,76 @@ FIRST_BATCHES: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
 @pytest.mark.parametrize("name", FIRST_BATCHES)
 def test_problems_in_the_data_are_reported_on_the_first_batch(tmp_path: Path, name: str) -> None:
     """DataError is raised before the first update, with the actual and the expected value."""
-    parts, words = FIRST_BATCHES[name]
-    trainer = small_trainer(tmp_path, parts=parts())
+    make, words = FIRST_BATCHES[name]
+    parts = make()
+    # The rows of each batch are those of the data in their order, so that messages count as the test does.
+    given = {"train_sampling_strategy": "sequential", "dataloader_num_workers": parts.pop("workers", 0)}
+    trainer = small_trainer(tmp_path, parts=parts, **given)
     before, steps = weights(trainer), list[int]()
     with pytest.raises(DataError, match=words):
         train_and_count(trainer, steps)
 
     assert not steps
     assert same_weights(weights(trainer), before)
+
+
+class Padded:
+    """A tokenizer that pads `input_ids` only, and stacks all columns, as transformers' tokenizers do."""
+
+    model_input_names = ("input_ids",)
+
+    def pad(self, features: list[dict[str, Any]], **_options: Any) -> dict[str, Tensor]:
+        longest = max(len(row["input_ids"]) for row in features)
+        rows = [{**row, "input_ids": row["input_ids"] + [0] * (longest - len(row["input_ids"]))} for row in features]
+        return {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
+
+
+def test_a_column_that_the_tokenizer_does_not_pad_is_named() -> None:
+    """The error of the padding collator names the column, two rows, and what is padded."""
+    collate = DataCollatorWithPadding(Padded())
+    assert collate([{"input_ids": [1, 2]}, {"input_ids": [3]}])["input_ids"].tolist() == [[1, 2], [3, 0]]
+    with pytest.raises(DataError) as raised:
+        collate([{"input_ids": [1, 2], "tags": [1, 2]}, {"input_ids": [3], "tags": [3]}])
+    assert str(raised.value).startswith(
+        "DataCollatorWithPadding cannot stack the column 'tags': it has 2 entries in row 0 of the batch, and 1 "
+        "entries in row 1, and Padded pads only input_ids. Leave the column out, or pass a data_collator that pads it"
+    )
+    with pytest.raises(DataError, match="the column 'text': it contains texts, and Padded pads only input_ids"):
+        collate([{"input_ids": [1], "text": "a"}, {"input_ids": [3], "text": "b"}])
+
+
+def test_inputs_that_the_user_completes_are_accepted(tmp_path: Path) -> None:
+    """An overridden `_prepare_inputs`, a hook or a decorator may add what forward needs."""
+
+    class Completes(Trainer):
+        def _prepare_inputs(self, inputs: Any) -> Any:
+            return {"x": inputs["xx"], "labels": inputs["labels"]}
+
+    data = [{"xx": row["x"], "labels": row["labels"]} for row in rows(4)]
+    given: dict[str, Any] = {"remove_unused_columns": False}
+    assert small_trainer(tmp_path, Completes, parts={"train_dataset": data}, **given).train().global_step == 1
+
+    model = net()
+    model.register_forward_pre_hook(
+        lambda _model, args, named: (args, {"x": named["xx"], "labels": named["labels"]}), with_kwargs=True
+    )
+    assert small_trainer(tmp_path, parts={"train_dataset": data, "model": model}, **given).train().global_step == 1
+
+    class Decorated(Net):
+        @completed
+        def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+            return super().forward(x, labels)
+
+    parts = {"train_dataset": data, "model": net(kind=Decorated)}
+    assert small_trainer(tmp_path, parts=parts, **given).train().global_step == 1
+
+
+def completed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def with_x(self: Any, **named: Any) -> Any:
+        return forward(self, x=named.get("xx", named.get("x")), labels=named["labels"])
+
+    return with_x
 
 
 def test_the_first_batch_is_trained_on(tmp_path: Path) -> None:
@@ -310,10 +446,25 @@ def test_resuming_from_an_empty_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_checkpoint_is_refused(tmp_path: Path) -> None:
-    """The error lists the valid checkpoints."""
+    """The error names the folder, and lists the checkpoints that exist there and in the output folder."""
+    missing = str(tmp_path / "checkpoint-9")
+    with pytest.raises(CheckpointError) as raised:
+        small_trainer(tmp_path).train(resume_from_checkpoint=missing)
+    assert str(raised.value) == (
+        f"The checkpoint resume_from_checkpoint={missing!r} does not exist. {tmp_path} has no checkpoints; train from "
+        "the start."
+    )
     small_trainer(tmp_path, save_strategy="epoch").train()
-    with pytest.raises(HexloopError, match="checkpoint-4"):
-        small_trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-9"))
+    with pytest.raises(CheckpointError) as raised:
+        small_trainer(tmp_path).train(resume_from_checkpoint=missing)
+    assert str(raised.value) == (
+        f"The checkpoint resume_from_checkpoint={missing!r} does not exist. Name one that does: {tmp_path} has "
+        "checkpoint-4."
+    )
+    with pytest.raises(CheckpointError, match=rf"Name one that does: {tmp_path} has checkpoint-4\.$"):
+        small_trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "nowhere" / "checkpoint-4"))
+    with pytest.raises(CheckpointError, match=rf"Name one that does: {tmp_path} has checkpoint-4\.$"):
+        small_trainer(tmp_path / "new").train(resume_from_checkpoint=missing)
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import pkgutil
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+import hexloop.adapters
 from hexloop.app.command_line.options import read_options
-from tests.end_to_end.pages import ROOT, Block, blocks_of, commands_of
+from tests.end_to_end.pages import ROOT, Block, blocks_of, commands_of, refreshed
 
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md"))]
 PATCHES = ROOT / "docs" / "how-to-add.md"
@@ -96,6 +100,69 @@ def check_command(words: list[str], titles: set[str | None]) -> None:
             assert set(extras[1].split(",") if extras else ()) <= known.keys(), words
         case _:
             raise AssertionError(f"the command {words} is not checked")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_page_shows_the_code_of_its_files(page: Path) -> None:
+    """Files are shown as they are, and not only included by the site's build; `pages.py --refresh` copies them."""
+    text = page.read_text(encoding="utf-8")
+    assert refreshed(text) == text
+    assert "--8<--" not in text, "readers of the page itself would not see the code"
+
+
+def test_a_changed_file_is_detected(tmp_path: Path) -> None:
+    """A block that differs from its file is replaced by `--refresh`; other blocks stay."""
+    example = "docs/examples/trigram.py"
+    page = tmp_path / "page.md"
+    page.write_text(f"```python\nother = 1\n```\n\n<!-- The code of {example} -->\n\n```python\nold = 1\n```\n\nEnd.\n")
+    assert refreshed(page.read_text()) != page.read_text()
+    assert run_python(tmp_path, ROOT / "tests/end_to_end/pages.py", "--refresh", page).returncode == 0
+    other, shown = blocks_of(page)
+    assert other.code == "other = 1\n"
+    assert shown.code == (ROOT / example).read_text()
+    assert page.read_text().endswith("```\n\nEnd.\n")
+
+
+# Import paths of adapters
+
+ADAPTERS = ROOT / "docs" / "adapters.md"
+INJECTED = ("Device", "Precision", "Parallelism", "Collectives", "Storage", "Hub", "Logger", "Clock", "Interrupts")
+
+
+def listed_adapters() -> dict[str, str]:
+    """Return the module of each adapter that the page lists, by name."""
+    rows = re.findall(r"^\| (`[A-Z].*?) \| `(hexloop\.adapters[\w.]*)` \|$", ADAPTERS.read_text(), re.MULTILINE)
+    return {name: module for names, module in rows for name in re.findall(r"`(\w+)`", names)}
+
+
+def test_every_listed_adapter_is_imported_from_its_module() -> None:
+    """The page has the module of every adapter that it names."""
+    listed = listed_adapters()
+    for name, module in listed.items():
+        assert inspect.isclass(getattr(import_module(module), name)), (module, name)
+    table = ADAPTERS.read_text().split("Import them from")[0]
+    named = set(re.findall(r"`([A-Z]\w+)(?:\.\w+)?`", table))
+    assert named <= listed.keys()
+
+
+def test_every_adapter_is_listed() -> None:
+    """Each class in hexloop.adapters with the methods of a port that can be passed to the Trainer."""
+    members = {
+        port: {name for name in vars(getattr(import_module(f"hexloop.ports.{port.lower()}"), port)) if name[0] != "_"}
+        for port in INJECTED
+    }
+    listed, missing = listed_adapters(), []
+    for found in pkgutil.walk_packages(hexloop.adapters.__path__, "hexloop.adapters."):
+        module = import_module(found.name)
+        for name, kind in vars(module).items():
+            if not inspect.isclass(kind) or kind.__module__ != found.name or name.startswith("_"):
+                continue
+            is_device = any("Device" in base.__name__ for base in kind.__mro__)  # these set two members in __init__
+            instances = {*dir(kind), *(("name", "capabilities") if is_device else ())}
+            ports = [port for port, wanted in members.items() if wanted <= instances]
+            if ports and listed.get(name) != found.name and name != "TorchDevice":  # the base of those that are listed
+                missing.append((found.name, name, ports))
+    assert not missing
 
 
 def test_wrong_blocks_are_detected(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def _stacked(values: list[Any], stack: Callable[[list[Any]], Any], what: str) ->
                     f"{form}. Bring the rows to the same length before training, or pass a data_collator that pads "
                     "them, such as DataCollatorWithPadding(tokenizer)."
                 ) from error
-        if isinstance(error, RuntimeError):  # it may have run out of memory
+        if "memory" in str(error).lower():  # another batch size may fit
             raise
         raise DataError(
             f"default_data_collator cannot stack {what}: {str(error).rstrip('.')} (row 0 of the batch has {first}). "

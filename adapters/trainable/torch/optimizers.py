@@ -38,18 +38,6 @@ Row: TypeAlias = Callable[[OptimizerSpec], ClassAndOptions]
 BUILT_IN = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "adafactor")
 """The names that work without passing a class."""
 
-USUAL_NAMES = {
-    "adam": "did you mean 'adamw_torch'? Without weight_decay, which is 0 by default, that is Adam.",
-    "adamw": "did you mean 'adamw_torch'?",
-    "adamw_hf": "did you mean 'adamw_torch'? transformers removed its own AdamW.",
-    "adam_8bit": "did you mean 'adamw_bnb_8bit'?",
-    "lion": "did you mean 'lion_32bit'?",
-    "momentum": "did you mean 'sgd'? Its momentum is set by optim_args='momentum=0.9'.",
-    "nadam": "pass optimizer_cls_and_kwargs=(torch.optim.NAdam, {'lr': ...}) to the Trainer.",
-    "radam": "pass optimizer_cls_and_kwargs=(torch.optim.RAdam, {'lr': ...}) to the Trainer.",
-}
-"""What to choose for names of optimizers that are usual elsewhere."""
-
 FUSED_ON = ("cpu", "cuda", "mps", "xpu")
 """Device types for which torch has a fused AdamW."""
 
@@ -70,9 +58,7 @@ def choose_optimizer(
     to install or to choose instead), or if the optimizer does not accept one of the `further` arguments.
     """
     if name not in OPTIMIZERS:
-        usual = USUAL_NAMES.get(name.lower())
-        choices = f"choose one of {', '.join(BUILT_IN)}."
-        remedy = usual or did_you_mean(name, OPTIMIZERS, choices, spell=repr, similarity=0.66)
+        remedy = did_you_mean(name, OPTIMIZERS, f"choose one of {', '.join(BUILT_IN)}.", spell=repr)
         raise ConfigurationError(f"There is no optimizer optim={name!r}; {remedy}")
     spec = OptimizerSpec(name, learning_rate, betas, epsilon, device_type)
     optimizer_class, options = OPTIMIZERS[name](spec)

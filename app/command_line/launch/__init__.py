@@ -26,7 +26,8 @@ def run(options: Namespace) -> int:
     here = options.argv[: len(options.argv) - len(plan.arguments) - 1]
     given = {"OMP_NUM_THREADS": str(plan.threads), LAUNCHED_AS: shlex.join(["hexloop", *here])}
     if os.isatty(2):
-        given[COPIED_TO_TERMINAL] = "1"
+        label = len("[rank 0] ")
+        given[COPIED_TO_TERMINAL] = str(max(1, os.get_terminal_size(2).columns - label))
     with _settings({**VARIABLES, **given}):
         return launch(plan)
 

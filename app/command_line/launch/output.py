@@ -101,6 +101,7 @@ class OutputStream:
     _fresh: bool = True
     _row: int = 0
     _bars: dict[int, bytes] = field(factory=dict)
+    _returns_since_erased: int | None = None
 
     @property
     def bar(self) -> bytes:
@@ -147,6 +148,8 @@ class OutputStream:
             self.release()
 
     def _piece(self, piece: bytes) -> None:
+        if self._starts_line(piece):
+            self._moving = False
         if piece == b"\n":
             self._newline()
         elif piece == b"\r":
@@ -162,12 +165,26 @@ class OutputStream:
             self._line += piece
         elif self._fresh and not piece.strip():  # blanks that erase a bar must erase the label too
             self._bars.pop(self._row, None)
+            self._returns_since_erased = None if self._bars else 0
             self._draw(piece + b" " * len(self.label))
         else:
             piece = self.label + piece if self._fresh else piece
             self._bars[self._row] = piece if self._fresh else self.bar + piece
             self._fresh = False
             self._draw(piece)
+
+    def _starts_line(self, piece: bytes) -> bool:
+        """Return whether a piece is a line that is written where all bars were erased, and not the next bar.
+
+        A bar that is drawn again starts with a return of its own, after the one that ends the erasing.
+        """
+        if self._returns_since_erased is None or piece == UP:
+            return False
+        if piece == b"\r":
+            self._returns_since_erased += 1
+            return False
+        once, self._returns_since_erased = self._returns_since_erased == 1, None
+        return once and self._moving and self._row <= 0 and bool(piece.strip())
 
     def _newline(self) -> None:
         if self._moving:

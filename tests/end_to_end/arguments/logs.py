@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hexloop import PrinterCallback, ProgressCallback
+from hexloop.app.callbacks.trackers import tracker_problem
 from hexloop.app.environment import Surroundings
 from hexloop.ports.logger import Record, RunInformation
 from tests.end_to_end.arguments.bench import Bench, Recording, shows
@@ -70,7 +71,7 @@ def _(bench: Bench) -> None:
     made = bench.trained({"loggers": None}, report_to="json_lines")
     lines = (Path(made.args.output_dir) / "log.jsonl").read_text().splitlines()
     assert any("loss" in json.loads(line) for line in lines)
-    assert "is not installed" in bench.refusal({"loggers": None}, report_to="nobody")
+    assert "is not a tracker that hexloop knows" in bench.refusal({"loggers": None}, report_to="nobody")
 
 
 class Watcher:
@@ -132,9 +133,8 @@ def _with(arguments: object) -> object:
 def _(bench: Bench) -> None:
     for name in ("project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"):
         assert f"{name}='mine'" in bench.remark(**{name: "mine"})
-    assert "report_to='trackio' is not installed" in bench.refusal(
-        {"loggers": None}, report_to="trackio", project="mine"
-    )
+    if (problem := tracker_problem("trackio")) is not None:
+        assert problem in bench.refusal({"loggers": None}, report_to="trackio", project="mine")
 
 
 @shows("logging_dir")

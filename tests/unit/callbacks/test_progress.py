@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+import sys
 from typing import Any
 
 import pytest
@@ -12,6 +13,13 @@ from tqdm.auto import tqdm
 from hexloop.app.callbacks import ProgressCallback, TrainerControl, TrainerState
 
 CONTROL = TrainerControl()
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let standard error count as a terminal, and standard output as a file."""
+    monkeypatch.setattr("hexloop.app.callbacks.console.is_terminal", lambda stream: stream is sys.stderr)
+    monkeypatch.setattr("hexloop.app.callbacks.progress.is_terminal", lambda stream: stream is sys.stderr)
 
 
 def steps(callback: ProgressCallback, state: TrainerState, *numbers: int) -> None:
@@ -33,6 +41,26 @@ def test_training_bar_ends_at_the_last_step(capsys: pytest.CaptureFixture[str]) 
     callback.on_train_end(None, state, CONTROL)
     assert re.match(r"100%\|.*\| 4/4 \[", last_frame(capsys.readouterr().err))
     assert callback.training_bar is None
+
+
+def test_bar_of_a_run_that_stops_early_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
+    """After early stopping the total is the steps done; the bar says which step it did not reach."""
+    callback, state = ProgressCallback(), TrainerState(max_steps=1200)
+    callback.on_train_begin(None, state, CONTROL)
+    steps(callback, state, 1, 2, 3)
+    callback.on_train_end(None, state, CONTROL)
+    frame = last_frame(capsys.readouterr().err)
+    assert re.match(r"100%\|.*\| 3/3 \[", frame)
+    assert frame.endswith("ended before step 1,200]")
+
+
+def test_bar_of_a_run_that_fails_stays_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that raises is not shown as complete."""
+    callback, state = ProgressCallback(), TrainerState(max_steps=4)
+    callback.on_train_begin(None, state, CONTROL)
+    steps(callback, state, 1)
+    callback.close()
+    assert re.match(r" 25%\|.*\| 1/4 \[", last_frame(capsys.readouterr().err))
 
 
 def test_bar_of_a_resumed_run_starts_at_the_resumed_step(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hexloop.app.command_line.doctor import Installation, installation
 from tests.unit.command_line.commands import Commands
 
 
@@ -65,21 +66,88 @@ def test_adapters_of_other_packages_are_reported(
     ]
     assert plugins[0]["problem"] == "AttributeError: module 'project' has no attribute 'Lime'"
     assert plugins[1]["problem"] is None
-    assert "hexloop.loggers good, from third-party: loads" in commands("doctor").output
+    assert "  hexloop.loggers  good, from third-party: loads\n" in commands("doctor").output
 
 
 def test_outdated_required_package_is_a_failure(
     commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An outdated required package fails; an optional one gives only advice."""
+    monkeypatch.setattr("hexloop.app.command_line.doctor.installation", Installation)
     monkeypatch.syspath_prepend(str(tmp_path))
     install(tmp_path, "transformers", "4.57.1")
     outcome = commands("doctor")
     assert outcome.code == 0
-    assert "older than 5.0; pip install --upgrade 'hexloop[examples]'" in outcome.output
+    assert "older than 5.0; pip install --upgrade 'hexloop[transformers]'" in outcome.output
     assert outcome.output.endswith("Everything that hexloop needs is installed.\n")
     install(tmp_path, "attrs", "23.2.0")
     outcome = commands("doctor")
     assert outcome.code == 1
     assert "older than 24.2; pip install --upgrade 'attrs>=24.2'" in outcome.output
     assert outcome.output.endswith("hexloop cannot work without attrs.\n")
+
+
+def hexloop_installed(folder: Path, installer: str, origin: dict[str, Any] | None) -> None:
+    """Write the metadata that an installer leaves for hexloop."""
+    install(folder, "hexloop", "9.9")
+    information = folder / "hexloop-9.9.dist-info"
+    (information / "INSTALLER").write_text(f"{installer}\n")
+    if origin is not None:
+        (information / "direct_url.json").write_text(json.dumps(origin))
+
+
+@pytest.mark.parametrize(
+    ("installer", "origin", "command"),
+    [
+        ("pip", None, "pip install --upgrade 'hexloop[transformers]'"),
+        ("uv", None, "uv pip install --upgrade 'hexloop[transformers]'"),
+        ("conda", None, "conda install 'transformers>=5.0'"),
+        (
+            "pip",
+            {"url": "file:///src/my%20copy", "dir_info": {"editable": True}},
+            "pip install --upgrade -e '/src/my copy[transformers]'",
+        ),
+        (
+            "uv",
+            {"url": "file:///src/hexloop", "dir_info": {"editable": True}},
+            "uv pip install --upgrade -e '/src/hexloop[transformers]'",
+        ),
+        (
+            "pip",
+            {"url": "file:///tmp/hexloop-9.9-py3-none-any.whl", "archive_info": {}},
+            "pip install --upgrade 'hexloop[transformers] @ file:///tmp/hexloop-9.9-py3-none-any.whl'",
+        ),
+        (
+            "pip",
+            {"url": "https://host/hexloop.git", "vcs_info": {"vcs": "git", "commit_id": "a"}},
+            "pip install --upgrade 'hexloop[transformers] @ git+https://host/hexloop.git'",
+        ),
+    ],
+)
+def test_install_commands_fit_the_installation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installer: str, origin: dict[str, Any] | None, command: str
+) -> None:
+    """An extra comes from where hexloop came from, by the tool that installed it."""
+    hexloop_installed(tmp_path, installer, origin)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert installation().command("transformers", ">=5.0", ["examples", "transformers"]) == command
+
+
+def test_a_required_package_is_named_itself() -> None:
+    """No extra contains it."""
+    assert Installation("uv", "/src", True).command("attrs", ">=24.2", []) == "uv pip install --upgrade 'attrs>=24.2'"
+
+
+def test_columns_are_aligned_whatever_their_width(
+    commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two spaces at least separate the columns, also after a long group, name or version."""
+    groups = "[hexloop.a_group_of_a_long_name]\nbad = project:Lime\n[hexloop.loggers]\na = b:c\n"
+    install(tmp_path, "third", "1.0", groups)
+    install(tmp_path, "transformers", "4.57.1.dev20261224+cuda130.with.a.long.label")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    lines = commands("doctor").output.splitlines()
+    assert any(line.startswith("  hexloop.a_group_of_a_long_name  bad, from third") for line in lines)
+    assert any(line.startswith("  hexloop.loggers                 a, from third") for line in lines)
+    (line,) = [line for line in lines if line.startswith("  transformers ")]
+    assert "a.long.label  for examples, transformers  older than 5.0; " in line

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
+from pathlib import Path
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 import pytest
 import torch
+from tqdm import tqdm
 
+from hexloop.app.callbacks.console import COPIED_TO_TERMINAL
 from hexloop.app.command_line.launch.output import OutputStream, Screen
 from hexloop.app.command_line.launch.plan import LaunchPlan, cores, escaped
 from hexloop.app.command_line.options import read_options
@@ -146,6 +152,77 @@ def test_only_rank_0_draws_bars(capfd: pytest.CaptureFixture[str]) -> None:
     second.end()
     bars = "\r[rank 0]  0%|    |\r[rank 0] 50%|##  |\n[rank 1] a line\n\r[rank 0] 99%|####|\n[rank 0] the end\n"
     assert capfd.readouterr().err == bars
+
+
+class Pieces(io.StringIO):
+    """A stream that keeps what is written to it, piece by piece."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+
+    def write(self, text: str) -> int:
+        self.written.append(text.encode())
+        return len(text)
+
+
+class Bar(tqdm):  # type: ignore[type-arg]
+    """A bar whose position does not depend on bars that other tests have left."""
+
+    monitor_interval = 0
+    _instances: ClassVar[WeakSet[Any]] = WeakSet()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_lines_above_bars_stay_in_their_order(rank: int) -> None:
+    """Messages that a worker writes above its bars, one or two, stay above them, between the lines of its output."""
+    pieces = Pieces()
+    with Bar(total=2, file=pieces, ncols=40, mininterval=0, ascii=True) as outer:
+        for number in (1, 2):
+            outer.update()
+            Bar.write(f"message {number}", file=pieces)
+            pieces.written.append(b"|")  # here the other stream has a line
+            with Bar(total=1, file=pieces, ncols=40, mininterval=0, ascii=True, leave=False) as inner:
+                inner.update()
+                Bar.write(f"inner {number}", file=pieces)
+    ours, terminal = os.openpty()
+    screen = Screen(joined=True)
+    bars = OutputStream(screen, terminal, rank, b"[rank %d] " % rank)
+    lines = OutputStream(screen, terminal, rank, b"[rank %d] " % rank)
+    count = 0
+    for piece in pieces.written:
+        if piece == b"|":
+            count += 1
+            lines.take(b"line %d\n" % count)
+        else:
+            bars.take(piece)
+    bars.end()
+    os.close(terminal)
+    rows = [row.removeprefix(f"[rank {rank}] ") for row in screen_of(ours) if row]
+    os.close(ours)
+    expected = ["message 1", "line 1", "inner 1", "message 2", "line 2", "inner 2"]
+    assert rows[: len(expected)] == expected
+    assert [row[:4] for row in rows[len(expected) :]] == (["100%"] if rank == 0 else [])
+
+
+@pytest.mark.parametrize("on_a_terminal", [False, True])
+def test_workers_know_the_terminal(
+    on_a_terminal: bool, commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They draw bars in their pipes only if the launcher prints them on a terminal; a line has room for the label."""
+    told: list[str | None] = []
+
+    def launch(_plan: LaunchPlan) -> int:
+        told.append(os.environ.get(COPIED_TO_TERMINAL))
+        return 0
+
+    monkeypatch.setattr("hexloop.app.command_line.launch.launch", launch)
+    monkeypatch.setattr(os, "isatty", lambda _stream: on_a_terminal)
+    monkeypatch.setattr(os, "get_terminal_size", lambda _stream: os.terminal_size((100, 40)))
+    (tmp_path / "script.py").touch()
+    assert commands("launch", "--processes", "1", str(tmp_path / "script.py")).code == 0
+    assert told == ["91" if on_a_terminal else None]
+    assert COPIED_TO_TERMINAL not in os.environ
 
 
 def test_erasing_a_bar_erases_its_label(capfd: pytest.CaptureFixture[str]) -> None:

@@ -38,6 +38,7 @@ def test_submodule_is_imported(project: Project, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("path", "because", "remedy"),
     [
+        ("nope.Model", "there is no module nope", "install it, or set PYTHONPATH"),
         ("collectoins.OrderedDict", "there is no module collectoins", "did you mean collections?"),
         ("qqqqqq.Thing", "there is no module qqqqqq", "install it, or set PYTHONPATH"),
         ("collections.OrderdDict", "the module collections has no OrderdDict", "did you mean OrderedDict?"),

@@ -117,7 +117,7 @@ def test_all_problems_are_reported_with_their_lines(project: Project) -> None:
         ),
         (
             "model: project.instance\narguments: {report_to: nobody, use_cpu: true}\n",
-            ["report_to='nobody' is not installed"],
+            ["report_to='nobody' is not a tracker that hexloop knows"],
         ),
     ],
 )
