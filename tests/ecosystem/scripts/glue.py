@@ -120,7 +120,7 @@ def main():
         texts = (examples[first],) if second is None else (examples[first], examples[second])
         result = tokenizer(*texts, padding=padding, max_length=max_seq_length, truncation=True)
         if label_to_id is not None and "label" in examples:
-            result["label"] = [label_to_id[label] if label in label_to_id else -1 for label in examples["label"]]
+            result["label"] = [label_to_id.get(label, -1) for label in examples["label"]]
         return result
 
     with training_args.main_process_first(desc="dataset map pre-processing"):
