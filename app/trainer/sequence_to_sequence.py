@@ -150,6 +150,12 @@ class Seq2SeqTrainer(Trainer):
     def evaluation_in_training(self) -> Evaluation:
         """Return the evaluation of a run, which generates as the arguments specify."""
         self._gen_kwargs = _with_defaults(self.args, {})
+        if (
+            self.args.reproduce is not None
+            and self.args.predict_with_generate
+            and _has_evaluated(self.state.log_history)
+        ):
+            _state_defaults(self.model.generation_config)  # as the evaluation before a resume did
         if not is_overridden(self, "evaluate"):
             self.gather_function = self.accelerator.gather
         try:
@@ -224,6 +230,10 @@ def _with_defaults(args: Seq2SeqTrainingArguments, keywords: Mapping[str, Any]) 
     if completed.get("num_beams") is None and args.generation_num_beams is not None:
         completed["num_beams"] = args.generation_num_beams
     return completed
+
+
+def _has_evaluated(history: Sequence[Mapping[str, Any]]) -> bool:
+    return any(name.startswith("eval_") for entry in history for name in entry)
 
 
 def _state_defaults(config: Any) -> None:

@@ -88,6 +88,27 @@ def test_evaluations_in_training_are_transformers(own: bool, tmp_path: Path) -> 
     assert sum("eval_loss" in entry for entry in histories[0]) == 3
 
 
+def test_a_resumed_run_generates_as_many_tokens(tmp_path: Path) -> None:
+    """Evaluations after a resume are those of the run that was not interrupted."""
+    arguments = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    shapes: list[Any] = []
+
+    def lengths(evaluated: Any) -> dict[str, float]:
+        shapes.append(evaluated.predictions.shape)
+        return {"length": float((evaluated.predictions != -100).sum())}
+
+    def run(folder: str, **more: Any) -> Any:
+        trainer = made(
+            hexloop, tmp_path / folder, {**arguments, "max_steps": 4}, train_dataset=digits(32), compute_metrics=lengths
+        )
+        trainer.train(**more)
+        return [entry["eval_length"] for entry in trainer.state.log_history if "eval_length" in entry]
+
+    whole = run("whole")
+    assert run("resumed", resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2")) == whole
+    assert shapes == [(SHORT_LAST_BATCH, 21), (SHORT_LAST_BATCH, 20), (SHORT_LAST_BATCH, 20)]
+
+
 def test_generation_uses_prepared_inputs(tmp_path: Path) -> None:
     """An overridden `_prepare_inputs` applies to generation, too."""
     shapes = []
