@@ -67,7 +67,8 @@ class TrainerAttributes(TrainerBase):
     def gather_function(self) -> Callable[..., Any]:
         """How overridden evaluation loops gather tensors: `accelerator.gather_for_metrics`, or what was assigned.
 
-        The standard evaluation loop gathers by itself, each row once.
+        The standard evaluation loop gathers by itself, each row once. With `reproduce`, it keeps repeated rows as long
+        as `accelerator.gather` is assigned.
         """
         return self._own_gather_function or self.accelerator.gather_for_metrics
 
