@@ -28,9 +28,9 @@ options = parser.parse_args()
 variant = options.variant
 
 
-def encoder(seed: int = 0) -> SentenceTransformer:
+def encoder(seed: int | None = 0) -> SentenceTransformer:
     """Return a bi-encoder: BERT and the mean over its words."""
-    words = models.Transformer(tiny.saved_bert(seed), max_seq_length=24)
+    words = models.Transformer(tiny.saved_bert(seed or 0), max_seq_length=24)
     return SentenceTransformer(modules=[words, models.Pooling(words.get_word_embedding_dimension())], device="cpu")
 
 
