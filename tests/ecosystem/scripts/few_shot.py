@@ -70,7 +70,7 @@ elif variant == "best":
 elif variant == "triplets":
     settings |= {"loss": losses.BatchSemiHardTripletLoss, "num_epochs": 4, "margin": 0.3}
 elif variant == "contrastive":
-    settings |= {"loss": SupConLoss, "num_epochs": 4}
+    settings |= {"loss": SupConLoss, "num_epochs": 6, "batch_size": 12}
 elif variant == "distillation":
     teacher = few_shot_model(seed=3)
     teacher.fit(train["text"], train["label"], num_epochs=1)
@@ -78,7 +78,7 @@ elif variant == "distillation":
     train, evaluation = train.remove_columns("label"), None
     settings |= {"eval_strategy": "no", "eval_steps": None}
 elif variant == "model_init":
-    given = {"model_init": few_shot_model}
+    given = {"model_init": lambda: few_shot_model()}
     train, evaluation = train.rename_column("text", "words"), evaluation.rename_column("text", "words")
     column_mapping = {"words": "text", "label": "label"}
 elif variant != "logistic":

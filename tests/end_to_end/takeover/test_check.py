@@ -73,6 +73,30 @@ def test_a_script_that_differs(tmp_path: Path) -> None:
     assert "differs.py first differs at step 3: loss is " in last_line(done.stdout)
 
 
+FOLLOWS_SETS = """
+import torch
+import line
+
+class FromSet(line.Line):
+    def __init__(self):
+        super().__init__()
+        order = [int(word) for word in {str(number) for number in range(100)}]
+        self.layer.weight.data = torch.tensor([order[:4]]) / 100
+
+line.Line = FromSet
+line.main()
+"""
+
+
+@pytest.mark.matrix
+def test_a_script_that_follows_the_order_of_a_set(tmp_path: Path) -> None:
+    """Python orders a set of texts differently in each process, unless the seed of its hashes is set."""
+    (tmp_path / "program.py").write_text(FOLLOWS_SETS)
+    (tmp_path / "line.py").write_text((SCRIPTS / "line.py").read_text())
+    done = python(*RUN, "--check", "program.py", *OPTIONS, folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 OWN_EVENTS = """
 import sys
 import line
