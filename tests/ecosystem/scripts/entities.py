@@ -73,28 +73,18 @@ else:
         settings |= {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "save_total_limit": 2}
     elif variant == "workers":
         settings |= {"dataloader_num_workers": 2, "dataloader_persistent_workers": True, "others_lr": None}
-    elif variant == "resumed":
-        settings |= {"save_total_limit": 3}
     elif variant not in ("spans", "tokens"):
         parser.error(f"unknown variant {variant}")
     collator_class = UniEncoderTokenDataCollator if variant == "tokens" else UniEncoderSpanDataCollator
-
-    def trainer_for(model: GLiNER) -> Trainer:
-        """Return a Trainer, as gliner documents it."""
-        return Trainer(
-            model=model,
-            args=TrainingArguments(output_dir=options.output_dir, **settings),
-            train_dataset=train,
-            eval_dataset=evaluation,
-            processing_class=model.data_processor.transformer_tokenizer,
-            data_collator=collator_class(model.config, data_processor=model.data_processor, prepare_labels=True),
-        )
-
-    trainer = trainer_for(model)
+    trainer = Trainer(
+        model=model,
+        args=TrainingArguments(output_dir=options.output_dir, **settings),
+        train_dataset=train,
+        eval_dataset=evaluation,
+        processing_class=model.data_processor.transformer_tokenizer,
+        data_collator=collator_class(model.config, data_processor=model.data_processor, prepare_labels=True),
+    )
     trainer.train()
-    if variant == "resumed":
-        trainer = trainer_for(entity_model(seed=5))
-        trainer.train(resume_from_checkpoint=f"{trainer.args.output_dir}/checkpoint-8")
 trainer.evaluate()
 folder = Path(trainer.args.output_dir, "final")
 trainer.save_model(str(folder))
