@@ -25,7 +25,7 @@ from hexloop.app.arguments.declaration import (
     show_as_dataclass,
     takes,
 )
-from hexloop.app.arguments.legacy import DISCOURAGED_ARGUMENTS, LEGACY_ARGUMENTS, Given
+from hexloop.app.arguments.legacy import DISCOURAGED_ARGUMENTS, LEGACY_ARGUMENTS, ONLY_IF_GIVEN, Given
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import Problem, RefusalError, did_you_mean, problem, shown_as
 
@@ -77,10 +77,13 @@ class ArgumentsMeta(ABCMeta):
     def __call__(cls, *values: Any, **named: Any) -> Any:
         """Make an object. Unknown names are refused together with everything that is wrong with the others."""
         kind: Any = cls
+        kept = {name: named[name] for name in ONLY_IF_GIVEN if name in named and is_legacy(kind, name)}
         named, refused = without_legacy_names(kind, named, {"output_dir": values[0]} if values else {})
         unknown = {name: value for name, value in named.items() if not takes(kind, name)}
         if not (unknown or refused):
-            return super().__call__(*values, **named)
+            made = super().__call__(*values, **named)
+            vars(made).update(kept)
+            return made
         known = {name: value for name, value in named.items() if name not in unknown}
         problems = [unknown_argument(name, value, kind.__dataclass_fields__) for name, value in unknown.items()]
         others = problems_of(lambda: super(ArgumentsMeta, cls).__call__(*values, **known))
@@ -149,15 +152,18 @@ class Arguments(ArgumentGroup, metaclass=ArgumentsMeta):
     if not TYPE_CHECKING:  # with it, type checkers would accept every misspelt attribute
 
         def __setattr__(self, name: str, value: object) -> None:
-            if self._made and (name in self._declared or is_legacy(type(self), name)):
+            legacy = is_legacy(type(self), name)
+            if self._made and (name in self._declared or legacy):
                 self.assign(**{name: value})
-            elif is_legacy(type(self), name):
+            elif legacy:
                 self._set_legacy(name, value)
             else:
                 super().__setattr__(name, value)
+            if legacy and name in ONLY_IF_GIVEN:
+                vars(self)[name] = value
 
         def __getattr__(self, name: str) -> Any:
-            if name in LEGACY_ARGUMENTS:
+            if name in LEGACY_ARGUMENTS and name not in ONLY_IF_GIVEN:
                 return LEGACY_ARGUMENTS[name].reads(self)
             instead = f": {INSTEAD[name]}" if name in INSTEAD else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{instead}")

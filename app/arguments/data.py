@@ -87,14 +87,32 @@ class AcceleratorConfig:
         """Read a JSON file. Raises `RefusalError`, a ValueError, for an unknown key."""
         return cls(**_converted_settings(json.loads(Path(json_file).read_text(encoding="utf-8"))))
 
+    def assign(self, name: str, value: Any) -> None:
+        """Set a setting for loaders that are made from now on. `to_dict` still returns the one that was given."""
+        vars(self).setdefault(_GIVEN, {}).setdefault(name, getattr(self, name))
+        setattr(self, name, value)
+
     def to_dict(self) -> dict[str, Any]:
-        """Return a deep copy of the settings by name."""
-        return copy.deepcopy(vars(self))
+        """Return a deep copy of the settings by name, as they were given.
+
+        Those of arguments do not include `use_configured_state`, as in transformers.
+        """
+        settings = dict(vars(self))
+        given, is_used = settings.pop(_GIVEN, {}), settings.pop(_IS_USED, False)
+        if is_used:
+            settings.pop("use_configured_state", None)
+        return copy.deepcopy({**settings, **given})
 
     def pop(self, key: str, default: Any = None) -> Any:
         """Remove a setting and return its value, or `default` if it does not exist."""
         return vars(self).pop(key, default)
 
+
+_GIVEN = "_given"
+"""The attribute with the given values of settings that were assigned since."""
+
+_IS_USED = "_is_used"
+"""The attribute that says whether the settings are those of arguments."""
 
 _SETTINGS = annotations_of(AcceleratorConfig)
 
@@ -119,13 +137,18 @@ def _to_accelerator_config(value: Any) -> Any:
         raise NotImplementedError(f"accelerator_config takes an object, not a class; make one: {value.__name__}().")
     if value is None:
         value = {}
-    if isinstance(value, AcceleratorConfig) or (
-        type(value).__name__ == AcceleratorConfig.__name__ and hasattr(value, "to_dict")
-    ):
+    assigned = {name: getattr(value, name) for name in getattr(value, _GIVEN, ())}
+    if isinstance(value, AcceleratorConfig):
+        uses_state = getattr(value, "use_configured_state", False)
+        value = {**value.to_dict(), **({"use_configured_state": True} if uses_state else {})}
+    elif type(value).__name__ == AcceleratorConfig.__name__ and hasattr(value, "to_dict"):
         value = value.to_dict()
     made = AcceleratorConfig(**_converted_settings(converter.structure(mapping_or_file(value), dict[str, Any])))
     if not made.use_configured_state:
         made.pop("use_configured_state")  # transformers removes it as well
+    vars(made)[_IS_USED] = True
+    for name, setting in assigned.items():
+        made.assign(name, setting)
     return made
 
 

@@ -224,7 +224,7 @@ def evaluation_events(
     dataset = dataset if given else parts.eval_dataset
     if not isinstance(dataset, dict):
         with _randomness(parts) as draws:
-            return (yield from _evaluate_one(parts, dataset if given else None, ignore_keys, prefix, within_run, draws))
+            return (yield from _evaluate_one(parts, dataset, given, ignore_keys, prefix, within_run, draws))
     together: dict[str, float] = {}
     for name, one in dataset.items():
         chosen = one if given else name
@@ -238,17 +238,25 @@ def evaluation_events(
 def _evaluate_one(
     parts: TrainerParts,
     dataset: Any,
+    given: bool,
     ignore_keys: list[str] | None,
     prefix: str,
     within_run: bool,
     draws: IsolatedRandomness,
 ) -> Evaluation:
-    loader = parts.hooks.get_eval_dataloader(dataset)
+    hook = parts.hooks.get_eval_dataloader
+    loader = hook(dataset if given or hook.overridden else None)
     loss_only = True if parts.compute_metrics is None else None
     step, clock = parts.state.global_step, parts.adapters.clock
     if parts.hooks.evaluation_loop.overridden:
         began = clock.monotonic()
-        output = parts.hooks.evaluation_loop(loader, "Evaluation", loss_only, ignore_keys, prefix)
+        output = parts.hooks.evaluation_loop(
+            loader,
+            description="Evaluation",
+            prediction_loss_only=loss_only,
+            ignore_keys=ignore_keys,
+            metric_key_prefix=prefix,
+        )
         metrics = _with_speed(parts, output, prefix, clock.monotonic() - began)
         parts.hooks.log(metrics)
         yield Evaluated(step, metrics)
@@ -315,7 +323,9 @@ def predict(parts: TrainerParts, dataset: Any, ignore_keys: list[str] | None, pr
     with _randomness(parts):
         loader = parts.hooks.get_test_dataloader(dataset)
         began = clock.monotonic()
-        output = parts.hooks.evaluation_loop(loader, "Prediction", ignore_keys=ignore_keys, metric_key_prefix=prefix)
+        output = parts.hooks.evaluation_loop(
+            loader, description="Prediction", ignore_keys=ignore_keys, metric_key_prefix=prefix
+        )
     metrics = _with_speed(parts, output, prefix, clock.monotonic() - began)
     parts.dispatcher.call("on_predict", metrics=metrics)
     return PredictionOutput(output.predictions, output.label_ids, metrics)

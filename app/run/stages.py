@@ -292,7 +292,7 @@ def after_each_step(parts: TrainerParts) -> tuple[Callable[[], None], Report]:
 
 def _log_of(parts: TrainerParts) -> Report:
     """Return `log`, which an overridden `store_flos` precedes."""
-    log: Report = parts.hooks.log.method
+    log: Report = _timed_log(parts.hooks.log) if parts.hooks.log.overridden else parts.hooks.log.method
     if not parts.hooks.store_flos.overridden:
         return log
 
@@ -303,6 +303,23 @@ def _log_of(parts: TrainerParts) -> Report:
         log(values)
 
     return store_and_log
+
+
+def _timed_log(log: Hook) -> Report:
+    """Return an overridden `log` that also receives, with a loss, the time at which the run started, in seconds."""
+    start_time, method = time.time(), log.method
+    try:
+        inspect.signature(method).bind({}, start_time)
+    except TypeError:
+        return method  # written for earlier releases of transformers
+
+    def log_with_time(values: dict[str, float]) -> None:
+        if "loss" in values:
+            method(values, start_time)
+        else:
+            method(values)
+
+    return log_with_time
 
 
 # The best metric

@@ -163,7 +163,9 @@ def _command(program: Program, folder: str, library: str) -> list[str]:
 
 
 def _environment(folder: str) -> dict[str, str]:
-    return {**os.environ, "TMPDIR": str(Path(folder, TEMPORARY)), "WANDB_MODE": "disabled"}
+    """Return the variables of both runs. The order of Python's sets of texts follows from the seed of their hashes."""
+    own = {"TMPDIR": str(Path(folder, TEMPORARY)), "WANDB_MODE": "disabled"}
+    return {"PYTHONHASHSEED": "0", **os.environ, **own}
 
 
 def _read(path: Path) -> list[Record]:

@@ -67,23 +67,30 @@ class Recorder:
 class TrainingRecord:
     """Records what a Trainer logs and predicts, and its final weights; a callback together with a library's base class.
 
-    number: that of the Trainer in the program.
+    number: that of the Trainer in the program. model: returns the model that it trains.
     """
 
-    def __init__(self, recorder: Recorder, number: int) -> None:
-        self._recorder, self._number = recorder, number
+    def __init__(self, recorder: Recorder, number: int, model: Callable[[], Any]) -> None:
+        self._recorder, self._number, self._model = recorder, number, model
+        self._not_compared: tuple[str, ...] = ()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leave out the mean loss of a run that resumes, which hexloop takes over the steps before, too."""
+        self._not_compared = ("train_loss",) if state.global_step else ()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Record logged values."""
-        self._record("log", state, values=_numbers(logs))
+        values = {name: value for name, value in _numbers(logs).items() if name not in self._not_compared}
+        self._record("log", state, values=values)
 
     def on_predict(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         """Record the metrics of a prediction."""
         self._record("prediction", state, values=_numbers(metrics))
 
     def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Record the digests of all weights."""
-        digests = {name: _digest(tensor) for name, tensor in model.state_dict().items()}
+        """Record the digests of all weights. Libraries that call callbacks themselves may pass a model of their own."""
+        trained = model if hasattr(model, "state_dict") else self._model()
+        digests = {name: _digest(tensor) for name, tensor in trained.state_dict().items()}
         self._record("weights", state, values={name: digest for name, digest in digests.items() if digest})
 
     def _record(self, kind: str, state: Any, values: Any) -> None:
@@ -223,7 +230,7 @@ def record(library: str, program: Program, recorder: Recorder, folders: OutputFo
 
     def listen(trainer: Any) -> None:
         callback = type("Recording", (TrainingRecord, classes.TrainerCallback), {})
-        trainer.add_callback(callback(recorder, next(numbers)))
+        trainer.add_callback(callback(recorder, next(numbers), lambda: trainer.model))
 
     recorder.write("start")
     with ExitStack() as undo:

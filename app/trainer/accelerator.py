@@ -368,7 +368,7 @@ def _sharing_setting(name: str) -> Any:
         return getattr(self._parts.args.accelerator_config, name)
 
     def set_(self: Accelerator, value: Any) -> None:
-        setattr(self._parts.args.accelerator_config, name, value)
+        self._parts.args.accelerator_config.assign(name, value)
         if self._real is not None:
             setattr(self._real.dataloader_config, name, value)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -165,7 +166,8 @@ class TrainerBase:
         """Return a new model from `model_init`, which may take the trial of a search."""
         assert self.model_init is not None
         takes_trial = hasattr(self.model_init, "__code__") and self.model_init.__code__.co_argcount > 0
-        with self.adapters.engine.model_init(self.args):
+        adapters: Adapters | None = vars(self).get("adapters")  # a subclass may call this before the constructor
+        with nullcontext() if adapters is None else adapters.engine.model_init(self.args):
             model = self.model_init(trial) if takes_trial else self.model_init()
         if model is None:
             raise ConfigurationError("model_init returned None; let it return the model.")

@@ -42,17 +42,26 @@ class TrainerStages(TrainerInternals):
 
     # The whole run
 
-    def _train_through_inner_loop(self, resume_from: str | bool | None, ignored: list[str] | None) -> Any:
-        """Call an overridden `_inner_training_loop`, with the folder of a checkpoint that a run resumes from."""
-        location = self._location_of(resume_from)
-        self._resumes_from = resume_from, location
-        return self._inner_training_loop(
-            batch_size=self._train_batch_size,
-            args=self.args,
-            resume_from_checkpoint=location,
-            trial=self._trial,
-            ignore_keys_for_eval=ignored,
-        )
+    def _train_to_the_end(self, resume_from: str | bool | None, ignored: list[str] | None) -> Any:
+        """Train, by an overridden `_inner_training_loop` if there is one; `is_in_train` is true from here on.
+
+        The method receives the folder of the checkpoint that a run resumes from.
+        """
+        self.is_in_train = True
+        try:
+            if not is_overridden(self, "_inner_training_loop"):
+                return self._drain(resume_from, ignored)
+            location = self._location_of(resume_from)
+            self._resumes_from = resume_from, location
+            return self._inner_training_loop(
+                batch_size=self._train_batch_size,
+                args=self.args,
+                resume_from_checkpoint=location,
+                trial=self._trial,
+                ignore_keys_for_eval=ignored,
+            )
+        finally:
+            self.is_in_train = False
 
     @standard
     def _inner_training_loop(

@@ -155,10 +155,7 @@ class Trainer(TrainerHooks, LegacyNames):
         self._trial = trial
         if is_overridden(self, "_hp_search_setup"):
             self._hp_search_setup(trial)
-        if is_overridden(self, "_inner_training_loop"):
-            output: TrainOutput = self._train_through_inner_loop(resume_from_checkpoint, ignore_keys_for_eval)
-            return output
-        return self._drain(resume_from_checkpoint, ignore_keys_for_eval)
+        return self._train_to_the_end(resume_from_checkpoint, ignore_keys_for_eval)
 
     def _drain(self, resume_from: str | bool | None, ignored: list[str] | None) -> TrainOutput:
         ended: TrainEnded | None = None

@@ -313,7 +313,8 @@ def _with_training_step(
     If the user's method calls the one that it overrides, that is the micro-step of `standard`.
     """
     learner, training_step = LearnerMethods(standard), parts.hooks.training_step.method
-    takes_count = takes_argument(training_step, "num_items_in_batch")
+    by_position = _takes_positional(training_step, 3)  # as in transformers, so that the name is the user's choice
+    takes_count = not by_position and takes_argument(training_step, "num_items_in_batch")
 
     def count_items(window: Sequence[Any]) -> object:
         place.length = len(window)
@@ -322,6 +323,8 @@ def _with_training_step(
     def micro_step(batch: Any, window_items: object, last_of_window: bool) -> Any:
         inputs = shallow_copy(batch)  # the user's step may remove entries
         trainable.enter_training_mode()
+        if by_position:
+            return training_step(model, inputs, window_items).detach()
         if takes_count:
             return training_step(model, inputs, num_items_in_batch=window_items).detach()
         return training_step(model, inputs).detach()

@@ -250,9 +250,29 @@ def test_an_unknown_class_is_never_instantiated(tmp_path: Path) -> None:
     assert same(before, new.state_dict())
 
 
-def test_a_parameter_outside_of_the_model_is_refused() -> None:
-    """The value of such a parameter would be in no checkpoint."""
-    ours = model()
-    optimizer = torch.optim.SGD([*ours.parameters(), nn.Parameter(torch.ones(7))], lr=0.1)
-    with pytest.raises(CheckpointError, match=r"shape \(7,\) that is not a parameter of the model"):
-        list(OptimizerState(ours, optimizer).export())
+def with_outside(value: float) -> tuple[nn.Module, nn.Parameter, torch.optim.Optimizer]:
+    """Return a model, and an optimizer that also updates a parameter that is not the model's, such as a loss's."""
+    ours, outside = model(), nn.Parameter(torch.full((7,), value))
+    groups = [{"params": [outside], "lr": 0.5}, {"params": list(ours.parameters())}]
+    return ours, outside, torch.optim.AdamW(groups, lr=0.1)
+
+
+def test_a_parameter_outside_of_the_model_is_saved_with_the_optimizer() -> None:
+    """Nothing else of a checkpoint would contain its value."""
+    ours, outside, optimizer = with_outside(1.0)
+    outside.grad = torch.arange(7.0)
+    optimizer.step()
+    other, again, new = with_outside(2.0)
+    OptimizerState(other, new).load(OptimizerState(ours, optimizer).export())
+    assert torch.equal(again, outside)
+    assert not torch.equal(again, torch.ones(7))
+    assert torch.equal(new.state[again]["exp_avg"], optimizer.state[outside]["exp_avg"])
+
+
+def test_a_parameter_outside_of_the_model_of_another_shape_is_refused() -> None:
+    ours, _, optimizer = with_outside(1.0)
+    again, other = model(), nn.Parameter(torch.ones(5))
+    new = torch.optim.AdamW([{"params": [other], "lr": 0.5}, {"params": list(again.parameters())}], lr=0.1)
+    with pytest.raises(ValueError, match=r"saved outside\.0.*tensor of shape \(5,\); resume with the same loss"):
+        OptimizerState(again, new).load(OptimizerState(ours, optimizer).export())
+    assert torch.equal(other, torch.ones(5))

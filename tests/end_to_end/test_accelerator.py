@@ -93,6 +93,7 @@ def test_assignments_take_effect_or_are_refused(tmp_path: Path) -> None:
     assert len(losses) == 4
     assert same_weights(weights(standard), weights(assigned))
     assert not assigned.args.accelerator_config.even_batches
+    assert assigned.args.to_dict()["accelerator_config"] == standard.args.to_dict()["accelerator_config"]
     with pytest.raises(ConfigurationError, match="use_cpu"):
         assigned.accelerator.device = torch.device("cpu")
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hexloop import EarlyStoppingCallback, Trainer, default_data_collator
 from hexloop.adapters.batches.torch.stream import StreamLoader
@@ -345,6 +345,21 @@ def test_a_stream_resumes_with_another_number_of_workers(tmp_path: Path) -> None
         resumed.train(resume_from_checkpoint=True)
 
     assert resumed.state.global_step == 5
+
+
+class Preparing(Trainer):
+    """Lets accelerate prepare its own loader, as libraries do."""
+
+    def get_train_dataloader(self) -> Any:
+        loader = DataLoader(self.train_dataset, batch_size=4, shuffle=True, collate_fn=self.data_collator)
+        return self.accelerator.prepare(loader)
+
+
+def test_a_loader_that_accelerate_prepared_resumes_exactly(tmp_path: Path) -> None:
+    """It has the methods of a loader with a state, but no state."""
+    make = making(tmp_path, lambda: rows(16), Preparing, num_train_epochs=2)
+    assert hasattr(make(MemoryStorage()).get_train_dataloader(), "state_dict")
+    assert_exact(make, step=2)
 
 
 # Runs that ended early

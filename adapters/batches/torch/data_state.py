@@ -51,7 +51,12 @@ class DataState:
 
 
 def is_stateful(data: Any) -> bool:
-    """Return whether `data` resumes exactly from its state; shuffled `datasets` streams, with a buffer, do not."""
+    """Return whether `data` resumes exactly from its state; shuffled `datasets` streams, with a buffer, do not.
+
+    A loader that accelerate prepared always has the methods, but a state only if the loader in it has one.
+    """
+    if hasattr(data, "base_dataloader"):
+        return is_stateful(data.base_dataloader)
     has_state = callable(getattr(data, "state_dict", None)) and callable(getattr(data, "load_state_dict", None))
     return has_state and not _has_shuffle_buffer(data)
 

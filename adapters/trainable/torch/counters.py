@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from inspect import signature
 from typing import Any
 
 import torch
@@ -153,8 +154,16 @@ class OperationMeter:
 
 
 def measured_operations(model: Any, batch: Any) -> float:
-    """Return three times the operations of a forward pass on `batch`, as the backward pass takes twice as many."""
+    """Return three times the operations of a forward pass on `batch`, as the backward pass takes twice as many.
+
+    Returns 0 if the model cannot be called with the batch, because a loss function calls it with parts of the batch.
+    """
     from torch.utils.flop_counter import FlopCounterMode
+
+    try:
+        signature(model.forward).bind(**batch)
+    except TypeError:
+        return 0.0
 
     with torch.random.fork_rng(), torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(**batch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
@@ -50,6 +51,9 @@ OPTIONS = "param_groups"
 FURTHER = "further"
 """The key for what a state dict contains besides groups and the state of parameters."""
 
+OUTSIDE = "outside"
+"""The key for the values of parameters that are not the model's, and the start of their names."""
+
 
 class OptimizerState:
     """Implements the Exportable port for any torch optimizer, whatever its state dict contains.
@@ -58,6 +62,8 @@ class OptimizerState:
     optimizer's own package with such attributes. They are restored bit-identically: torch chooses the device of a
     loaded tensor, but a tensor whose type differs from its parameter's (8-bit state, float32 moments of bfloat16
     weights) keeps its type, which torch would change. Construct it before the first step; see `GroupValues`.
+    Parameters that are not the model's, such as those of a loss function, are saved and loaded with the state, because
+    nothing else would contain their values. They have the names "outside.0", "outside.1", ... in the order of the groups.
     layout: how tensors are distributed over the ranks. One rank exports a distributed tensor as a whole, the others
     export an empty part of it.
     """
@@ -86,6 +92,8 @@ class OptimizerState:
                 if number in kept["state"]
             },
         }
+        if outside := self._outside():
+            document[OUTSIDE] = {name: encoder.encode(each.detach(), name) for name, each in outside.items()}
         further = {key: value for key, value in kept.items() if key not in ("state", "param_groups")}
         unnumbered = {key: value for key, value in kept["state"].items() if key not in named}
         if further or unnumbered:
@@ -121,18 +129,22 @@ class OptimizerState:
                 check_order(document["state"], found, expected)
             document = regrouped(document, self._present_names())
             check_groups(document["groups"], self._present_names())
+            outside = self._saved_outside(document.get(OUTSIDE, {}), found)
             check_moments(self._optimizer, document["state"], found, expected)
             classes, spread = package_classes(self._optimizer), self._spread(document["state"], found)
             keys = self._layout.parameters(self._model)
             self._load_document(document, StateDecoder(found, classes, spread=spread, keys=keys))
+            with torch.no_grad():
+                for parameter, saved in outside:
+                    parameter.copy_(saved)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"The saved optimizer is invalid: {error!r}.") from error
 
     def _expected(self) -> dict[str, MomentSpec]:
+        fused = [bool(group.get("fused")) for group in self._optimizer.param_groups for _ in group["params"]]
         return {
-            self._name(each): MomentSpec(shape_of(each, each, self._layout), [each.dtype], bool(group.get("fused")))
-            for group in self._optimizer.param_groups
-            for each in group["params"]
+            name: MomentSpec(shape_of(each, each, self._layout), [each.dtype], is_fused)
+            for (name, each), is_fused in zip(self._named_parameters(), fused, strict=True)
         }
 
     def _spread(self, state: Mapping[str, Any], found: Mapping[str, Part]) -> dict[str, Callable[[Part], Tensor]]:
@@ -168,20 +180,42 @@ class OptimizerState:
                 loaded = self._optimizer.state[parameter]
                 self._optimizer.state[parameter] = _exact(state[number], loaded, parameter, decoder.own_type)
 
+    def _saved_outside(self, saved: Mapping[str, Any], found: Mapping[str, Part]) -> list[tuple[Tensor, Tensor]]:
+        """Return the parameters that are not the model's with their saved values, which are absent in older files."""
+        decoder, pairs = StateDecoder(found), []
+        for name, parameter in self._outside().items():
+            if name in saved:
+                value = decoder.decode(saved[name], parameter.device)
+                if not isinstance(value, Tensor) or value.shape != parameter.shape:
+                    raise ValueError(
+                        f"The saved {name}, a parameter of the optimizer that is not the model's, is no tensor of shape "
+                        f"{tuple(parameter.shape)}; resume with the same loss function."
+                    )
+                pairs.append((parameter, value))
+        return pairs
+
+    def _outside(self) -> dict[str, Tensor]:
+        """Return the optimizer's parameters that are not the model's, by name."""
+        named = dict(self._named_parameters()) if self._layout.whole else {}
+        return {name: parameter for name, parameter in named.items() if id(parameter) not in self._names}
+
     def _present_names(self) -> list[list[str]]:
-        return [[self._name(parameter) for parameter in group["params"]] for group in self._optimizer.param_groups]
+        names = iter([name for name, _ in self._named_parameters()])
+        return [[next(names) for _ in group["params"]] for group in self._optimizer.param_groups]
 
     def _named_parameters(self) -> list[tuple[str, Tensor]]:
-        groups = self._optimizer.param_groups
-        return [(self._name(parameter), parameter) for group in groups for parameter in group["params"]]
-
-    def _name(self, parameter: Tensor) -> str:
-        if id(parameter) not in self._names:
-            raise CheckpointError(
-                f"The optimizer updates a tensor of shape {tuple(parameter.shape)} that is not a parameter of the "
-                "model, so a checkpoint would not contain it; register it as a parameter of the model."
-            )
-        return self._names[id(parameter)]
+        """Return the optimizer's parameters by group, each with its name."""
+        named, outside = list[tuple[str, Tensor]](), count()
+        for parameter in (each for group in self._optimizer.param_groups for each in group["params"]):
+            name = self._names.get(id(parameter))
+            if name is None and not self._layout.whole:
+                raise CheckpointError(
+                    f"The optimizer updates a tensor of shape {tuple(parameter.shape)} that is not a parameter of the "
+                    "model, so a checkpoint of sharded state would not contain it; register it as a parameter of the "
+                    "model."
+                )
+            named.append((f"{OUTSIDE}.{next(outside)}" if name is None else name, parameter))
+        return named
 
 
 def check_groups(groups: Sequence[Mapping[str, Any]], present: list[list[str]]) -> None:

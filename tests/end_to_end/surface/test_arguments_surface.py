@@ -86,5 +86,10 @@ def test_an_accelerator_config_is_an_object(tmp_path: Path) -> None:
     with pytest.raises(NotImplementedError, match=r"make one: AcceleratorConfig\(\)"):
         TrainingArguments(str(tmp_path), accelerator_config=kind)
 
-    config: Any = TrainingArguments(str(tmp_path), accelerator_config={"use_configured_state": True}).accelerator_config
+    made = TrainingArguments(str(tmp_path), accelerator_config={"use_configured_state": True})
+    config: Any = made.accelerator_config
     assert config.use_configured_state
+    made.check()
+    assert made.accelerator_config.use_configured_state
+    theirs = transformers.TrainingArguments(str(tmp_path), use_cpu=True)
+    assert made.to_dict()["accelerator_config"] == theirs.to_dict()["accelerator_config"]

@@ -14,7 +14,7 @@ from torch import nn
 from hexloop import Trainer, TrainerControl, TrainerState, TrainingArguments
 from hexloop.app.trainer.compatibility import ATTRIBUTES_INSTEAD, INSTEAD, RETIRED
 from hexloop.domain.errors import ConfigurationError
-from tests.end_to_end.small.models import rows
+from tests.end_to_end.small.models import net, rows
 from tests.end_to_end.small.trainers import same_weights, small_trainer, weights
 
 
@@ -258,3 +258,79 @@ def test_lists_report_the_samples_of_transformers(tmp_path: Path, of_text: bool)
     assert metrics["train_samples_per_second"] == pytest.approx(30 / metrics["train_runtime"], rel=0.02)
     assert metrics["train_steps_per_second"] == pytest.approx(6 / metrics["train_runtime"], rel=0.02)
     assert same_weights(weights(again), weights(whole))
+
+
+def test_a_subclass_may_make_its_model_before_the_constructor(tmp_path: Path) -> None:
+    """With `call_model_init`, once it has set `model_init`."""
+
+    class Early(Trainer):
+        def __init__(self, **given: Any) -> None:
+            self.model_init = given["model_init"]
+            self.early = self.call_model_init()
+            super().__init__(**given)
+
+    parts = {"model": None, "model_init": lambda: nn.Linear(1, 1)}
+    trainer = small_trainer(tmp_path, Early, parts)
+
+    assert isinstance(trainer.early, nn.Linear)
+    assert isinstance(trainer.model, nn.Linear)
+    assert trainer.model is not trainer.early
+
+
+def test_a_model_that_takes_no_batch_has_no_operations(tmp_path: Path) -> None:
+    """Its loss function calls it with parts of the batch; transformers returns 0, too."""
+
+    class Asking(Trainer):
+        def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
+            return model(inputs["x"]).square().mean()
+
+        def floating_point_ops(self, inputs: Any) -> float:
+            return super().floating_point_ops(inputs)
+
+    trainer = small_trainer(tmp_path, Asking, {"model": nn.Linear(4, 1)}, remove_unused_columns=False)
+
+    assert trainer.train().metrics["total_flos"] == 0
+
+
+def test_overrides_are_called_with_the_values_and_names_of_transformers(tmp_path: Path) -> None:
+    """Names that differ from transformers', values that it always passes, and keywords that it uses."""
+    calls: list[Any] = []
+
+    def spied(base: Any) -> Any:
+        class Spied(base):  # type: ignore[misc]
+            def training_step(self, model: Any, inputs: Any, count: Any) -> Any:
+                return super().training_step(model, inputs, count)
+
+            def get_train_dataloader(self) -> Any:
+                calls.append(("train data", self.is_in_train))
+                return super().get_train_dataloader()
+
+            def get_eval_dataloader(self, eval_dataset: Any) -> Any:
+                calls.append(("eval data", len(eval_dataset)))
+                return super().get_eval_dataloader(eval_dataset)
+
+            def evaluation_loop(self, *values: Any, **named: Any) -> Any:
+                calls.append((len(values), sorted(named), named["description"], self.is_in_train))
+                return super().evaluation_loop(*values, **named)
+
+            def log(self, logs: Any, start_time: Any = None) -> None:
+                calls.append(("loss" in logs, None if start_time is None else "a time"))
+                super().log(logs, start_time)
+
+        return Spied
+
+    given: dict[str, Any] = {
+        "max_steps": 2, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 2, "report_to": "none",
+        "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "output_dir": str(tmp_path),
+    }  # fmt: skip
+    seen = []
+    for library, arguments in ((transformers.Trainer, transformers.TrainingArguments), (Trainer, TrainingArguments)):
+        trainer = spied(library)(net(0.3), arguments(**given), train_dataset=rows(32), eval_dataset=rows(6))
+        trainer.train()
+        trainer.evaluate()
+        trainer.predict(rows(6))
+        assert not trainer.is_in_train
+        seen.append(list(calls))
+        calls.clear()
+
+    assert seen[0] == seen[1]

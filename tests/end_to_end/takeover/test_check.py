@@ -73,6 +73,66 @@ def test_a_script_that_differs(tmp_path: Path) -> None:
     assert "differs.py first differs at step 3: loss is " in last_line(done.stdout)
 
 
+FOLLOWS_SETS = """
+import torch
+import line
+
+class FromSet(line.Line):
+    def __init__(self):
+        super().__init__()
+        order = [int(word) for word in {str(number) for number in range(100)}]
+        self.layer.weight.data = torch.tensor([order[:4]]) / 100
+
+line.Line = FromSet
+line.main()
+"""
+
+
+@pytest.mark.matrix
+def test_a_script_that_follows_the_order_of_a_set(tmp_path: Path) -> None:
+    """Python orders a set of texts differently in each process, unless the seed of its hashes is set."""
+    (tmp_path / "program.py").write_text(FOLLOWS_SETS)
+    (tmp_path / "line.py").write_text((SCRIPTS / "line.py").read_text())
+    done = python(*RUN, "--check", "program.py", *OPTIONS, folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+OWN_EVENTS = """
+import sys
+import line
+
+class OwnEvents(line.InOrder):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        handler = self.callback_handler
+
+        def call_event(event, args, state, control, **kwargs):
+            for callback in handler.callbacks:
+                getattr(callback, event)(args, state, control, model="a model of the library's own", **kwargs)
+            return control
+
+        handler.call_event = call_event
+
+    def train(self):
+        super().train()
+        self.model.layer.reset_parameters()
+        return super().train(resume_from_checkpoint=f"{self.args.output_dir}/checkpoint-3")
+
+line.InOrder, original = OwnEvents, line.InOrder
+line.main()
+"""
+
+
+@pytest.mark.matrix
+def test_a_script_that_calls_callbacks_itself_and_resumes(tmp_path: Path) -> None:
+    """The weights are those of the Trainer's model; the mean loss of the second run covers other steps."""
+    (tmp_path / "program.py").write_text(OWN_EVENTS)
+    (tmp_path / "line.py").write_text((SCRIPTS / "line.py").read_text())
+    done = python(*RUN, "--check", "program.py", *OPTIONS, folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert last_line(done.stdout).endswith("and 4 tensors of final weights")
+
+
 @pytest.mark.parametrize("path", ["notes.txt", pytest.param("out/notes.txt", marks=pytest.mark.matrix)])
 def test_a_script_that_writes_elsewhere(path: str, tmp_path: Path) -> None:
     """It is refused, with the file and the line of the script, before it writes; its own output folder is elsewhere."""
