@@ -274,10 +274,10 @@ def _clip_by_override(parts: TrainerParts, trainable: TorchTrainable, model: Any
 def reduced_precision(parts: TrainerParts, wrapped: Any) -> Iterator[None]:
     """Let the model compute in the run's precision for an overridden `training_step`, and return float32 to it.
 
-    No-op if `training_step` is not overridden, or in full precision.
+    With `reproduce` always, because callbacks may call the model. No-op in full precision.
     """
-    precision = parts.adapters.precision
-    if not parts.hooks.training_step.overridden or precision.name not in HALF_FORMATS:
+    precision, asked = parts.adapters.precision, parts.args.reproduce is not None or parts.hooks.training_step.overridden
+    if not asked or precision.name not in HALF_FORMATS:
         yield
         return
     own, forward = vars(wrapped).get("forward"), precision.wrap(wrapped.forward)
