@@ -2,12 +2,14 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+ECOSYSTEM := .ecosystem
 WORKERS ?= 2
 INSTALL := $(VENV)/bin/python -m pip install --constraint constraints.txt
 PYTEST := $(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal
 PARTS := test-all-unit test-all-contracts test-all-engines test-all-end-to-end
+ENVIRONMENTS := $(notdir $(basename $(wildcard tests/ecosystem/environments/*.txt)))
 
-.PHONY: train test test-all $(PARTS) coverage lint types contracts docs bench kills
+.PHONY: train test test-all $(PARTS) test-ecosystem test-all-ecosystem coverage lint types contracts docs bench kills
 .NOTPARALLEL:
 
 train: $(VENV)/with-examples
@@ -16,10 +18,17 @@ train: $(VENV)/with-examples
 test: $(VENV)/with-test
 	$(PYTEST) -m "not matrix"
 
-test-all: lint types contracts docs $(PARTS)
+test-all: lint types contracts docs $(PARTS) test-all-ecosystem
 
 $(PARTS): test-all-%: $(VENV)/with-test
 	$(PYTEST) tests/$(subst -,_,$*)
+
+# Libraries and scripts written for transformers, run on hexloop and compared with transformers: all, or a tenth of them.
+test-ecosystem: $(VENV)/with-test $(ENVIRONMENTS:%=$(ECOSYSTEM)/%/installed)
+	$(PYTEST) tests/ecosystem
+
+test-all-ecosystem: $(VENV)/with-test $(ECOSYSTEM)/libraries/installed
+	$(PYTEST) tests/ecosystem -m "not matrix"
 
 coverage: $(VENV)/with-test
 	$(PYTEST) tests/unit tests/contracts -m "not matrix" --cov --cov-report=
@@ -53,4 +62,12 @@ $(VENV)/with-%: pyproject.toml constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) hatchling editables setuptools
 	$(INSTALL) --no-build-isolation --editable ".[$*]"
+	touch $@
+
+# An environment of the tests in tests/ecosystem: torch, the packages of its list, and hexloop as it is here.
+$(ECOSYSTEM)/%/installed: tests/ecosystem/environments/%.txt pyproject.toml
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install $(shell grep ^torch== $<)
+	$(@D)/bin/python -m pip install --requirement $< $(shell grep -E '^(hatchling|editables)==' constraints.txt)
+	$(@D)/bin/python -m pip install --constraint $< --no-build-isolation --editable .
 	touch $@

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -285,8 +284,5 @@ def _number(value: Any) -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
-    for title, package in PACKAGES.items():
-        if package in sys.modules:
-            found[title] = importlib.metadata.version(package)
-    return found
+    modules = {title: sys.modules.get(package) for title, package in PACKAGES.items()}
+    return {title: module.__version__ for title, module in modules.items() if hasattr(module, "__version__")}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
 import transformers
 from huggingface_hub import ModelCard
 
@@ -46,6 +49,15 @@ def test_a_card_of_a_plain_module_states_the_run(tmp_path: Path) -> None:
     table = [line for line in card.text.splitlines() if line.startswith("| ")]
     assert table[0] == "| Training Loss | Epoch | Step | Validation Loss | Accuracy |"
     assert [line.split(" | ")[2] for line in table[2:]] == ["2", "4", "6", "8"]
+
+
+def test_a_card_of_code_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Versions are those of the imported modules, so that hexloop on PYTHONPATH, without a package's metadata, works."""
+    monkeypatch.setattr(sys, "meta_path", [each for each in sys.meta_path if not hasattr(each, "find_distributions")])
+    card = card_of(small_trainer(tmp_path), tmp_path)
+
+    assert f"- PyTorch {torch.__version__}" in card.text
+    assert "- hexloop " in card.text
 
 
 def test_a_second_card_keeps_the_tags_of_the_first(tmp_path: Path) -> None:
