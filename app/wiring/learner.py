@@ -314,6 +314,8 @@ def _with_training_step(
     """
     learner, training_step = LearnerMethods(standard), parts.hooks.training_step.method
     takes_count = takes_argument(training_step, "num_items_in_batch")
+    # In transformers the standard training_step does it: what an override does before is in the mode of an evaluation.
+    enter_training_mode = trainable.enter_training_mode if parts.args.reproduce is None else (lambda: None)
 
     def count_items(window: Sequence[Any]) -> object:
         place.length = len(window)
@@ -321,7 +323,7 @@ def _with_training_step(
 
     def micro_step(batch: Any, window_items: object, last_of_window: bool) -> Any:
         inputs = shallow_copy(batch)  # the user's step may remove entries
-        trainable.enter_training_mode()
+        enter_training_mode()
         if takes_count:
             return training_step(model, inputs, num_items_in_batch=window_items).detach()
         return training_step(model, inputs).detach()

@@ -59,11 +59,12 @@ def config(dropout=0.1, **settings):
 
 
 def causal_model(dropout=0.1, seed=0):
-    """Return a model that was loaded from a folder: trl loads its reference from there."""
+    """Return a model that was loaded from a folder, from where trl loads references and tokenizers."""
     set_seed(seed)
     folder = tempfile.TemporaryDirectory()
     atexit.register(folder.cleanup)
     LlamaForCausalLM(config(dropout)).save_pretrained(folder.name)
+    tokenizer().save_pretrained(folder.name)
     return LlamaForCausalLM.from_pretrained(folder.name)
 
 
