@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hexloop.adapters.collectives import SingleProcessCollectives
@@ -58,6 +59,16 @@ def accelerate_state(args: JoinArguments) -> Any:
     join(args)
     ranks = (process.rank, process.world_size, process.local_rank, process.local_world_size or process.world_size)
     return shared_state(Processes(str(args.device), *ranks))
+
+
+def share_accelerate_state(args: JoinArguments) -> None:
+    """Make accelerate's `PartialState` now if accelerate is imported, else as soon as it is.
+
+    Its loggers and functions then work before there is a Trainer, as they do with the arguments of transformers.
+    """
+    from hexloop.adapters.accelerator.accelerate.importing import when_imported
+
+    when_imported(partial(accelerate_state, args))
 
 
 def backend_for(args: JoinArguments) -> str:

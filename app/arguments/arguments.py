@@ -97,6 +97,10 @@ class TrainingArguments(
                 setattr(self, name, _parsed(name, value))
         super().__post_init__()
         self._validate_args()
+        if self.surroundings.world_size == 1 and not self.accelerator_config.use_configured_state:
+            from hexloop.app.joining import share_accelerate_state
+
+            share_accelerate_state(self)
 
     def _validate_args(self) -> None:
         """No-op: everything is checked. A subclass may override it; it is called at the end of `__post_init__`."""

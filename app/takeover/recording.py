@@ -22,7 +22,7 @@ from typing import Any
 
 import xxhash
 
-from hexloop.app.takeover.replacing import call_before, takeover
+from hexloop.app.takeover.replacing import call_after, call_before, takeover
 from hexloop.app.takeover.scripts import Program
 
 REFUSED = 2
@@ -237,22 +237,9 @@ def record(library: str, program: Program, recorder: Recorder, folders: OutputFo
         if library == HEXLOOP:
             undo.enter_context(takeover(reproduce=TRANSFORMERS))
         undo.callback(call_before(classes.TrainingArguments, "__post_init__", adjust))
-        undo.callback(_call_after(classes.Trainer, "__init__", listen))
+        undo.callback(call_after(classes.Trainer, "__init__", listen))
         undo.callback(_replace(classes.Trainer, "push_to_hub", lambda *_, **__: None))
         return program.run()
-
-
-def _call_after(cls: type, method: str, then: Callable[[Any], object]) -> Callable[[], object]:
-    """Call `then` with the object after each call of a class's method; return what undoes it."""
-    original = getattr(cls, method)
-
-    @wraps(original)
-    def both(self: Any, *values: Any, **named: Any) -> Any:
-        result = original(self, *values, **named)
-        then(self)
-        return result
-
-    return _replace(cls, method, both)
 
 
 def _replace(owner: Any, name: str, value: object) -> Callable[[], object]:

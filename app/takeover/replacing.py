@@ -23,6 +23,7 @@ from types import ModuleType, TracebackType
 from typing import Any, Self
 
 import hexloop
+from hexloop.app.joining import share_accelerate_state
 from hexloop.app.takeover.names import FAMILY_NAMES, HOLDERS, PACKAGE, TESTED, TRACKERS, is_tested, module_name
 
 _HOLDERS = frozenset(map(module_name, HOLDERS))
@@ -136,6 +137,7 @@ class _Replacement:
     def start(self) -> None:
         """Change the modules that have been imported, and each other one when it is."""
         self._undo.append(call_before(hexloop.TrainingArguments, "__post_init__", _set_reproduce))
+        self._undo.append(call_after(hexloop.TrainingArguments, "__post_init__", _join_early))
         self._undo.append(_take_over_spawned_processes())
         sys.meta_path.insert(0, self)
         for module in _imported_modules():
@@ -261,6 +263,30 @@ def call_before(cls: type, method: str, first: Callable[[Any], object]) -> Undo:
 
     setattr(cls, method, both)
     return lambda: delattr(cls, method) if inherited else setattr(cls, method, original)
+
+
+def call_after(cls: type, method: str, then: Callable[[Any], object]) -> Undo:
+    """Call `then` with the object after each call of a class's method; return what undoes it."""
+    inherited = method not in vars(cls)
+    original = getattr(cls, method)
+
+    @wraps(original)
+    def both(self: Any, *values: Any, **named: Any) -> Any:
+        result = original(self, *values, **named)
+        then(self)
+        return result
+
+    setattr(cls, method, both)
+    return lambda: delattr(cls, method) if inherited else setattr(cls, method, original)
+
+
+def _join_early(arguments: Any) -> None:
+    """Let the processes of a launch meet when training arguments are made, as transformers does.
+
+    Libraries and scripts call functions of accelerate between the arguments and the Trainer.
+    """
+    if arguments.surroundings.world_size > 1 and not arguments.accelerator_config.use_configured_state:
+        share_accelerate_state(arguments)
 
 
 def _set_reproduce(arguments: Any) -> None:

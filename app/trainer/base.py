@@ -319,7 +319,8 @@ class TrainerBase:
             backend = args.torch_compile_backend or "inductor"
             wrapped = torch.compile(wrapped, backend=backend, mode=args.torch_compile_mode)
         self.model_wrapped = wrapped
-        wrapped.train()
+        if args.reproduce is None:  # in transformers, the standard training_step does it
+            wrapped.train()
         return wrapped
 
     @staticmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -145,8 +145,10 @@ class TrainerHooks(TrainerStages):
     def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> AbstractContextManager[Any]:
         """Return a context in which the model computes in the run's precision. If overridden, every loss uses it.
 
-        The standard step computes in that precision without it.
+        The standard step computes in that precision without it. With `reproduce` it is empty, as in transformers.
         """
+        if self.args.reproduce is not None:
+            return nullcontext()
         context: AbstractContextManager[Any] = self.accelerator.autocast()
         return context
 

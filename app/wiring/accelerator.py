@@ -20,7 +20,8 @@ from hexloop.adapters.accelerator.accelerate.accelerator import (
     with_objects_of_run,
     without_repeated_rows,
 )
-from hexloop.adapters.accelerator.accelerate.state import Processes, differences, when_imported
+from hexloop.adapters.accelerator.accelerate.importing import when_imported
+from hexloop.adapters.accelerator.accelerate.state import Processes, differences
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.engines import is_requested
 from hexloop.app.environment import launched

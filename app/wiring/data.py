@@ -21,7 +21,13 @@ from hexloop.adapters.batches.torch.batches import (
 from hexloop.adapters.batches.torch.collate import DataCollatorWithPadding, default_data_collator
 from hexloop.adapters.batches.torch.data_state import Progress, no_progress
 from hexloop.adapters.batches.torch.external import ExternalBatches, ExternalShares, SampledShares
-from hexloop.adapters.batches.torch.loader import OrderedLoader, is_sharded_already, reads_by_index, unsharded_batches
+from hexloop.adapters.batches.torch.loader import (
+    OrderedLoader,
+    is_iterable,
+    is_sharded_already,
+    reads_by_index,
+    unsharded_batches,
+)
 from hexloop.adapters.batches.torch.order import random_fingerprint
 from hexloop.adapters.batches.torch.replay import ReplayedBatches
 from hexloop.adapters.batches.torch.reproduction import (
@@ -178,7 +184,12 @@ def splits(args: TrainingArguments) -> bool:
 
 
 def sampler_from(method: Callable[..., Any], dataset: Any) -> Any:
-    """Call an overridden sampler method, with the dataset if it takes it, as in newer releases of transformers."""
+    """Call an overridden sampler method, with the dataset if it takes it, as in newer releases of transformers.
+
+    Returns None without a call for data that can only be read from the start.
+    """
+    if is_iterable(dataset):
+        return None
     return method(dataset) if inspect.signature(method).parameters else method()
 
 

@@ -153,8 +153,8 @@ def is_only_forward_in_half(parts: TrainerParts) -> bool:
     return parts.args.reproduce is not None and parts.adapters.precision.name in HALF_FORMATS
 
 
-def _with_forward_in_half(parts: TrainerParts, compute: ComputeLoss) -> ComputeLoss:
-    """Return a loss during which the model's forward computes in half precision and returns float32."""
+def _with_forward_in_half(parts: TrainerParts, compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function during which the model's forward computes in half precision and returns float32."""
     inner = parts.unwrapped_model
     forward = parts.adapters.precision.wrap(inner.forward)
 
@@ -162,7 +162,7 @@ def _with_forward_in_half(parts: TrainerParts, compute: ComputeLoss) -> ComputeL
     def in_half(*values: Any, **named: Any) -> Any:
         return in_full_precision(forward(*values, **named))
 
-    def compute_loss(*values: Any, **named: Any) -> Any:
+    def compute_in_half(*values: Any, **named: Any) -> Any:
         own = vars(inner).get("forward")
         inner.forward = in_half
         try:
@@ -172,7 +172,7 @@ def _with_forward_in_half(parts: TrainerParts, compute: ComputeLoss) -> ComputeL
             if own is not None:
                 inner.forward = own
 
-    return compute_loss
+    return compute_in_half
 
 
 def loss_of_generation(parts: TrainerParts) -> ComputeLoss:
@@ -275,6 +275,12 @@ def standard_prediction_step(parts: TrainerParts) -> Callable[..., Any]:
     return lambda model, inputs, *given, **named: step(model, prepare(shallow_copy(inputs)), *given, **named)
 
 
+def _overridden_prediction_step(parts: TrainerParts) -> Any:
+    """Return the user's prediction step, which may call the model itself: its forward then computes in half."""
+    step: Any = parts.hooks.prediction_step.method
+    return _with_forward_in_half(parts, step) if parts.adapters.precision.name in HALF_FORMATS else step
+
+
 def predicted_items(parts: TrainerParts, loss: LossChoice, inputs: Any) -> Any:
     """Return the item count of a batch that is predicted; None if the loss needs none."""
     return item_count(inputs, parts.label_names, loss.shifted) if loss.normalises else None
@@ -323,7 +329,7 @@ def make_evaluator(
     takes_any = overridden or parts.hooks.compute_loss.overridden
     ranks = SingleRank() if adapters.collectives.world_size == 1 else tensor_gatherer(adapters.device.name)
     kept: Callable[[], int | None] = (lambda: None) if parts.gathers_all_rows else rows_to_keep
-    step = parts.hooks.prediction_step.method if overridden else standard_prediction_step(parts)
+    step = _overridden_prediction_step(parts) if overridden else standard_prediction_step(parts)
     return TorchEvaluator(
         model,
         loader,

@@ -274,10 +274,10 @@ def _clip_by_override(parts: TrainerParts, trainable: TorchTrainable, model: Any
 def reduced_precision(parts: TrainerParts, wrapped: Any) -> Iterator[None]:
     """Let the model compute in the run's precision for an overridden `training_step`, and return float32 to it.
 
-    No-op if `training_step` is not overridden, or in full precision.
+    With `reproduce` always, because callbacks may call the model. No-op in full precision.
     """
-    precision = parts.adapters.precision
-    if not parts.hooks.training_step.overridden or precision.name not in HALF_FORMATS:
+    precision, asked = parts.adapters.precision, parts.args.reproduce is not None or parts.hooks.training_step.overridden
+    if not asked or precision.name not in HALF_FORMATS:
         yield
         return
     own, forward = vars(wrapped).get("forward"), precision.wrap(wrapped.forward)
@@ -315,6 +315,8 @@ def _with_training_step(
     learner, training_step = LearnerMethods(standard), parts.hooks.training_step.method
     by_position = _takes_positional(training_step, 3)  # as in transformers, so that the name is the user's choice
     takes_count = not by_position and takes_argument(training_step, "num_items_in_batch")
+    # In transformers the standard training_step does it: what an override does before is in the mode of an evaluation.
+    enter_training_mode = trainable.enter_training_mode if parts.args.reproduce is None else (lambda: None)
 
     def count_items(window: Sequence[Any]) -> object:
         place.length = len(window)
@@ -322,7 +324,7 @@ def _with_training_step(
 
     def micro_step(batch: Any, window_items: object, last_of_window: bool) -> Any:
         inputs = shallow_copy(batch)  # the user's step may remove entries
-        trainable.enter_training_mode()
+        enter_training_mode()
         if by_position:
             return training_step(model, inputs, window_items).detach()
         if takes_count:

@@ -506,6 +506,22 @@ def test_an_overridden_loader_is_used(tmp_path: Path) -> None:
     ]
 
 
+def test_samplers_are_not_asked_for_iterable_data(tmp_path: Path) -> None:
+    """As in transformers, an override that returns a sampler by index may stay for data that have none."""
+
+    class Stream(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter(rows(16))
+
+    class Shuffled(Trainer):
+        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+            return torch.utils.data.RandomSampler(train_dataset)
+
+    trained(tmp_path, Shuffled, {"train_dataset": rows(16)})
+    own = trained(tmp_path, Shuffled, {"train_dataset": Stream()}, max_steps=4)
+    assert same_weights(weights(own), weights(trained(tmp_path, parts={"train_dataset": Stream()}, max_steps=4)))
+
+
 def test_overridden_gradient_norms_are_used(tmp_path: Path) -> None:
     """`_clip_grad_norm` replaces clipping, and `_get_grad_norm` what is logged."""
 

@@ -242,6 +242,28 @@ def test_an_overridden_prediction_step_is_used(tmp_path: Path) -> None:
     assert trainer.calls == 2
 
 
+@pytest.mark.parametrize("reproduce", [None, "transformers"])
+def test_a_model_called_by_an_overridden_prediction_step_computes_in_half(
+    tmp_path: Path, reproduce: str | None
+) -> None:
+    """Outside of a run, too, and it returns float32: the predictions are those of the standard step."""
+
+    class CallsModel(Trainer):
+        def prediction_step(
+            self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
+        ) -> tuple[Tensor | None, Any, Any]:
+            outputs = model(**self._prepare_inputs(inputs))
+            assert outputs["logits"].dtype == torch.float32
+            return outputs["loss"], outputs["logits"], inputs["labels"]
+
+    own, plain, full = (
+        small_trainer(tmp_path, kind, bf16=half, reproduce=reproduce).predict(rows(6)).predictions
+        for kind, half in ((CallsModel, True), (Trainer, True), (Trainer, False))
+    )
+    assert (own == plain).all()
+    assert (own != full).any()
+
+
 def test_an_overridden_evaluation_loop_is_used(tmp_path: Path) -> None:
     """Its metrics are the result of `evaluate`, also during a run, and select the best model."""
 

@@ -165,6 +165,7 @@ CASES: dict[str, dict[str, Any]] = {
     "bf16": {"model": "dropout", "bf16": True, **EVALUATES},
     "bf16 with an own loss": {"model": "dropout", "bf16": True, "own_loss": True, **EVALUATES},
     "bf16 on two ranks": {"model": "dropout", "bf16": True, "own_loss": True, "ranks": 2, **EVALUATES},
+    "own step": {"model": "dropout", "loaders": "step", **EVALUATES},
     "own loaders": {**AUGMENTED, **EVALUATES, "loaders": "own", "gradient_accumulation_steps": 2},
     "own sampler": {**AUGMENTED, **WORKERS, "loaders": "sampler"},
     "stream": {**AUGMENTED, **EVALUATES, "stream": True},
@@ -298,7 +299,13 @@ def run(library: str, case: dict[str, Any], folder: Path, changes: dict[str, Any
         def _get_train_sampler(self, train_dataset: Any = None) -> Any:
             return WeightedRandomSampler([1.0 + index % 3 for index in range(LENGTH)], LENGTH)
 
-    kinds = {"own": OwnLoaders, "sampler": OwnSampler}
+    class OwnStep(Trainer):
+        def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+            with torch.no_grad():  # in evaluation mode after an evaluation
+                moved = inputs["x"] + 0.1 * model(**inputs)["logits"].mean()
+            return super().training_step(model, {**inputs, "x": moved}, num_items_in_batch)
+
+    kinds = {"own": OwnLoaders, "sampler": OwnSampler, "step": OwnStep}
     trainer_class = OwnLoss if own.get("own_loss") else kinds.get(own.get("loaders", ""), Trainer)
     trainer: Any = trainer_class(
         **starts,

@@ -50,3 +50,11 @@ def test_two_processes(launcher: str, tmp_path: Path) -> None:
     assert done.stdout.count("trained with hexloop in 2") == 1, done.stdout
     assert (tmp_path / "out" / "summary.txt").read_text() == "4 8\n"
     assert (tmp_path / "out" / "checkpoint-4" / "manifest.json").exists()
+
+
+def test_accelerate_between_arguments_and_trainer(tmp_path: Path) -> None:
+    """The processes meet when the arguments are made, and accelerate's functions gather from both."""
+    done = python(*LAUNCHERS["torchrun"], SCRIPTS / "before_trainer.py", "--use_cpu", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("hexloop gathered [0, 1]") == 2, done.stdout
+    assert done.stderr.count("WARNING:before:[RANK 0] one line of all processes") == 1, done.stderr

@@ -51,6 +51,14 @@ def test_exit_codes(how: str, code: int, errors: str, tmp_path: Path) -> None:
     assert "hexloop" not in done.stderr
 
 
+def test_accelerate_between_arguments_and_trainer(tmp_path: Path) -> None:
+    """Loggers and functions of accelerate work as soon as there are training arguments."""
+    done = python(*RUN, SCRIPTS / "before_trainer.py", "--use_cpu", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "hexloop gathered [0]\n"
+    assert "WARNING:before:[RANK 0] one line of all processes\n" in done.stderr
+
+
 def test_an_error_during_training(tmp_path: Path) -> None:
     """The traceback starts at the script, and the exit code is 1."""
     script = shutil.copy(SCRIPTS / "line.py", tmp_path)
