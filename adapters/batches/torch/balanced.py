@@ -9,7 +9,6 @@ from hexloop.adapters.batches.torch.order import OrderedBatchSampler, keyed_indi
 from hexloop.domain.order import Order, global_batches
 from hexloop.domain.order.balance import balanced_sizes, batch_cost
 
-
 BY_LENGTH = ("group_by_length", "batch_rebalance")
 """The sampling strategies that need the length of each sample."""
 

@@ -49,8 +49,8 @@ class LoaderFactory:
     seed, data_seed: of random draws in evaluation data, and of the order of training data.
     rank, world_size: this process. dispatches: rank 0 reads for all. keyed: random draws of a sample depend on its
     index, not on who reads it. drop_last: leave out an incomplete last batch.
-    sampling: "random", "sequential", "group_by_length" or "batch_rebalance". training_batch: samples of a micro-batch of
-    all processes in training. accumulation: micro-batches of an optimizer step.
+    sampling: "random", "sequential", "group_by_length" or "batch_rebalance". training_batch: samples of a micro-batch
+    of all processes in training. accumulation: micro-batches of an optimizer step.
     length_column, main_input: the column with a sample's length, else the one whose length is the sample's.
     progress: called while samples are skipped.
     """
@@ -138,9 +138,8 @@ class LoaderFactory:
         permutation = VectorisedPermutation(self.data_seed, epoch, length)
         if self.sampling != "group_by_length":
             return permutation
-        return GroupedByLength(
-            permutation, self.training_batch() * self.accumulation(), partial(self._sample_length, dataset)
-        )
+        step = self.training_batch() * self.accumulation()
+        return GroupedByLength(permutation, step, partial(self._sample_length, dataset))
 
     @property
     def _keyed_by(self) -> int | None:

@@ -79,8 +79,8 @@ class ReproducingFactory:
     torch_options: keywords of torch's DataLoader, apart from data, order and `collate_fn`.
     seed: of the order of evaluation data that are grouped by length. sampling: "random", "sequential",
     "group_by_length" or "batch_rebalance". train_batch_size: of one process. accumulation: micro-batches of an
-    optimizer step. eval_group_size: samples of a group of similar lengths in evaluation. length_column: the column with the length of a sample. main_input: the column whose length is the sample's if there
-    is no such column.
+    optimizer step. eval_group_size: samples of a group of similar lengths in evaluation. length_column: the column with
+    the length of a sample. main_input: the column whose length is the sample's if there is no such column.
     """
 
     collate: Collate
