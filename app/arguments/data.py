@@ -105,7 +105,7 @@ def _converted_settings(values: dict[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         if name not in _SETTINGS:
             remedy = did_you_mean(name, _SETTINGS, f"choose among {', '.join(_SETTINGS)}")
-            raise RefusalError(f"it has no key {name!r}", remedy)
+            raise RefusalError(f"it has no key {name!r}", remedy, TypeError)
         try:
             converted[name] = converter.structure(value, _SETTINGS[name])
         except RefusalError as refusal:

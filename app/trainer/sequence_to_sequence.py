@@ -178,9 +178,15 @@ class Seq2SeqTrainer(Trainer):
         length, longest = tokens.shape[-1], getattr(config, "max_length", None) or DEFAULT_LENGTH
         if length >= longest:
             longest = max(length, (getattr(config, "max_new_tokens", None) or 0) + 1)
-        if length == longest:
-            return tokens
-        return pad(tokens, (0, longest - length), value=_padding_token(self.processing_class, self.model))
+        return tokens if length == longest else self._pad_tensors_to_max_len(tokens, longest)
+
+    def _pad_tensors_to_max_len(self, tensor: Tensor, max_length: int) -> Tensor:
+        """Return `tensor`, (rows, length), padded on the right to `max_length` with the padding token.
+
+        Raises ConfigurationError if neither the tokenizer nor the model's config has one.
+        """
+        missing = max_length - tensor.shape[-1]
+        return pad(tensor, (0, missing), value=_padding_token(self.processing_class, self.model))
 
 
 def _with_defaults(args: Seq2SeqTrainingArguments, keywords: Mapping[str, Any]) -> dict[str, Any]:
