@@ -30,7 +30,7 @@ TRACKERS = {
 
 
 def tracker_problem(name: str) -> Problem | None:
-    """Return why the tracker `name` cannot be used, and what to do; None if it can. The error is of transformers' class too."""
+    """Return why the tracker `name` cannot be used, and what to do, as an error of transformers' class; else None."""
     module, packages = TRACKERS[name]
     if find_spec("transformers") is None:
         because = "hexloop has no logger for it yet, and transformers, whose callback it can use, is not installed"

@@ -80,12 +80,12 @@ def refuse_missing_data(parts: TrainerParts) -> None:
         if parts.eval_dataset is None and parts.args.eval_strategy != "no":
             refuse_evaluation_without_data(parts)
     with refusals:
-        if train is not None and parts.args.max_steps <= 0 and not hooks.get_train_dataloader.overridden:
-            if _length(train) is None:
-                raise ConfigurationError(
-                    f"train_dataset is a {type(train).__name__}, which has no length, so that num_train_epochs cannot "
-                    "determine the number of steps; set max_steps."
-                )
+        is_read = train is not None and not hooks.get_train_dataloader.overridden
+        if is_read and parts.args.max_steps <= 0 and _length(train) is None:
+            raise ConfigurationError(
+                f"train_dataset is a {type(train).__name__}, which has no length, so that num_train_epochs cannot "
+                "determine the number of steps; set max_steps."
+            )
     refusals.settle()
 
 

@@ -141,7 +141,7 @@ class TrainerAttributes(TrainerBase):
 
     @property
     def _total_loss_scalar(self) -> float:
-        """The sum of the losses of all logged steps of the live or last run; an overridden method that logs may add to it."""
+        """The sum of the losses of all logged steps of the live or last run; an override that logs may add to it."""
         return float(self.state.run_state.loss_total if self._session is None else self._session.run.state.loss_total)
 
     @_total_loss_scalar.setter

@@ -75,9 +75,7 @@ class Trainer(TrainerHooks, LegacyNames):
     ) -> None:
         if tokenizer is not None:
             processing_class = self.take_tokenizer(tokenizer, processing_class)
-        self.args = (
-            self.arguments_class("tmp_trainer") if args is None else from_transformers(args, self.arguments_class)
-        )
+        self.args = from_transformers(args or self.arguments_class("tmp_trainer"), self.arguments_class)
         with Refusals() as refusals:
             self.adapters = choose_adapters(self.args, injected)
             self._memory = memory_stages_for(self.args, self.adapters.device)

@@ -160,7 +160,7 @@ def test_data_without_a_length_need_max_steps(tmp_path: Path) -> None:
         def get_train_dataloader(self) -> Any:
             return DataLoader(Stream(8))
 
-    with pytest.raises(ConfigurationError, match="is a Stream, which has no length.*max_steps"):
+    with pytest.raises(ConfigurationError, match=r"is a Stream, which has no length.*max_steps"):
         small_trainer(tmp_path, parts={"train_dataset": Stream(8)})
     (problem,) = refused_before_the_first_step(small_trainer(tmp_path, OwnLoader))
 
@@ -244,8 +244,8 @@ def test_all_problems_of_a_run_are_reported_at_once(tmp_path: Path) -> None:
     """Folder, evaluation data, model, training data and schedule are all checked before an error is raised."""
     (tmp_path / "taken").write_text("")
     trainer = small_trainer(
-        tmp_path / "taken", parts={"train_dataset": [], "eval_dataset": []}, save_strategy="epoch", eval_strategy="epoch",
-        gradient_checkpointing=True,
+        tmp_path / "taken", parts={"train_dataset": [], "eval_dataset": []}, save_strategy="epoch",
+        eval_strategy="epoch", gradient_checkpointing=True,
     )  # fmt: skip
     assert len(refused_before_the_first_step(trainer)) == 4
     trainer.train_dataset = rows(4)

@@ -85,7 +85,7 @@ CASES: dict[str, Case] = {
         library, folder, optimizers=(SGD_OF_ANOTHER, None), optimizer_cls_and_kwargs=(SGD, {})
     ),
     "model_init and optimizer": lambda library, folder: trainer(
-        library, folder, model_init=lambda: net(), optimizers=(SGD_OF_ANOTHER, None)
+        library, folder, model_init=WithoutLoss, optimizers=(SGD_OF_ANOTHER, None)
     ),
     "evaluation without data": lambda library, folder: trainer(
         library, folder, {"eval_strategy": "epoch"}, eval_dataset=None
