@@ -101,7 +101,8 @@ def mapping_or_file(value: Any) -> Any:
             return json.load(file)
     except (OSError, ValueError) as error:
         because = "it takes a mapping, or the path of a readable JSON file"
-        raise RefusalError(because, "name such a file", type(error)) from None
+        kind = type(error) if isinstance(error, OSError) else None
+        raise RefusalError(because, "name such a file", kind) from None
 
 
 def at_least(lowest: int) -> Check:

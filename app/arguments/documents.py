@@ -229,8 +229,9 @@ def _text_of(path: str | Path) -> str:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        problem = Problem(f"The file {str(path)!r} cannot be read ({reason}); name a readable file.", (), type(error))
-        raise ConfigurationError(problem) from error
+        kind = type(error) if isinstance(error, OSError) else None
+        sentence = f"The file {str(path)!r} cannot be read ({reason}); name a readable file."
+        raise ConfigurationError(Problem(sentence, (), kind)) from error
 
 
 class CoreSchemaLoader(yaml.SafeLoader):

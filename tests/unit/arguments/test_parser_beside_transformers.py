@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Union
+from typing import Any, ClassVar, Literal
 
 import pytest
 import transformers
@@ -216,7 +216,7 @@ def subclass_of(library: Any) -> Any:
         beta: float = 0.1
         learning_rate: float = field(default=7e-7, metadata={"help": "another default"})
 
-    Own.__annotations__ = {"model_kwargs": Union[dict, str, None], "beta": float, "learning_rate": float}
+    Own.__annotations__ = {"model_kwargs": dict | str | None, "beta": float, "learning_rate": float}
     return Own
 
 
