@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any, Self
 
 
 class HexloopError(Exception):
     """Base of all errors of hexloop."""
 
 
+class Problem(str):
+    """A sentence for `ConfigurationError`, with the names of the arguments it is about.
+
+    kind: a further class of the error, which code written for other libraries may expect.
+    """
+
+    names: tuple[str, ...]
+    kind: type[Exception] | None
+
+    def __new__(cls, sentence: str, names: Iterable[str] = (), kind: type[Exception] | None = None) -> Problem:
+        """Make a problem from `sentence`, which is about the arguments `names`."""
+        problem = super().__new__(cls, sentence)
+        problem.names, problem.kind = tuple(names), kind
+        return problem
+
+
 class ConfigurationError(HexloopError, ValueError):
-    """A configuration that cannot work. `problems` lists everything that is wrong with it, one sentence each."""
+    """A configuration that cannot work. `problems` lists everything that is wrong with it, one sentence each.
+
+    The error is also of the kinds that its problems state, such as TypeError.
+    """
+
+    def __new__(cls, problems: str | Iterable[str]) -> Self:
+        """Make an error of the kinds that the problems state."""
+        listed = (problems,) if isinstance(problems, str) else problems if isinstance(problems, Sequence) else ()
+        kinds = (each.kind for each in listed if isinstance(each, Problem) and each.kind)
+        made: type[Self] = _of_kinds(cls, tuple(dict.fromkeys(kinds)))
+        return OSError.__new__(made) if issubclass(made, OSError) else super().__new__(made)  # as Python requires
 
     def __init__(self, problems: str | Iterable[str]) -> None:
         self.problems = (problems,) if isinstance(problems, str) else tuple(dict.fromkeys(problems))
@@ -21,8 +49,20 @@ class ConfigurationError(HexloopError, ValueError):
             text = f"{len(self.problems)} problems in the configuration:{listed}"
         super().__init__(text)
 
+    def __str__(self) -> str:
+        return str(self.args[0])
+
     def __reduce__(self) -> tuple[type[ConfigurationError], tuple[tuple[str, ...]]]:
-        return type(self), (self.problems,)  # so that it can be pickled
+        own = next(each for each in type(self).__mro__ if not each.__dict__.get("_is_made"))
+        return own, (self.problems,)  # so that it can be pickled
+
+
+@cache
+def _of_kinds(cls: Any, kinds: tuple[type[Exception], ...]) -> Any:
+    """Return a class of the same name that also derives from the kinds, of which it does not derive yet."""
+    further = [kind for kind in kinds if not any(issubclass(each, kind) for each in (cls, *kinds) if each is not kind)]
+    named = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_is_made": True}
+    return type(cls.__name__, (cls, *further), named) if further else cls
 
 
 class DataError(HexloopError, ValueError):
@@ -43,6 +83,10 @@ class NotFiniteError(HexloopError, ValueError):
 
 class CheckpointError(HexloopError):
     """A checkpoint that is missing, incomplete or damaged; the message lists the good ones."""
+
+
+class MissingCheckpointError(CheckpointError, ValueError):
+    """There is no checkpoint where one was named; also a ValueError, as an invalid argument."""
 
 
 class DamagedCheckpointError(CheckpointError):

@@ -10,7 +10,7 @@ from typing import TypeVar
 from attrs import frozen
 
 from hexloop.domain import events
-from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.errors import ConfigurationError, Problem
 from hexloop.domain.state import RunState
 from hexloop.ports.clock import Clock
 from hexloop.ports.evaluator import Evaluator
@@ -104,12 +104,16 @@ class BestMetric:
         return self.name if self.name.startswith(self.prefix) else self.prefix + self.name
 
     def value(self, metrics: Mapping[str, float]) -> float:
-        """Return the metric's value. Raises ConfigurationError, listing the available metrics, if it is missing."""
+        """Return the metric's value.
+
+        Raises ConfigurationError, also a KeyError, with the available metrics if it is missing.
+        """
         if self.full_name not in metrics:
-            raise ConfigurationError(
+            problem = (
                 f"metric_for_best_model={self.name!r} was not found: the evaluation has no {self.full_name!r}. "
                 f"Choose one of: {', '.join(sorted(metrics)) or '(none)'}."
             )
+            raise ConfigurationError(Problem(problem, kind=KeyError))
         return metrics[self.full_name]
 
     def observe(self, state: RunState, metrics: Mapping[str, float]) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from enum import Enum
 
-from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.errors import ConfigurationError, Problem
 
 _shortened = reprlib.Repr()
 _shortened.maxstring = _shortened.maxother = 80
@@ -25,32 +25,21 @@ _TRUTH_WORDS = {
 class RefusalError(ValueError):
     """Raised for a value, or a combination of values, that cannot be used.
 
-    because: why it is refused. remedy: how to fix it.
+    because: why it is refused. remedy: how to fix it. kind: a further class of the error; see `Problem`.
     """
 
-    def __init__(self, because: str, remedy: str) -> None:
+    def __init__(self, because: str, remedy: str, kind: type[Exception] | None = None) -> None:
         self.because = because
         self.remedy = remedy
+        self.kind = kind
         super().__init__(f"{because}; {remedy}")
-
-
-class Problem(str):
-    """A sentence for `ConfigurationError`, with the names of the arguments it is about."""
-
-    names: tuple[str, ...]
-
-    def __new__(cls, sentence: str, names: Iterable[str] = ()) -> Problem:
-        """Make a problem from `sentence`, which is about the arguments `names`."""
-        problem = super().__new__(cls, sentence)
-        problem.names = tuple(names)
-        return problem
 
 
 def problem(values: Mapping[str, object], refusal: RefusalError) -> Problem:
     """Return the sentence that refuses `values`, a mapping from argument names to their values."""
     listed = enumeration([f"{name}={shown_as(name, value)}" for name, value in values.items()])
     stop = "" if refusal.remedy.endswith("?") else "."
-    return Problem(f"You chose {listed}, but {refusal}{stop}", values)
+    return Problem(f"You chose {listed}, but {refusal}{stop}", values, refusal.kind)
 
 
 def shown(value: object) -> str:

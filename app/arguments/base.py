@@ -51,9 +51,10 @@ def unknown_argument(name: str, value: object, known: Iterable[str]) -> Problem:
 def unknown_name(name: str, known: Iterable[str], kind: str, spell: Callable[[str], str] = str) -> RefusalError:
     """Return the refusal of an argument or option, as `kind` says, that is not among the `known` ones."""
     if name.replace("-", "_") in SEQ2SEQ_ARGUMENTS:
-        return RefusalError(f"only sequence-to-sequence training has this {kind}", "use Seq2SeqTrainingArguments")
+        remedy = "use Seq2SeqTrainingArguments"
+        return RefusalError(f"only sequence-to-sequence training has this {kind}", remedy, TypeError)
     remedy = did_you_mean(name, known, "leave it out", spell=spell, similarity=0.7)
-    return RefusalError(f"there is no {kind} of that name", remedy)
+    return RefusalError(f"there is no {kind} of that name", remedy, TypeError)
 
 
 def problems_of(make: Callable[[], object]) -> tuple[str, ...]:

@@ -99,8 +99,10 @@ def mapping_or_file(value: Any) -> Any:
     try:
         with open(value, encoding="utf-8") as file:
             return json.load(file)
-    except (OSError, ValueError):
-        raise RefusalError("it takes a mapping, or the path of a readable JSON file", "name such a file") from None
+    except (OSError, ValueError) as error:
+        because = "it takes a mapping, or the path of a readable JSON file"
+        kind = type(error) if isinstance(error, OSError) else None
+        raise RefusalError(because, "name such a file", kind) from None
 
 
 def at_least(lowest: int) -> Check:

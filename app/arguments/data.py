@@ -123,7 +123,7 @@ def _converted_settings(values: dict[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         if name not in _SETTINGS:
             remedy = did_you_mean(name, _SETTINGS, f"choose among {', '.join(_SETTINGS)}")
-            raise RefusalError(f"it has no key {name!r}", remedy)
+            raise RefusalError(f"it has no key {name!r}", remedy, TypeError)
         try:
             converted[name] = converter.structure(value, _SETTINGS[name])
         except RefusalError as refusal:
@@ -200,11 +200,12 @@ class DataArguments(ArgumentGroup):
 
     train_sampling_strategy: str = argument(
         default="random",
-        check=one_of("random", "sequential", "group_by_length"),
-        help="order of training samples: random, sequential, or group_by_length (random, by similar length)",
+        check=one_of("random", "sequential", "group_by_length", "batch_rebalance"),
+        help="order of training samples: random, sequential, group_by_length (random, by similar length), or "
+        "batch_rebalance (random, each step in micro-batches of nearly equal cost, which differ in size)",
     )
     length_column_name: str = argument(
-        default="length", help="dataset column with the lengths of the samples, for group_by_length"
+        default="length", help="dataset column with the lengths of the samples, for group_by_length and batch_rebalance"
     )
     remove_unused_columns: bool = argument(
         default=True, help="remove dataset columns that the model's forward method does not take"

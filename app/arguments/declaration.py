@@ -16,7 +16,7 @@ from typing import Any, TypeVar, dataclass_transform
 import attrs
 
 from hexloop.app.arguments.conversion import Check, converter, finite
-from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.errors import ConfigurationError, Problem
 
 T = TypeVar("T")
 
@@ -177,10 +177,11 @@ def annotations_of(cls: type, needed: Collection[str] = ()) -> dict[str, Any]:
             kinds |= inspect.get_annotations(owner, eval_str=True)
         except NameError as error:
             if any(name in needed for name in inspect.get_annotations(owner)):
-                raise ConfigurationError(
+                problem = (
                     f"{cls.__name__} cannot be parsed: the types of the fields of {owner.__name__} cannot be "
                     f"resolved ({error}); define the class, and what its types name, at the top of a module."
-                ) from None
+                )
+                raise ConfigurationError(Problem(problem, kind=RuntimeError)) from None
     return kinds
 
 

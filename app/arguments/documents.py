@@ -21,7 +21,7 @@ from hexloop.app.arguments.base import Arguments
 from hexloop.app.arguments.conversion import Hook
 from hexloop.app.arguments.conversion import converter as value_converter
 from hexloop.app.arguments.declaration import annotations_of, declarations
-from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.errors import ConfigurationError, Problem
 from hexloop.domain.wording import RefusalError, did_you_mean, enumeration, problem, shown
 
 T = TypeVar("T")
@@ -199,9 +199,16 @@ converter.register_structure_hook_factory(
 )
 
 
-def read_yaml(path: str | Path) -> Document:
-    """Read a YAML file. Raises `ConfigurationError` if it cannot be read or is not valid YAML."""
-    return _parse_yaml(_text_of(path), str(path))
+def read_yaml(path: str | Path, load: Callable[[str], Any] | None = None) -> Document:
+    """Read a YAML file. Raises `ConfigurationError` if it cannot be read or is not valid YAML.
+
+    load: returns the values of the text; by default those of the core schema.
+    """
+    text = _text_of(path)
+    document = _parse_yaml(text, str(path))
+    if load is not None and document.values:
+        document.values = load(text)
+    return document
 
 
 def read_json(path: str | Path) -> Document:
@@ -222,7 +229,9 @@ def _text_of(path: str | Path) -> str:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigurationError(f"The file {str(path)!r} cannot be read ({reason}); name a readable file.") from error
+        kind = type(error) if isinstance(error, OSError) else None
+        sentence = f"The file {str(path)!r} cannot be read ({reason}); name a readable file."
+        raise ConfigurationError(Problem(sentence, (), kind)) from error
 
 
 class CoreSchemaLoader(yaml.SafeLoader):

@@ -21,7 +21,7 @@ from hexloop.app.arguments.base import Arguments, unknown_name
 from hexloop.app.arguments.conversion import decoded
 from hexloop.app.arguments.declaration import annotations_of, declarations
 from hexloop.app.arguments.legacy import LEGACY_ARGUMENTS
-from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.errors import ConfigurationError, Problem
 from hexloop.domain.wording import enumeration, parse_truth
 
 MISSING: Any = dataclasses.MISSING
@@ -71,13 +71,15 @@ def fields_of(cls: type[Any]) -> list[Field]:
     elif isinstance(cls, type) and attrs.has(cls):
         declared = attrs.fields(cls)
     else:
-        raise ConfigurationError(f"{cls!r} cannot be parsed: it has no fields; make it an attrs class or a dataclass.")
+        problem = f"{cls!r} cannot be parsed: it has no fields; make it an attrs class or a dataclass."
+        raise ConfigurationError(Problem(problem, kind=TypeError))
     kinds = annotations_of(cls, {field.name for field in declared})
     checked = declarations(cls) if issubclass(cls, Arguments) else {}
-    return [_field(each, kinds.get(each.name, each.type), each.name in checked) for each in declared if each.init]
+    return [field_of(each, kinds.get(each.name, each.type), each.name in checked) for each in declared if each.init]
 
 
-def _field(declared: dataclasses.Field[Any] | attrs.Attribute[Any], kind: Any, checked: bool) -> Field:
+def field_of(declared: dataclasses.Field[Any] | attrs.Attribute[Any], kind: Any, checked: bool = False) -> Field:
+    """Return what a field declares. kind: its type. checked: see `Field`."""
     kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     default: Any = declared.default
     if isinstance(declared, dataclasses.Field):

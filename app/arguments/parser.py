@@ -11,11 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from hexloop.app.arguments import options
 from hexloop.app.arguments.base import legacy_names_of
 from hexloop.app.arguments.documents import Document, KeyPath, SourceLocation, read_json, read_yaml
 from hexloop.app.arguments.legacy import DISCOURAGED_ARGUMENTS
-from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.errors import ConfigurationError, Problem
 from hexloop.domain.wording import RefusalError, did_you_mean, problem
 
 
@@ -55,11 +57,30 @@ class HfArgumentParser(ArgumentParser):
         _refuse_duplicates(types, self._fields)
         taken = {field.name for fields in self._fields for field in fields}
         self._legacy_names = [[name for name in legacy_names_of(cls) if name not in taken] for cls in types]
-        for cls, fields in zip(types, self._fields, strict=True):
-            group = self.add_argument_group(getattr(cls, "_argument_group_name", cls.__name__))
-            for field in fields:
-                options.add_option(group, field)
+        for cls in types:
+            self._add_dataclass_arguments(cls)
         self._first_defaults = {field.name: self.get_default(field.name) for fields in self._fields for field in fields}
+
+    def _add_dataclass_arguments(self, dtype: type[Any]) -> None:
+        """Add an option for each field of a class, in a section of the help. The constructor calls it for each class.
+
+        The values of a class that the constructor was not given are returned in a namespace.
+        """
+        owned = (fields for cls, fields in zip(self.dataclass_types, self._fields, strict=True) if cls is dtype)
+        group = self.add_argument_group(getattr(dtype, "_argument_group_name", dtype.__name__))
+        adds = self._parse_dataclass_field
+        declared = {each.name: each for each in dataclasses.fields(dtype)} if dataclasses.is_dataclass(dtype) else {}
+        for field in next(owned, None) or options.fields_of(dtype):
+            if adds is HfArgumentParser._parse_dataclass_field or field.name not in declared:
+                options.add_option(group, field)
+            else:
+                declared[field.name].type = field.kind
+                adds(group, declared[field.name])
+
+    @staticmethod
+    def _parse_dataclass_field(parser: options.Parser, field: dataclasses.Field[Any]) -> None:
+        """Add the option of a dataclass's field, whose type is resolved. If overridden, it is called for each field."""
+        options.add_option(parser, options.field_of(field, field.type))
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as argparse does; also accept `--no_name` for each truth value, and legacy names."""
@@ -109,26 +130,30 @@ class HfArgumentParser(ArgumentParser):
         return self._parse_document(read_json(os.fspath(json_file)), allow_extra_keys)
 
     def parse_yaml_file(self, yaml_file: str | os.PathLike[str], allow_extra_keys: bool = False) -> tuple[Any, ...]:
-        """Call `parse_dict` with the contents of a YAML file. Raises ConfigurationError with the lines of problems."""
-        return self._parse_document(read_yaml(os.fspath(yaml_file)), allow_extra_keys)
+        """Call `parse_dict` with the contents of a YAML file. Raises ConfigurationError with the lines of problems.
+
+        Values have the types of YAML 1.1, as in transformers: `no` is False, and `1e-4` text.
+        """
+        return self._parse_document(read_yaml(os.fspath(yaml_file), yaml.safe_load), allow_extra_keys)
 
     def _parse_document(self, document: Document, allow_extra_keys: bool) -> tuple[Any, ...]:
         if not isinstance(document.values, Mapping):
             sentence = document.located([()], "The document is not a mapping; give values by their names.")
-            raise ConfigurationError([*document.problems, sentence])
+            raise ConfigurationError([*document.problems, Problem(sentence, kind=AttributeError)])
         left = dict(document.values)
         given = [self._take(number, left) for number in range(len(self._fields))]
         known = [field.name for fields in self._fields for field in fields]
         problems = []
         for name, value in ({} if allow_extra_keys else left).items():
             remedy = did_you_mean(str(name), known, "leave it out", similarity=0.7)
-            problems.append(problem({name: value}, RefusalError("no class has a field of that name", remedy)))
+            problems.append(problem({str(name): value}, RefusalError("no class has a field of that name", remedy)))
         try:
             return self._make(given, problems)
         except ConfigurationError as error:
-            found = [
-                document.located([(name,) for name in getattr(each, "names", ())], each) for each in error.problems
-            ]
+            found = []
+            for each in error.problems:
+                names, kind = getattr(each, "names", ()), getattr(each, "kind", None)
+                found.append(Problem(document.located([(name,) for name in names], each), names, kind))
             raise ConfigurationError([*document.problems, *found]) from None
 
     def _make(self, given: list[dict[str, Any]], problems: Sequence[str]) -> tuple[Any, ...]:
@@ -136,7 +161,8 @@ class HfArgumentParser(ArgumentParser):
         problems, made = list(problems), []
         for cls, fields, values in zip(self.dataclass_types, self._fields, given, strict=True):
             if missing := [field.name for field in fields if field.required and field.name not in values]:
-                problems += [f"{cls.__name__} needs {name}, which is missing; give it a value." for name in missing]
+                needs = [f"{cls.__name__} needs {name}, which is missing; give it a value." for name in missing]
+                problems += [Problem(each, kind=TypeError) for each in needs]
                 continue
             try:
                 made.append(cls(**values))

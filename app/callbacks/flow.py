@@ -13,7 +13,7 @@ from hexloop.app.callbacks.base import TrainerCallback, TrainerControl
 from hexloop.app.callbacks.progress import PrinterCallback, ProgressCallback
 from hexloop.app.callbacks.trackers import chosen_trackers, tracker_callbacks
 from hexloop.app.callbacks.trainer_state import NO_PLAN, ExportableState, TrainerState
-from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.errors import ConfigurationError, Problem
 from hexloop.domain.evaluation import BestMetric, patience_after
 from hexloop.domain.state import RunState
 from hexloop.domain.triggers import Interval, Trigger, Triggers
@@ -89,7 +89,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Stop a resumed run that early stopping had ended, unless the patience is larger now.
 
-        Raises ConfigurationError if there is no metric to compare.
+        Raises ConfigurationError, also an AssertionError, if there is no metric to compare.
         """
         if state.global_step > 0 and self.early_stopping_patience_counter >= self.early_stopping_patience:
             control.should_training_stop = True
@@ -104,7 +104,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
                 'EarlyStoppingCallback needs evaluations, but eval_strategy="no"; choose "steps" or "epoch".'
             )
         if problems:
-            raise ConfigurationError(problems)
+            raise ConfigurationError([Problem(each, kind=AssertionError) for each in problems])
         if not args.load_best_model_at_end:
             warnings.warn(
                 "EarlyStoppingCallback stops the run some evaluations after the best one, so without "

@@ -13,6 +13,7 @@ from hexloop.app.callbacks.base import EVENTS, TrainerCallback, TrainerControl
 from hexloop.app.callbacks.flow import FLOW_EVENTS, is_default_flow
 from hexloop.app.callbacks.trainer_state import TrainerState
 from hexloop.domain import events
+from hexloop.domain.errors import ConfigurationError, Problem
 
 Item = TypeVar("Item")
 
@@ -110,8 +111,17 @@ class CallbackHandler:
         return any(map(is_default_flow, self._callbacks))
 
     def add_callback(self, callback: object) -> None:
-        """Add a callback after the others; warn if there is one of its class."""
+        """Add a callback after the others; warn if there is one of its class.
+
+        Raises ConfigurationError, also an AttributeError, for an object that has no method of an event.
+        """
         added = callback() if isinstance(callback, type) else callback
+        if not any(hasattr(added, event) for event in EVENTS):
+            problem = (
+                f"{added!r} is not a callback: it has none of the methods {', '.join(EVENTS)}; derive its class from "
+                "TrainerCallback."
+            )
+            raise ConfigurationError(Problem(problem, kind=AttributeError))
         if type(added) in map(type, self._callbacks):
             warnings.warn(
                 f"The callbacks already contain a {type(added).__name__}, and both will be called; remove one if that "

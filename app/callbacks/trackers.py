@@ -10,6 +10,7 @@ from typing import Any
 
 from hexloop.app.callbacks.base import EVENTS
 from hexloop.app.engines import plugin_names
+from hexloop.domain.errors import Problem
 
 TRACKERS = {
     "azure_ml": ("azureml.core", "azureml-sdk"),
@@ -28,8 +29,8 @@ TRACKERS = {
 """For each name: the module whose presence is required, and the packages to install."""
 
 
-def tracker_problem(name: str) -> str | None:
-    """Return why the tracker `name` cannot be used, and what to do; None if it can."""
+def tracker_problem(name: str) -> Problem | None:
+    """Return why the tracker `name` cannot be used, and what to do, as an error of transformers' class; else None."""
     module, packages = TRACKERS[name]
     if find_spec("transformers") is None:
         because = "hexloop has no logger for it yet, and transformers, whose callback it can use, is not installed"
@@ -38,13 +39,15 @@ def tracker_problem(name: str) -> str | None:
         because = f"hexloop uses the callback of transformers for it, and the package {packages.split()[0]} is missing"
         install = packages
     elif name not in _callbacks():
-        return f"report_to={name!r} is a tracker that the installed transformers does not support; choose another."
+        problem = f"report_to={name!r} is a tracker that the installed transformers does not support; choose another."
+        return Problem(problem, ("report_to",), RuntimeError)
     else:
         return None
-    return (
+    problem = (
         f"report_to={name!r} cannot be used: {because}. Run `pip install {install}`, choose another tracker, or pass "
         "loggers=[...] to the Trainer."
     )
+    return Problem(problem, ("report_to",), ImportError if name == "flyte" else RuntimeError)
 
 
 def _is_installed(module: str) -> bool:

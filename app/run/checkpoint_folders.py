@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
+from hexloop.app.arguments import TrainingArguments
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.storage import storage_for
 from hexloop.domain.checkpoints.commit import CheckpointPolicy
 from hexloop.domain.checkpoints.selection import runs_in
 from hexloop.domain.checkpoints.survey import newest_to_keep, remove, surplus
 from hexloop.domain.errors import ConfigurationError
+from hexloop.ports.storage import Storage
 
 
 def sorted_checkpoints(folder: str, prefix: str, by_time: bool, best: str | None) -> list[str]:
@@ -29,6 +33,17 @@ def sorted_checkpoints(folder: str, prefix: str, by_time: bool, best: str | None
         ordered.remove(str(kept))
         ordered.insert(len(ordered) - 1, str(kept))
     return ordered
+
+
+def make_output_folder(args: TrainingArguments, storage: Storage) -> None:
+    """Make the output folder, in which scripts write files of their own, in a process that saves.
+
+    No-op for a storage that is no folder, and for a folder that cannot be made, which a run reports when it starts.
+    """
+    folder = storage.capabilities.local_folder
+    if args.should_save and folder is not None:
+        with suppress(OSError):
+            os.makedirs(folder, exist_ok=True)
 
 
 def rotate(parts: TrainerParts, folder: str | None) -> None:

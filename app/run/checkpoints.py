@@ -30,7 +30,7 @@ from hexloop.domain.checkpoints.manifest import checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest, verify
 from hexloop.domain.checkpoints.selection import newest_first, publish_staged, readable_manifests
 from hexloop.domain.checkpoints.store import CheckpointStore
-from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError
+from hexloop.domain.errors import CheckpointError, ConfigurationError, MissingCheckpointError, StorageError
 from hexloop.domain.events import AnyEvent, Saved, SaveFailed, SaveSkipped
 from hexloop.domain.ranks import run_on_rank0
 from hexloop.domain.run import Run
@@ -248,7 +248,7 @@ def restore(parts: TrainerParts, run: Run[Any, Any], store: RunCheckpoints, resu
         if (folder := store.storage.capabilities.local_folder) is not None:
             for step in checkpoint_steps(store.storage):  # the error for one of transformers tells how to import it
                 refuse_transformers_checkpoint(os.path.join(folder, checkpoint_name(step)))
-        raise CheckpointError(
+        raise MissingCheckpointError(
             "resume_from_checkpoint=True found no good checkpoint in "
             f"{store.storage.capabilities.location}; name one, or train from the start."
         )

@@ -19,7 +19,7 @@ from hexloop.app.wiring.state import parameter_shapes
 from hexloop.app.wiring.storage import as_location, is_missing, storage_for
 from hexloop.domain.checkpoints.manifest import checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps
-from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError
+from hexloop.domain.errors import ConfigurationError, MissingCheckpointError, Problem, StorageError
 from hexloop.domain.ranks import run_on_all_ranks, run_on_rank0
 from hexloop.ports.collectives import Json
 from hexloop.ports.storage import Storage
@@ -70,16 +70,36 @@ def refuse_evaluation_without_data(parts: TrainerParts) -> None:
         )
 
 
+def refuse_missing_data(parts: TrainerParts) -> None:
+    """Raise ConfigurationError if a Trainer has been given too little for the runs that its arguments describe.
+
+    That is the case if evaluations are due and there is no data for them, or if nothing states the number of steps.
+    """
+    train, hooks = parts.train_dataset, parts.hooks
+    with Refusals() as refusals:
+        if parts.eval_dataset is None and parts.args.eval_strategy != "no":
+            refuse_evaluation_without_data(parts)
+    with refusals:
+        is_read = train is not None and not hooks.get_train_dataloader.overridden
+        if is_read and parts.args.max_steps <= 0 and _length(train) is None:
+            raise ConfigurationError(
+                f"train_dataset is a {type(train).__name__}, which has no length, so that num_train_epochs cannot "
+                "determine the number of steps; set max_steps."
+            )
+    refusals.settle()
+
+
 def refuse_optimizer(parts: TrainerParts, total_steps: int) -> None:
     """Raise ConfigurationError if the optimizer or the schedule cannot be made, or does not fit the parallelism."""
     capabilities = parts.adapters.parallelism.capabilities
     with Refusals() as refusals:
         if capabilities.sharded and not parts.own_optimizer:
-            raise ConfigurationError(
+            problem = (
                 "The Trainer was given an optimizer (optimizers=(...), trainer.optimizer or create_optimizer()), but "
                 f"the parallelism {capabilities.name} replaces the parameters that it holds; name the optimizer with "
                 "optim, or pass optimizer_cls_and_kwargs."
             )
+            raise ConfigurationError(Problem(problem, kind=RuntimeError))
     with refusals:
         if parts.makes_optimizer:
             parts.hooks.get_optimizer_cls_and_kwargs(parts.args, parts.model)
@@ -110,29 +130,35 @@ def refuse_missing_checkpoint(parts: TrainerParts, folder: str) -> None:
     advice = f"{own} has no checkpoints; train from the start."
     if listed:
         advice = f"Name one that does: {'; '.join(listed)}."
-    raise CheckpointError(f"The checkpoint resume_from_checkpoint={folder!r} does not exist. {advice}")
+    raise MissingCheckpointError(f"The checkpoint resume_from_checkpoint={folder!r} does not exist. {advice}")
 
 
 def refuse_parts(
-    model_init: object, optimizers: tuple[Any, Any], optimizer_class: object, data_collator: object
+    model: object, model_init: object, optimizers: tuple[Any, Any], optimizer_class: object, data_collator: object
 ) -> None:
-    """Raise ConfigurationError if parameters of the Trainer's constructor exclude each other."""
-    problems = []
+    """Raise ConfigurationError if parameters of the Trainer's constructor exclude each other, or one is missing."""
+    problems = list[Problem]()
+    if (model is None) == (model_init is None):
+        kind = RuntimeError if model is None else None
+        problems.append(Problem("A Trainer needs either a model or a model_init; pass exactly one.", kind=kind))
     if model_init is not None and any(each is not None for each in optimizers):
-        problems.append(
+        problem = (
             "model_init and optimizers exclude each other, because the optimizer holds the parameters of another model "
             "than model_init returns; override create_optimizer_and_scheduler, or pass the model."
         )
+        problems.append(Problem(problem, kind=RuntimeError))
     if optimizer_class is not None and optimizers[0] is not None:
-        problems.append(
+        problem = (
             "optimizers and optimizer_cls_and_kwargs exclude each other, because a run has one optimizer; pass one of "
             "them."
         )
+        problems.append(Problem(problem, kind=RuntimeError))
     if data_collator is not None and not callable(data_collator):
-        problems.append(
+        problem = (
             f"data_collator is a {type(data_collator).__name__}, which cannot be called; pass a function from a list "
             "of samples to a batch."
         )
+        problems.append(Problem(problem, kind=TypeError))
     if problems:
         raise ConfigurationError(problems)
 

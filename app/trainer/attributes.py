@@ -7,6 +7,7 @@ from typing import Any
 
 from hexloop.app.run.memory_metrics import MemoryTracker
 from hexloop.app.trainer.base import TrainerBase
+from hexloop.app.wiring.adapters import drop_logger_of
 from hexloop.app.wiring.evaluation import standard_loss
 from hexloop.app.wiring.parts import TrainerParts
 
@@ -30,6 +31,25 @@ class TrainerAttributes(TrainerBase):
 
     def _collect_parts(self) -> TrainerParts:
         raise NotImplementedError
+
+    # Callbacks
+
+    def add_callback(self, callback: Any) -> None:
+        """Add a callback; a class is instantiated."""
+        self.callback_handler.add_callback(callback)
+
+    def pop_callback(self, callback: Any) -> Any:
+        """Remove and return a callback, or the first of a class; return None if there is none.
+
+        transformers' TensorBoardCallback stands for hexloop's logger: it is removed, and such a callback is returned.
+        """
+        popped = self.callback_handler.pop_callback(callback)
+        return callback() if popped is None and drop_logger_of(self.adapters, callback) else popped
+
+    def remove_callback(self, callback: Any) -> None:
+        """Remove a callback, or the first of a class; transformers' TensorBoardCallback stands for hexloop's logger."""
+        if not drop_logger_of(self.adapters, callback):
+            self.callback_handler.remove_callback(callback)
 
     # Engines
 
@@ -113,7 +133,7 @@ class TrainerAttributes(TrainerBase):
     @property
     def _globalstep_last_logged(self) -> int:
         """The step of the last log of a loss; an overridden `_maybe_log_save_evaluate` may assign it."""
-        return 0 if self._session is None else self._session.run.state.logged_step
+        return self.state.run_state.logged_step if self._session is None else self._session.run.state.logged_step
 
     @_globalstep_last_logged.setter
     def _globalstep_last_logged(self, step: int) -> None:
@@ -122,8 +142,8 @@ class TrainerAttributes(TrainerBase):
 
     @property
     def _total_loss_scalar(self) -> float:
-        """The sum of the losses of all logged steps of the live run; an overridden method that logs may add to it."""
-        return 0.0 if self._session is None else float(self._session.run.state.loss_total)
+        """The sum of the losses of all logged steps of the live or last run; an override that logs may add to it."""
+        return float(self.state.run_state.loss_total if self._session is None else self._session.run.state.loss_total)
 
     @_total_loss_scalar.setter
     def _total_loss_scalar(self, total: float) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +29,7 @@ from hexloop.app.wiring.model import (
 )
 from hexloop.app.wiring.parts import KeptLoaders, PreparationTime, is_overridden, standard
 from hexloop.app.wiring.state import is_sharded
-from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.errors import ConfigurationError, Problem
 from hexloop.domain.requests import Requests
 
 
@@ -163,14 +165,16 @@ class TrainerBase:
     # Model
 
     def call_model_init(self, trial: Any = None) -> Any:
-        """Return a new model from `model_init`, which may take the trial of a search."""
-        assert self.model_init is not None
-        takes_trial = hasattr(self.model_init, "__code__") and self.model_init.__code__.co_argcount > 0
+        """Return a new model from `model_init`, which may take the trial of a search.
+
+        Raises ConfigurationError if there is no `model_init`, if it takes more, or if it returns None.
+        """
+        arguments = (trial,) if takes_trial(self.model_init) else ()
         adapters: Adapters | None = vars(self).get("adapters")  # a subclass may call this before the constructor
         with nullcontext() if adapters is None else adapters.engine.model_init(self.args):
-            model = self.model_init(trial) if takes_trial else self.model_init()
+            model = self.model_init(*arguments)  # type: ignore[misc]
         if model is None:
-            raise ConfigurationError("model_init returned None; let it return the model.")
+            raise ConfigurationError(Problem("model_init returned None; let it return the model.", kind=RuntimeError))
         return model
 
     def note_model(self) -> None:
@@ -180,6 +184,9 @@ class TrainerBase:
         self.is_model_parallel = len(devices - {"cpu"}) > 1 or bool(parallelized)
         if self.is_model_parallel or getattr(self.model, "is_loaded_in_8bit", False):
             disable_replication(self.adapters, self.args)
+        config: Any = getattr(self.model, "config", None)
+        if hasattr(config, "save_pretrained"):
+            config.use_cache = self.args.use_cache
         asked = self.args.place_model_on_device
         self.place_model_on_device = not devices if asked is None else asked
         self.model_accepts_loss_kwargs = takes_any_keyword(self.model)
@@ -350,3 +357,22 @@ class TrainerBase:
         if self.optimizer is None:
             raise ConfigurationError("The Trainer has no optimizer yet; call create_optimizer() or train() first.")
         return self.optimizer
+
+
+def takes_trial(model_init: Callable[..., Any] | None) -> bool:
+    """Return whether a `model_init` takes the trial of a search.
+
+    Raises ConfigurationError, also of the class that transformers raises, if it is None or takes more.
+    """
+    if model_init is None:
+        raise ConfigurationError(Problem("The Trainer has no model_init; pass one to its constructor.", kind=TypeError))
+    bound = len(model_init.args) + len(model_init.keywords) if isinstance(model_init, partial) else 0
+    function = model_init.func if isinstance(model_init, partial) else model_init
+    count = len(inspect.signature(function).parameters) - bound
+    if count > 1:
+        problem = (
+            f"model_init takes {count} arguments, but it is called with the trial of a search, or without any; let it "
+            "take at most one."
+        )
+        raise ConfigurationError(Problem(problem, kind=RuntimeError))
+    return count == 1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hexloop.app.trainer.attributes import TrainerAttributes
 from hexloop.app.wiring.parts import standard
-from hexloop.domain.errors import ConfigurationError, RunStateError
+from hexloop.domain.errors import ConfigurationError, Problem, RunStateError
 
 # Old and unsupported names
 
@@ -67,8 +67,8 @@ class LegacyNames(TrainerAttributes):
         hp_name: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Raise ConfigurationError: there is no hyperparameter search yet."""
-        _refuse("hyperparameter_search", "hexloop has no search yet", SEARCH_YOURSELF)
+        """Raise ConfigurationError, also a RuntimeError: there is no hyperparameter search yet."""
+        _refuse("hyperparameter_search", "hexloop has no search yet", SEARCH_YOURSELF, RuntimeError)
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> Any:
         """Raise ConfigurationError: publishing is not supported yet."""
@@ -134,8 +134,8 @@ def _warn(old: str, new: str) -> None:
     warnings.warn(f"{old} is a name of older releases of transformers; use {new}.", FutureWarning, stacklevel=3)
 
 
-def _refuse(method: str, because: str, instead: str) -> NoReturn:
-    raise ConfigurationError(f"{method} is not supported: {because}; {instead}.")
+def _refuse(method: str, because: str, instead: str, kind: type[Exception] | None = None) -> NoReturn:
+    raise ConfigurationError(Problem(f"{method} is not supported: {because}; {instead}.", kind=kind))
 
 
 # Internal methods of transformers' Trainer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from itertools import islice
@@ -19,11 +19,14 @@ from hexloop.app.wiring import data
 from hexloop.app.wiring.counting import floating_point_operations
 from hexloop.app.wiring.evaluation import standard_loss, standard_prediction_step
 from hexloop.app.wiring.parts import Hooks, TrainerParts, is_overridden, standard
+from hexloop.domain.errors import DataError, RunStateError
 from hexloop.domain.loop import log_evaluate_save
 
 
 class TrainerHooks(TrainerStages):
     """What each hook does unless it is overridden; an override may call it."""
+
+    _window_outside_run: int | None = None
 
     # The accelerator
 
@@ -104,11 +107,28 @@ class TrainerHooks(TrainerStages):
 
     @standard
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Run forward and backward of one micro-batch; return its share of the window's loss, detached."""
-        session = self._live("training_step")
+        """Run forward and backward of one micro-batch; return its share of the window's loss, detached.
+
+        Outside a run, the gradients of the loss are added to those of `model`, as in a window of
+        `current_gradient_accumulation_steps`.
+        """
+        session = self._session
+        if session is None:
+            return self._step_outside_run(model, inputs, num_items_in_batch)
         last = bool(session.run.signals["sync_gradients"])
         loss: Tensor = session.learner.standard.micro_step(inputs, num_items_in_batch, last)
         return loss
+
+    def _step_outside_run(self, model: Any, inputs: Any, items: Any) -> Tensor:
+        model.train()
+        with self.compute_loss_context_manager():
+            loss: Tensor = self.compute_loss(model, self._prepare_inputs(inputs), num_items_in_batch=items)
+        by_items = self.model_accepts_loss_kwargs and items is not None
+        is_scaled = self.loss_is_scaled_for_ga
+        if not (by_items or self.compute_loss_func is not None if is_scaled is None else is_scaled):
+            loss = loss / self.current_gradient_accumulation_steps
+        self.accelerator.backward(loss)
+        return loss.detach()
 
     @standard
     def compute_loss(
@@ -130,9 +150,21 @@ class TrainerHooks(TrainerStages):
 
     @property
     def current_gradient_accumulation_steps(self) -> int:
-        """The micro-batches of the current optimizer step, which may be fewer at the end of an epoch."""
-        length = None if self._session is None else self._session.learner.window.length
+        """The micro-batches of the current optimizer step, which may be fewer at the end of an epoch.
+
+        Outside a run it may be assigned, for calls of `training_step`. A run has its own, and raises RunStateError.
+        """
+        length = self._window_outside_run if self._session is None else self._session.learner.window.length
         return self.args.gradient_accumulation_steps if length is None else length
+
+    @current_gradient_accumulation_steps.setter
+    def current_gradient_accumulation_steps(self, steps: int) -> None:
+        if self._session is not None:
+            raise RunStateError(
+                "You assigned current_gradient_accumulation_steps while a run is live, which counts the micro-batches "
+                "of its steps itself; override get_batch_samples to change them."
+            )
+        self._window_outside_run = steps
 
     @standard
     def compute_loss_context_manager(self) -> ExitStack:
@@ -174,10 +206,14 @@ class TrainerHooks(TrainerStages):
     def _prepare_inputs(self, inputs: Any) -> Any:
         """Return a copy of a batch's mapping, with its tensors on the device.
 
-        If overridden, it is called for every micro-batch of a step and of an evaluation.
+        If overridden, it is called for every micro-batch of a step and of an evaluation. Raises DataError if the batch
+        is empty.
         """
         if is_overridden(self, "_prepare_input"):
             return self._prepare_input(inputs)
+        if isinstance(inputs, Mapping) and not inputs:
+            taken = ", ".join(data.signature_columns(self.model, self.label_names))
+            raise DataError(f"The batch is empty; check that the data have columns that the model takes: {taken}.")
         return data.prepared_inputs(inputs, self.adapters.device.name)
 
     @standard

@@ -216,9 +216,12 @@ class Seq2SeqTrainer(Trainer):
         return tokens if length == longest else self._pad_tensors_to_max_len(tokens, longest)
 
     def _pad_tensors_to_max_len(self, tensor: Tensor, max_length: int) -> Tensor:
-        """Return a tensor, (rows, length), padded on the right to `max_length` with the padding token."""
-        padding = _padding_token(self.processing_class, self.model)
-        return pad(tensor, (0, max_length - tensor.shape[-1]), value=padding)
+        """Return `tensor`, (rows, length), padded on the right to `max_length` with the padding token.
+
+        Raises ConfigurationError if neither the tokenizer nor the model's config has one.
+        """
+        missing = max_length - tensor.shape[-1]
+        return pad(tensor, (0, missing), value=_padding_token(self.processing_class, self.model))
 
 
 def _with_defaults(args: Seq2SeqTrainingArguments, keywords: Mapping[str, Any]) -> dict[str, Any]:

@@ -172,8 +172,21 @@ class TrainerStages(TrainerInternals):
     # The epochs and the end
 
     @standard
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Train on the rest of an epoch, with what is due at its end. Arguments are those of transformers.
+    def _run_epoch(
+        self,
+        model: Any = None,
+        epoch: int = 0,
+        train_dataloader: Any = None,
+        steps_in_epoch: int | None = None,
+        num_update_steps_per_epoch: int = 0,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+        start_time: float = 0.0,
+        resume_from_checkpoint: str | None = None,
+        epochs_trained: int = 0,
+        steps_trained_in_current_epoch: int = 0,
+    ) -> None:
+        """Train on the rest of an epoch, with what is due at its end. The live run has its own values of all arguments.
 
         If overridden, it is called for each epoch, and has to call this. Raises RunStateError at any other moment.
         """

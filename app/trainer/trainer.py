@@ -13,7 +13,8 @@ from hexloop.app.arguments.arguments import from_transformers
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
 from hexloop.app.callbacks.flow import all_callbacks
 from hexloop.app.run import driving, model_card, saving
-from hexloop.app.run.checks import Refusals, refuse_parts, refuse_untrainable_model
+from hexloop.app.run.checkpoint_folders import make_output_folder
+from hexloop.app.run.checks import Refusals, refuse_missing_data, refuse_parts, refuse_untrainable_model
 from hexloop.app.run.determinism import enable_full_determinism, seeded
 from hexloop.app.run.memory_metrics import measured, memory_stages_for
 from hexloop.app.run.messages import set_log_level
@@ -34,7 +35,6 @@ from hexloop.app.wiring.evaluation import EvalLoopOutput, PredictionOutput, refu
 from hexloop.app.wiring.model import default_label_names
 from hexloop.app.wiring.parts import KeptLoaders, PreparationTime, is_overridden, standard
 from hexloop.app.wiring.state import is_sharded, refuse_unprepared
-from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.events import AnyEvent, Paused, TrainEnded
 from hexloop.domain.requests import Requests, SaveRequest
 from hexloop.domain.run import Evaluation
@@ -75,22 +75,20 @@ class Trainer(TrainerHooks, LegacyNames):
     ) -> None:
         if tokenizer is not None:
             processing_class = self.take_tokenizer(tokenizer, processing_class)
-        self.args = self.arguments_class() if args is None else from_transformers(args, self.arguments_class)
+        self.args = from_transformers(args or self.arguments_class("tmp_trainer"), self.arguments_class)
         with Refusals() as refusals:
-            if (model is None) == (model_init is None):
-                raise ConfigurationError("A Trainer needs either a model or a model_init; pass exactly one.")
-        with refusals:
             self.adapters = choose_adapters(self.args, injected)
             self._memory = memory_stages_for(self.args, self.adapters.device)
         with refusals:
             refuse_overridden_internals(type(self), Trainer)
         with refusals:
-            refuse_parts(model_init, optimizers, optimizer_cls_and_kwargs, data_collator)
+            refuse_parts(model, model_init, optimizers, optimizer_cls_and_kwargs, data_collator)
         with refusals:
             refuse_metrics(self.args, compute_metrics)
         refusals.settle()
         self._session, self._requests, self._preparation = None, Requests(), PreparationTime()
         self._kept_loaders = KeptLoaders()
+        make_output_folder(self.args, self.adapters.storage)
         self._memory.start("init")
         self.model_init = model_init
         set_log_level(self.args)
@@ -129,6 +127,7 @@ class Trainer(TrainerHooks, LegacyNames):
         handled = self.model, processing_class, self.optimizer, self.lr_scheduler
         self.callback_handler = CallbackHandler(listeners, *handled)
         self._dispatcher = EventDispatcher(self.callback_handler, self.args, self.state, self.control)
+        refuse_missing_data(self._collect_parts())
         if is_overridden(self, "_validate_args"):
             self._validate_args()
         self._dispatcher.call("on_init_end")
@@ -376,20 +375,6 @@ class Trainer(TrainerHooks, LegacyNames):
     def is_local_process_zero(self) -> bool:
         """Return whether this process is the first of its machine."""
         return self.args.local_process_index == 0
-
-    # Callbacks
-
-    def add_callback(self, callback: Any) -> None:
-        """Add a callback; a class is instantiated."""
-        self.callback_handler.add_callback(callback)
-
-    def pop_callback(self, callback: Any) -> Any:
-        """Remove and return a callback, or the first of a class; return None if there is none."""
-        return self.callback_handler.pop_callback(callback)
-
-    def remove_callback(self, callback: Any) -> None:
-        """Remove a callback, or the first of a class."""
-        self.callback_handler.remove_callback(callback)
 
 
 def session_of(trainer: Trainer) -> Session | None:

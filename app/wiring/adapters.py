@@ -98,8 +98,11 @@ def choose_adapters(args: TrainingArguments, injected: Injected) -> Adapters:
     """Return an adapter for every port.
 
     Raises ConfigurationError with all problems: a missing device, a precision that the device does not support, an
-    unknown logger, a combination that the table in `combinations` rejects.
+    unknown logger, a combination that the table in `combinations` rejects. Raises TypeError for an unknown keyword.
     """
+    if unknown := sorted(injected.keys() - Injected.__annotations__.keys()):
+        remedy = did_you_mean(unknown[0], Injected.__annotations__, "leave it out.")
+        raise TypeError(f"Trainer() got an unexpected keyword argument {unknown[0]!r}; {remedy}")
     problems: list[str] = []
     given_loggers = injected.get("loggers")
     loggers = choose_loggers(args, problems) if given_loggers is None else list(given_loggers)
@@ -306,6 +309,17 @@ def choose_loggers(args: TrainingArguments, problems: list[str]) -> list[Logger]
                 )
             )
     return loggers
+
+
+def drop_logger_of(adapters: Adapters, callback: object) -> bool:
+    """Remove the logger that does what a class of transformers' callbacks does, and return whether there was one."""
+    is_tensorboard = isinstance(callback, type) and any(
+        each.__name__ == "TensorBoardCallback" for each in callback.__mro__
+    )
+    left = [each for each in adapters.loggers if not (is_tensorboard and type(each).__name__ == "TensorBoard")]
+    found = len(left) < len(adapters.loggers)
+    adapters.loggers = left
+    return found
 
 
 def _tensorboard(args: TrainingArguments) -> Logger:

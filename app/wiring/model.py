@@ -49,9 +49,6 @@ def place_model(model: Any, args: TrainingArguments, device: Device, moves: bool
     """
     if args.activation_checkpointing:
         _checkpoint_activations(model, args.activation_checkpointing_kwargs)
-    config: Any = getattr(model, "config", None)
-    if hasattr(config, "save_pretrained"):
-        config.use_cache = args.use_cache
     if moves:
         model.to(device.name)
     return model

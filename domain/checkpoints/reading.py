@@ -8,7 +8,13 @@ from collections.abc import Mapping
 from attrs import frozen
 
 from hexloop.domain.checkpoints.manifest import MANIFEST, PROTECTED, Lineage, Manifest, checkpoint_name, step_of, unseal
-from hexloop.domain.errors import CheckpointError, DamagedCheckpointError, StorageError, UnreadableCheckpointError
+from hexloop.domain.errors import (
+    CheckpointError,
+    DamagedCheckpointError,
+    MissingCheckpointError,
+    StorageError,
+    UnreadableCheckpointError,
+)
 from hexloop.domain.json_documents import read_bytes
 from hexloop.ports.storage import Storage
 
@@ -125,9 +131,9 @@ def _manifest_bytes(storage: Storage, name: str) -> bytes:
     except StorageError:
         names = {entry.name for entry in storage.list(name)}
         if not names:
-            raise CheckpointError("the folder does not exist or is empty") from None
+            raise MissingCheckpointError("the folder does not exist or is empty") from None
         if MANIFEST not in names:
-            raise CheckpointError(f"it has no {MANIFEST}, so it is not a complete checkpoint") from None
+            raise MissingCheckpointError(f"it has no {MANIFEST}, so it is not a complete checkpoint") from None
         raise
 
 

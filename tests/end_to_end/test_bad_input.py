@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from hexloop import DataCollatorWithPadding, Trainer, TrainingArguments, default_data_collator
 from hexloop.adapters.device.torch import CudaDevice
@@ -153,13 +154,34 @@ def test_empty_data_are_refused(tmp_path: Path, drop_last: bool) -> None:
 
 
 def test_data_without_a_length_need_max_steps(tmp_path: Path) -> None:
-    """Epochs cannot be counted for data without a length."""
-    (problem,) = refused_before_the_first_step(small_trainer(tmp_path, parts={"train_dataset": Stream(8)}))
+    """Epochs cannot be counted for data without a length; for those of a loader, once it exists."""
+
+    class OwnLoader(Trainer):
+        def get_train_dataloader(self) -> Any:
+            return DataLoader(Stream(8))
+
+    with pytest.raises(ConfigurationError, match=r"is a Stream, which has no length.*max_steps"):
+        small_trainer(tmp_path, parts={"train_dataset": Stream(8)})
+    (problem,) = refused_before_the_first_step(small_trainer(tmp_path, OwnLoader))
 
     assert "max_steps" in problem
 
 
-@pytest.mark.parametrize("data", [None, [], {}, {"near": rows(2), "far": []}])
+def test_missing_data_are_refused_by_the_constructor(tmp_path: Path) -> None:
+    """As in transformers, all at once; data that an overridden method provides are not missing."""
+
+    class Provides(Trainer):
+        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+            return DataLoader(Stream(8))
+
+    with pytest.raises(ConfigurationError) as caught:
+        small_trainer(tmp_path, parts={"train_dataset": Stream(8)}, eval_strategy="epoch")
+    small_trainer(tmp_path, Provides, eval_strategy="epoch").train()
+
+    assert len(caught.value.problems) == 2
+
+
+@pytest.mark.parametrize("data", [[], {}, {"near": rows(2), "far": []}])
 @pytest.mark.parametrize("given", [{"eval_strategy": "epoch"}, {"eval_on_start": True}])
 def test_evaluation_without_data_is_refused(tmp_path: Path, data: Any, given: dict[str, Any]) -> None:
     """It is refused before the first step, not when the first evaluation is due."""
@@ -222,8 +244,8 @@ def test_all_problems_of_a_run_are_reported_at_once(tmp_path: Path) -> None:
     """Folder, evaluation data, model, training data and schedule are all checked before an error is raised."""
     (tmp_path / "taken").write_text("")
     trainer = small_trainer(
-        tmp_path / "taken", parts={"train_dataset": []}, save_strategy="epoch", eval_strategy="epoch",
-        gradient_checkpointing=True,
+        tmp_path / "taken", parts={"train_dataset": [], "eval_dataset": []}, save_strategy="epoch",
+        eval_strategy="epoch", gradient_checkpointing=True,
     )  # fmt: skip
     assert len(refused_before_the_first_step(trainer)) == 4
     trainer.train_dataset = rows(4)

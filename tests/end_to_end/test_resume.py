@@ -97,6 +97,11 @@ CASES: dict[str, Case] = {
         {"train_sampling_strategy": "group_by_length", "length_column_name": "long", "max_steps": STEPS},
         lambda: parts(train_dataset=[{**row, "long": index % 5} for index, row in enumerate(rows(22))]),
     ),
+    "balanced micro-batches": (
+        {"train_sampling_strategy": "batch_rebalance", "length_column_name": "long", "gradient_accumulation_steps": 2,
+         "max_steps": STEPS},
+        lambda: parts(train_dataset=[{**row, "long": 1 + index % 5} for index, row in enumerate(rows(22))]),
+    ),
     "token counts": ({"include_num_input_tokens_seen": "all", "max_steps": 4}, parts),
 }  # fmt: skip
 

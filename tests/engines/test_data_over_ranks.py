@@ -29,6 +29,16 @@ SHORT: dict[str, dict[str, Any]] = {
     "stream": {"data": "stream", "rows": 25, "epochs": 1},
     "dispatched": {"data": "stateful", "rows": 19, "epochs": 1, **DISPATCH},
     "loader": {"data": "loader", "rows": 21, "epochs": 1, "shuffle": False},
+    "rebalanced": {
+        "data": "map",
+        "rows": 41,
+        "epochs": 2,
+        "arguments": {
+            "train_sampling_strategy": "batch_rebalance",
+            "length_column_name": "ids",
+            "gradient_accumulation_steps": 2,
+        },
+    },
     "own step": {"data": "map", "rows": 41, "trainer": "own step"},
     "own part": {"data": "own part"},
     "own part in a loader": {"data": "own part", "trainer": "own loader"},
@@ -145,6 +155,24 @@ def assert_same_as_alone(alone: dict[str, Any], together: Results, exactly: bool
         assert apart(alone["predictions"][0], each["predictions"][0]) < 1e-6
 
 
+def assert_rebalanced(alone: dict[str, Any], together: Results) -> None:
+    """Each optimizer step has the samples and the results of one process; the processes compute about the same."""
+
+    def of_steps(batches: Any) -> list[list[int]]:
+        """Return the rows of each optimizer step; an epoch has 6 micro-batches of two processes."""
+        return [sorted(row for each in batches[at : at + 2] for row in each) for at in range(0, len(batches), 2)]
+
+    assert of_steps(steps(together)) == of_steps(alone["seen"])
+    for each in together:
+        assert each["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+        assert apart(alone["weights"], each["weights"]) < 1e-5
+    first, second = (each["seen"] for each in together)
+    assert (len(first), len(second)) == (12, 12)
+    assert {len(rows) for rows in first} > {4}
+    costs = [[len(rows) * max(rows) for rows in each] for each in (first[:4], second[:4])]  # the ids are the lengths
+    assert all(0.5 < one / other < 2 for one, other in zip(*costs, strict=True))
+
+
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Any]:
     """Return the results of a single process, this one."""
@@ -162,6 +190,7 @@ def test_two_processes_match_one_process(tmp_path: Path, alone: Callable[[Any], 
 
     for name in ("map", "stream", "dispatched", "loader"):
         assert_same_as_alone(alone(SHORT[name]), of(results, name))
+    assert_rebalanced(alone(SHORT["rebalanced"]), of(results, "rebalanced"))
     for name, reported in (
         ("own step", "dataloader_drop_last=True"),
         ("own part", "read different rows"),

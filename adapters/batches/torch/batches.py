@@ -9,7 +9,9 @@ from functools import partial
 from typing import Any
 
 from attrs import frozen
+from torch.utils.data import DataLoader
 
+from hexloop.adapters.batches.torch.balanced import BY_LENGTH, BalancedBatchSampler, rebalances
 from hexloop.adapters.batches.torch.collate import Collate, collate_columns
 from hexloop.adapters.batches.torch.data_state import (
     Progress,
@@ -47,7 +49,8 @@ class LoaderFactory:
     seed, data_seed: of random draws in evaluation data, and of the order of training data.
     rank, world_size: this process. dispatches: rank 0 reads for all. keyed: random draws of a sample depend on its
     index, not on who reads it. drop_last: leave out an incomplete last batch.
-    sampling: "random", "sequential" or "group_by_length". samples_per_step: samples of an optimizer step.
+    sampling: "random", "sequential", "group_by_length" or "batch_rebalance". training_batch: samples of a micro-batch
+    of all processes in training. accumulation: micro-batches of an optimizer step.
     length_column, main_input: the column with a sample's length, else the one whose length is the sample's.
     progress: called while samples are skipped.
     """
@@ -63,24 +66,24 @@ class LoaderFactory:
     keyed: bool
     drop_last: bool
     sampling: str
-    samples_per_step: Callable[[], int]
+    training_batch: Callable[[], int]
+    accumulation: Callable[[], int]
     length_column: str
     main_input: str
     progress: Progress = no_progress
 
     def training(self, dataset: Any, global_batch_size: int) -> OrderedLoader | StreamLoader:
         """Return a loader of the training data. global_batch_size: samples of a batch of all processes together."""
-        several_readers = self.torch_options["num_workers"] > 0 or self.world_size > 1
-        keyed_by = self.data_seed if self.keyed or several_readers else None
+        keyed_by = self._keyed_by
         dataset, collate = self.fitted(dataset)
         if is_iterable(dataset):
-            if self.sampling == "group_by_length":
+            if self.sampling in BY_LENGTH:
                 raise ConfigurationError(
-                    "train_sampling_strategy='group_by_length' cannot sort an iterable dataset; choose 'random', "
+                    f"train_sampling_strategy={self.sampling!r} cannot sort an iterable dataset; choose 'random', "
                     "or group the samples in the dataset itself."
                 )
             return self._stream(dataset, collate, global_batch_size, keyed_by)
-        return self._ordered(dataset, collate, lambda epoch: self.order(dataset, epoch), global_batch_size, keyed_by)
+        return self._ordered(dataset, collate, self._training_batches(dataset, global_batch_size, keyed_by))
 
     def evaluation(self, dataset: Any, global_batch_size: int) -> OrderedLoader | StreamLoader:
         """Return a loader of each sample once, in the dataset's own order. Its workers end with each pass."""
@@ -88,25 +91,39 @@ class LoaderFactory:
         if is_iterable(dataset):
             keyed_by = self.seed if self.world_size > 1 else None  # all ranks must read the same
             return self._stream(dataset, collate, global_batch_size // self.world_size, keyed_by, evaluates=True)
-        return self._ordered(dataset, collate, lambda _: Sequential(len(dataset)), global_batch_size, evaluates=True)
-
-    def sampled(self, dataset: Any, batch_size: int, sampler: Any, global_batch_size: int) -> SampledLoader:
-        """Return a loader in the order of the user's sampler; batch_size: of one process."""
-        dataset, collate = self.fitted(dataset)
-        return SampledLoader(
-            dataset,
-            global_batch_size,
-            batch_size=batch_size,
-            sampler=sampler,
-            drop_last=self.drop_last,
-            collate_fn=collate,
-            **self.torch_options,
+        shard = Shard(self.rank, self.world_size, in_blocks=True)
+        batches = OrderedBatchSampler(
+            lambda _: Sequential(len(dataset)), global_batch_size, drop_last=self.drop_last, shard=shard
         )
+        return self._ordered(dataset, collate, batches, evaluates=True)
 
-    def training_sampler(self, dataset: Any) -> IndexSampler | None:
-        """Return a sampler of the indices of the training data; None if they have none."""
+    def sampled(self, dataset: Any, batch_size: int, sampler: Any, global_batch_size: int) -> DataLoader[Any]:
+        """Return a loader in the order of the user's sampler; batch_size: of one process.
+
+        Raises ConfigurationError for transformers' BatchRebalanceSampler, which samples for one of several processes.
+        """
+        dataset, collate = self.fitted(dataset)
+        if isinstance(sampler, OrderedBatchSampler):  # that of `training_sampler`
+            return self._ordered(dataset, collate, sampler)
+        options: dict[str, Any] = {"batch_size": batch_size, "sampler": sampler, "drop_last": self.drop_last}
+        if rebalances(sampler):
+            if self.world_size > 1:
+                raise ConfigurationError(
+                    "The sampler is a BatchRebalanceSampler, which returns the batches of one process, but hexloop "
+                    "divides the batches among the processes itself; set train_sampling_strategy='batch_rebalance'."
+                )
+            options = {"batch_sampler": sampler}
+        return SampledLoader(dataset, global_batch_size, collate_fn=collate, **options, **self.torch_options)
+
+    def training_sampler(self, dataset: Any) -> IndexSampler | OrderedBatchSampler | None:
+        """Return a sampler of the indices of the training data; None if they have none.
+
+        With "batch_rebalance" it is one of batches, as in transformers.
+        """
         if dataset is None or is_iterable(dataset):
             return None
+        if self.sampling == "batch_rebalance":
+            return self._training_batches(dataset, self.training_batch(), self._keyed_by)
         return IndexSampler(lambda epoch: self.order(dataset, epoch))
 
     def evaluation_sampler(self, dataset: Any) -> IndexSampler | None:
@@ -121,7 +138,21 @@ class LoaderFactory:
         permutation = VectorisedPermutation(self.data_seed, epoch, length)
         if self.sampling != "group_by_length":
             return permutation
-        return GroupedByLength(permutation, self.samples_per_step(), partial(self._sample_length, dataset))
+        step = self.training_batch() * self.accumulation()
+        return GroupedByLength(permutation, step, partial(self._sample_length, dataset))
+
+    @property
+    def _keyed_by(self) -> int | None:
+        several_readers = self.torch_options["num_workers"] > 0 or self.world_size > 1
+        return self.data_seed if self.keyed or several_readers else None
+
+    def _training_batches(self, dataset: Any, global_batch_size: int, keyed_by: int | None) -> OrderedBatchSampler:
+        order, shard = partial(self.order, dataset), Shard(self.rank, self.world_size)
+        options: dict[str, Any] = {"drop_last": self.drop_last, "keyed_by": keyed_by, "shard": shard}
+        if self.sampling != "batch_rebalance":
+            return OrderedBatchSampler(order, global_batch_size, **options)
+        length_of = partial(self._sample_length, dataset)
+        return BalancedBatchSampler(order, global_batch_size, self.accumulation, length_of, **options)
 
     def _stream(
         self, dataset: Any, collate: Collate, batch_size: int, keyed_by: int | None, evaluates: bool = False
@@ -140,23 +171,10 @@ class LoaderFactory:
         )
 
     def _ordered(
-        self,
-        dataset: Any,
-        collate: Collate,
-        order: Callable[[int], Order],
-        global_batch_size: int,
-        keyed_by: int | None = None,
-        evaluates: bool = False,
+        self, dataset: Any, collate: Collate, batches: OrderedBatchSampler, evaluates: bool = False
     ) -> OrderedLoader:
-        sampler = OrderedBatchSampler(
-            order,
-            global_batch_size,
-            drop_last=self.drop_last,
-            keyed_by=keyed_by,
-            shard=Shard(self.rank, self.world_size, in_blocks=evaluates),
-        )
-        data = dataset if keyed_by is None else KeyedDataset(dataset)
-        return OrderedLoader(data, sampler, collate_fn=collate, **self._options(evaluates))
+        data = KeyedDataset(dataset) if batches.is_keyed else dataset
+        return OrderedLoader(data, batches, collate_fn=collate, **self._options(evaluates))
 
     def _options(self, evaluates: bool) -> dict[str, Any]:
         """Return torch's options. Each evaluation has a loader of its own, so its workers do not persist."""
@@ -179,7 +197,7 @@ class LoaderFactory:
         if self.main_input in sample:
             return len(sample[self.main_input])
         raise ConfigurationError(
-            "train_sampling_strategy='group_by_length' needs the length of each sample, but a sample has neither "
+            f"train_sampling_strategy={self.sampling!r} needs the length of each sample, but a sample has neither "
             f"the column {self.length_column!r} nor {self.main_input!r}; add one, or set length_column_name."
         )
 

@@ -111,16 +111,17 @@ class OrderedLoader(ResumableLoader):
         empty_batches = (current.last + 1) % self.cursor.readers if self._with_state else 0
         self.order.seek(epoch, current.samples, empty_batches)
         self.generator.manual_seed(epoch)
+        size = self.order.batch_size
         if self._with_state:
             self.worker_init_fn = partial(load_worker_state, current.plain_states)
             each: WorkerBatch
             for each in super().__iter__():
                 if each.samples:
-                    current.note(each.worker, each.samples * self.order.shard.world_size, each.state)
+                    samples = each.samples * self.order.shard.world_size if self.order.has_one_size else size
+                    current.note(each.worker, samples, each.state)
                     yield each.shares.batches[0]
             return
         load_state(self.user_dataset, current.states[0], "data")
-        size = self.order.batch_size
         for batch in self._batches():
             current.samples += size  # too many after a shorter last batch, after which nothing is read
             yield batch

@@ -112,6 +112,9 @@ class OrderedBatchSampler(Sampler[list[Any]]):
     keyed_by: the seed of the samples' random streams; then the batches hold KeyedIndex for a KeyedDataset.
     """
 
+    has_one_size = True
+    """Whether all batches but the last of an epoch have `batch_size` samples over all ranks."""
+
     def __init__(
         self,
         make_order: Callable[[int], Order],
@@ -137,6 +140,11 @@ class OrderedBatchSampler(Sampler[list[Any]]):
     def set_epoch(self, epoch: int) -> None:
         """Start the next iteration at the beginning of `epoch`."""
         self.seek(epoch, 0)
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether the batches hold KeyedIndex."""
+        return self._keyed_by is not None
 
     @property
     def sampler(self) -> IndexSampler:

@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import BatchSampler
 
 from hexloop.adapters.batches.torch import order
+from hexloop.adapters.batches.torch.balanced import rebalances
 from hexloop.adapters.batches.torch.batches import Inspect, accept_any, length_of
 from hexloop.adapters.batches.torch.data_state import (
     DataState,
@@ -36,6 +37,7 @@ from hexloop.adapters.batches.torch.passes import (
     own_generators,
     pass_from,
     runs_no_user_code,
+    samplers_of,
     streams,
 )
 from hexloop.adapters.batches.torch.reproduction import shielded
@@ -72,6 +74,8 @@ class ReplayedBatches:
         self._world_size = world_size
         self._workers = int(getattr(loader, "num_workers", 0))
         self._persistent = self._workers > 0 and bool(getattr(loader, "persistent_workers", False))
+        rebalancing = next(filter(rebalances, samplers_of(loader)), None)
+        self._mean_size = rebalancing and rebalancing.effective_batch_size // rebalancing.grad_accum
         self._pure = runs_no_user_code(loader)
         self._indexed = is_read_by_index(loader)
         self._records = self._workers == 0 and not (self._pure and self._indexed)
@@ -107,8 +111,8 @@ class ReplayedBatches:
             yield self._transfer(batch)
 
     def rows(self, batch: Any) -> int:
-        """Return the length of the batch's first tensor, over all ranks."""
-        return row_count(batch) * self._world_size
+        """Return the length of the batch's first tensor, over all ranks; with batches of several sizes, their mean."""
+        return self._mean_size or row_count(batch) * self._world_size
 
     def export(self) -> Iterator[Part]:
         """Export what has been read and the random streams that reading it again needs."""

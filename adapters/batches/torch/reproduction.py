@@ -6,7 +6,7 @@ the installed versions of them do.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import random
 import sys
 from collections.abc import Callable, Mapping
@@ -18,6 +18,7 @@ import torch
 from attrs import frozen
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
+from hexloop.adapters.batches.torch.balanced import rebalances
 from hexloop.adapters.batches.torch.batches import length_of, without_unused_columns
 from hexloop.adapters.batches.torch.collate import Collate, collate_columns
 from hexloop.adapters.batches.torch.loader import ShieldedIterator
@@ -76,10 +77,10 @@ class ReproducingFactory:
 
     collate: puts samples together to a batch. columns: those that the model takes; None if it takes any.
     torch_options: keywords of torch's DataLoader, apart from data, order and `collate_fn`.
-    seed: of the order of evaluation data that are grouped by length. sampling: "random", "sequential" or
-    "group_by_length". group_size, eval_group_size: samples of a group of similar lengths in training and evaluation.
-    length_column: the column with the length of a sample. main_input: the column whose length is the sample's if there
-    is no such column.
+    seed: of the order of evaluation data that are grouped by length. sampling: "random", "sequential",
+    "group_by_length" or "batch_rebalance". train_batch_size: of one process. accumulation: micro-batches of an
+    optimizer step. eval_group_size: samples of a group of similar lengths in evaluation. length_column: the column with
+    the length of a sample. main_input: the column whose length is the sample's if there is no such column.
     """
 
     collate: Collate
@@ -89,7 +90,8 @@ class ReproducingFactory:
     seed: int
     drop_last: bool
     sampling: str
-    group_size: int
+    train_batch_size: int
+    accumulation: int
     eval_group_size: int
     length_column: str
     main_input: str | None
@@ -104,19 +106,29 @@ class ReproducingFactory:
         dataset, collate = self.fitted(dataset)
         options: dict[str, Any] = {**self.torch_options, "batch_size": batch_size, "collate_fn": collate}
         if not isinstance(dataset, IterableDataset):
-            options |= {"sampler": sampler_for(dataset), "drop_last": self.drop_last}
+            sampler = sampler_for(dataset)
+            if rebalances(sampler):
+                del options["batch_size"]
+                options["batch_sampler"] = sampler
+            else:
+                options |= {"sampler": sampler, "drop_last": self.drop_last}
             if trains:
                 workers = self.torch_options["num_workers"]
                 options["worker_init_fn"] = partial(seed_worker, workers=workers, rank=self.accelerate.rank)
         prepared: DataLoader[Any] = self.accelerate.prepare(DataLoader(dataset, **options))
+        wrapper = prepared.batch_sampler
+        if rebalances(getattr(wrapper, "batch_sampler", None)):  # its batches are those of this process already
+            wrapper.num_processes, wrapper.process_index = 1, 0  # type: ignore[union-attr]
         return prepared
 
-    def training_sampler(self, dataset: Any) -> Sampler[int] | None:
+    def training_sampler(self, dataset: Any) -> Sampler[Any] | None:
         """Return the sampler of the training data; None if they have no length."""
         if dataset is None or length_of(dataset) is None:
             return None
         if self.sampling == "group_by_length":
-            return self._grouped(dataset, self.group_size, None)
+            return self._grouped(dataset, self.train_batch_size * self.accumulation, None)
+        if self.sampling == "batch_rebalance":
+            return self._rebalanced(dataset)
         return SequentialSampler(dataset) if self.sampling == "sequential" else RandomSampler(dataset)
 
     def evaluation_sampler(self, dataset: Any) -> Sampler[int] | None:
@@ -129,20 +141,48 @@ class ReproducingFactory:
 
     def _grouped(self, dataset: Any, size: int, generator: torch.Generator | None) -> Sampler[int]:
         """Return transformers' own sampler by length."""
-        if importlib.util.find_spec("transformers") is None:
-            raise ConfigurationError(
-                "train_sampling_strategy='group_by_length' with reproduce='transformers' uses the sampler of "
-                "transformers, which is not installed; pip install 'hexloop[transformers]'."
-            )
-        from transformers.trainer_pt_utils import LengthGroupedSampler
-
-        lengths = None
-        if _is_table(dataset) and self.length_column in dataset.column_names:
-            lengths = dataset[self.length_column]
-        sampler: Sampler[int] = LengthGroupedSampler(
+        lengths = self._lengths(dataset)
+        sampler: Sampler[int] = self._from_transformers("LengthGroupedSampler")(
             size, dataset=dataset, lengths=lengths, model_input_name=self.main_input, generator=generator
         )
         return sampler
+
+    def _rebalanced(self, dataset: Any) -> Sampler[list[int]]:
+        """Return transformers' own sampler of the batches of this process."""
+        lengths, world = self._lengths(dataset), self.accelerate.world_size
+        if lengths is None:
+            name = self.main_input or "input_ids"
+            # Reading a sample may draw random numbers, so the first one is read as often as transformers reads it.
+            if not isinstance(dataset[0], Mapping) or name not in dataset[0]:
+                raise ConfigurationError(
+                    "train_sampling_strategy='batch_rebalance' needs the length of each sample, but a sample is no "
+                    f"mapping with {name!r}, and there is no column {self.length_column!r}; add one, or set "
+                    "length_column_name."
+                )
+            lengths = [len(sample[name]) for sample in dataset]
+        sampler: Sampler[list[int]] = self._from_transformers("BatchRebalanceSampler")(
+            lengths=lengths.tolist() if isinstance(lengths, torch.Tensor) else lengths,
+            effective_batch_size=self.train_batch_size * self.accumulation * world,
+            dp_size=world,
+            grad_accum=self.accumulation,
+            rank=self.accelerate.rank,
+            drop_last=self.drop_last,
+        )
+        return sampler
+
+    def _lengths(self, dataset: Any) -> Any:
+        """Return the column with the lengths of the samples; None if there is none."""
+        found = _is_table(dataset) and self.length_column in dataset.column_names
+        return dataset[self.length_column] if found else None
+
+    def _from_transformers(self, sampler: str) -> Any:
+        try:
+            return getattr(importlib.import_module("transformers.trainer_pt_utils"), sampler)
+        except (ImportError, AttributeError) as error:
+            raise ConfigurationError(
+                f"train_sampling_strategy={self.sampling!r} with reproduce='transformers' uses the {sampler} of "
+                "transformers, which is not installed or too old; pip install -U 'hexloop[transformers]'."
+            ) from error
 
     def fitted(self, dataset: Any) -> tuple[Any, Collate]:
         """Return the dataset and the collate function without the columns that the model does not take."""

@@ -45,10 +45,10 @@ class EvalPrediction:
     def __iter__(self) -> Iterator[Any]:
         return iter(self.elements)
 
-    def __getitem__(self, index: int) -> Any:
-        if not 0 <= index < len(self.elements):
-            raise IndexError(f"Index {index} is out of range: EvalPrediction has {len(self.elements)} elements.")
-        return self.elements[index]
+    def __getitem__(self, idx: int) -> Any:
+        if not 0 <= idx < len(self.elements):
+            raise IndexError(f"Index {idx} is out of range: EvalPrediction has {len(self.elements)} elements.")
+        return self.elements[idx]
 
 
 class EvalLoopOutput(NamedTuple):

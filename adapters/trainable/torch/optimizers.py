@@ -14,7 +14,7 @@ from attrs import frozen
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
-from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.errors import ConfigurationError, Problem
 from hexloop.domain.wording import did_you_mean, parse_truth
 
 
@@ -90,6 +90,7 @@ def _adafactor(spec: OptimizerSpec) -> ClassAndOptions:
             spec.name,
             "needs transformers, which is not installed",
             "install hexloop[transformers], or choose adamw_torch",
+            ImportError,
         )
     return Adafactor, {"lr": spec.learning_rate, "scale_parameter": False, "relative_step": False}
 
@@ -100,28 +101,32 @@ def _from_package(package: str, path: str, options: str = "'lr': 1e-4") -> Row:
         f"hexloop does not build the optimizers of {package} by name yet",
         f"install {package} and pass optimizer_cls_and_kwargs=({path}, {{{options}}}) to the Trainer, "
         f"or choose one of {', '.join(BUILT_IN)}",
+        ImportError,
     )
 
 
-def _unsupported(because: str, remedy: str) -> Row:
-    """Return the row of an optimizer that hexloop does not support."""
+def _unsupported(because: str, remedy: str, kind: type[Exception] | None = None) -> Row:
+    """Return the row of an optimizer that hexloop does not support. kind: a further class of the error."""
 
     def row(spec: OptimizerSpec) -> NoReturn:
-        _refuse(spec.name, f"is not supported: {because}", remedy)
+        _refuse(spec.name, f"is not supported: {because}", remedy, kind)
 
     return row
 
 
-def _refuse(name: str, because: str, remedy: str) -> NoReturn:
-    raise ConfigurationError(f"optim={name!r} {because}; {remedy}.")
+def _refuse(name: str, because: str, remedy: str, kind: type[Exception] | None) -> NoReturn:
+    raise ConfigurationError(Problem(f"optim={name!r} {because}; {remedy}.", ("optim",), kind))
 
 
 _IN_BACKWARD = _unsupported(
     "it updates the weights during the backward pass, which hexloop does not allow yet",
     "choose adafactor to save memory",
+    ImportError,
 )
 _SCHEDULE_FREE = _unsupported(
-    "it must be switched between training and evaluation mode, which hexloop does not do yet", "choose adamw_torch"
+    "it must be switched between training and evaluation mode, which hexloop does not do yet",
+    "choose adamw_torch",
+    ImportError,
 )
 BITS_8, BITS_32 = "'lr': 1e-4, 'optim_bits': 8", "'lr': 1e-4, 'optim_bits': 32"
 PAGED_8, PAGED_32 = f"{BITS_8}, 'is_paged': True", f"{BITS_32}, 'is_paged': True"

@@ -181,6 +181,20 @@ CASES: dict[str, dict[str, Any]] = {
         "eval_data": "tokens",
         "train_sampling_strategy": "group_by_length",
     },
+    "rebalanced": {
+        **TOKENIZED,
+        **EVALUATES,
+        "eval_data": "tokens",
+        "train_sampling_strategy": "batch_rebalance",
+        "gradient_accumulation_steps": 3,
+    },
+    "rebalanced on two ranks": {
+        **TOKENIZED,
+        "ranks": 2,
+        "train_sampling_strategy": "batch_rebalance",
+        "gradient_accumulation_steps": 2,
+        "dataloader_drop_last": True,
+    },
     "tokens": {**TOKENIZED, **EVALUATES, "eval_data": "tokens", "gradient_accumulation_steps": 3},
     "stored rows with workers": {"data": "stored", "model": "dropout", **WORKERS},
     "language model": {

@@ -19,10 +19,12 @@ FURTHER = (
     "persistent workers",
     "stored rows with workers",
     "grouped by length",
+    "rebalanced",
+    "rebalanced on two ranks",
     "two ranks",
     "stream on two ranks",
 )
-STEPS = {"accumulation": (9, 39)}
+STEPS = {"accumulation": (9, 39), "rebalanced": (3, 12, 15), "rebalanced on two ranks": (3, 9)}
 """Of the checkpoints; by default in an epoch, which has 15 batches, at an evaluation, and at the end of an epoch."""
 
 pytestmark = pytest.mark.timeout(2 * SLOW)

@@ -67,7 +67,7 @@ ALONE: list[tuple[str, Any, str]] = [
     ("eval_strategy", "best", "choose 'no', 'steps' or 'epoch'"),
     ("save_strategy", "step", "did you mean 'steps'?"),
     ("log_level", "warn", "did you mean 'warning'?"),
-    ("train_sampling_strategy", "batch_rebalance", "choose 'random', 'sequential' or 'group_by_length'"),
+    ("train_sampling_strategy", "batch_rebalanced", "did you mean 'batch_rebalance'?"),
     ("dataloader_multiprocessing_context", "thread", "choose 'fork', 'spawn' or 'forkserver'"),
     ("include_for_metrics", ["input"], "did you mean 'inputs'?"),
     ("include_for_metrics", "inputs", "takes a list"),

@@ -118,7 +118,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "trackio_static_space_id": (True, "there is no such choice; choose 'False'"),
     "train_sampling_strategy": (
         "shuffled",
-        "there is no such choice; choose 'random', 'sequential' or 'group_by_length'",
+        "there is no such choice; choose 'random', 'sequential', 'group_by_length' or 'batch_rebalance'",
     ),
     "warmup_ratio": (1.5, "a ratio is between 0 and 1; give warmup_steps a number of steps, or a ratio below 1"),
     "warmup_steps": STEPS,
