@@ -111,6 +111,7 @@ class OrderedLoader(ResumableLoader):
         empty_batches = (current.last + 1) % self.cursor.readers if self._with_state else 0
         self.order.seek(epoch, current.samples, empty_batches)
         self.generator.manual_seed(epoch)
+        self.begin()
         if self._with_state:
             self.worker_init_fn = partial(load_worker_state, current.plain_states)
             each: WorkerBatch
