@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from tests.end_to_end.accelerators.looks import looked, plain
+from tests.end_to_end.accelerators import more
 from tests.end_to_end.small.models import net, rows
 
 ROWS = 27
@@ -259,4 +260,16 @@ CASES: dict[str, Case] = {
     "tensors ddp": Case(tensors, ranks=2),
     "prepared": Case(prepared),
     "prepared ddp": Case(prepared, ranks=2),
+    "distillation": Case(more.distillation),
+    "distillation ddp": Case(more.distillation, ranks=2),
+    "distillation bf16": Case(lambda library, folder: more.distillation(library, folder, bf16=True)),
+    "own step": Case(more.own_step),
+    "own step ddp": Case(more.own_step, ranks=2),
+    "own step bf16": Case(lambda library, folder: more.own_step(library, folder, bf16=True)),
+    "own loader": Case(more.own_loader),
+    "own loader ddp": Case(more.own_loader, ranks=2),
+    "saved state": Case(more.saved_state),
+    "own accelerators": Case(more.own_accelerators),
+    "configured": Case(more.configured),
+    "tools": Case(more.tools),
 }
