@@ -155,12 +155,14 @@ def adopted(parts: AcceleratorParts, assigned: Any) -> Any:
     """Return what `trainer.accelerator` is after an assignment.
 
     An `accelerate.Accelerator` becomes the real one of an accelerator of the run; the methods that its class overrides
-    are called instead of the run's. Any other object is used as it is.
+    are called instead of the run's, and loaders follow its settings. Any other object is used as it is.
     Raises ConfigurationError if the Accelerator has other processes, or another device or precision, than the run.
     """
     if not wiring.is_accelerator(assigned):
         return assigned
     wiring.refuse_other_accelerator(assigned, parts.args, parts.adapters)
+    for name in wiring.SHARING:
+        setattr(parts.args.accelerator_config, name, getattr(assigned.dataloader_config, name))
     made = Accelerator(parts, assigned)
     vars(made).update({name: getattr(assigned, name) for name in wiring.overridden(assigned) if name in METHODS})
     return made

@@ -314,6 +314,7 @@ def _with_training_step(
     """
     learner, training_step = LearnerMethods(standard), parts.hooks.training_step.method
     takes_count = takes_argument(training_step, "num_items_in_batch")
+    synchronise, each = parts.adapters.parallelism.synchronise, isinstance(standard, SynchronisingLearner)
 
     def count_items(window: Sequence[Any]) -> object:
         place.length = len(window)
@@ -321,6 +322,7 @@ def _with_training_step(
 
     def micro_step(batch: Any, window_items: object, last_of_window: bool) -> Any:
         inputs = shallow_copy(batch)  # the user's step may remove entries
+        synchronise(last_of_window or each)
         trainable.enter_training_mode()
         if takes_count:
             return training_step(model, inputs, num_items_in_batch=window_items).detach()

@@ -186,7 +186,7 @@ def tensors(library: Any, folder: Path) -> dict[str, Any]:
         "profile": lambda: in_context(accelerator.profile(), lambda found: type(found)),
         "deepcopy": lambda: copy.deepcopy(accelerator) is accelerator,
         "number of own": lambda: accelerator.unwrap_model(trainer.model) is trainer.model,
-        "save": lambda: (folder.mkdir(parents=True, exist_ok=True), accelerator.save({"a": own}, folder / f"saved-{rank}"), sorted(each.name for each in folder.parent.glob("output/saved*"))),
+        "save": lambda: accelerator.save({"a": own}, folder.parent / f"saved-{rank}"),
     }
     return {name: looked(lambda t, m, call=call: call(), trainer) for name, call in calls.items()}
 
