@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from tests.end_to_end.accelerators.looks import looked, plain
 from tests.end_to_end.accelerators import more
+from tests.end_to_end.accelerators.engines import engine_case
 from tests.end_to_end.small.models import net, rows
 
 ROWS = 27
@@ -248,6 +250,8 @@ def prepared(library: Any, folder: Path) -> dict[str, Any]:
     return found
 
 
+ENGINES = {"DS_ACCELERATOR": "cpu", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
 CASES: dict[str, Case] = {
     "moments": Case(moments),
     "moments ddp": Case(lambda library, folder: moments(library, folder, evaluates_first=False), ranks=2),
@@ -272,4 +276,11 @@ CASES: dict[str, Case] = {
     "own accelerators": Case(more.own_accelerators),
     "configured": Case(more.configured),
     "tools": Case(more.tools),
+    **{
+        name: Case(partial(engine_case, engine=engine, stage=stage, **more_), ranks=2, environment=ENGINES)
+        for name, engine, stage, more_ in (
+            ("zero 1", "zero", 1, {}), ("zero 2", "zero", 2, {}), ("zero 3", "zero", 3, {}),
+            ("fsdp 1", "fsdp1", 0, {}), ("fsdp 2", "fsdp2", 0, {}),
+        )
+    },
 }
