@@ -66,6 +66,14 @@ class Accelerator(AcceleratorStep):
             return self._real.unwrap_model(model, keep_fp32_wrapper, keep_torch_compile)
         return self._parts.adapters.parallelism.unwrap(getattr(model, "_orig_mod", model))
 
+    def get_state_dict(self, model: Any, unwrap: bool = True) -> Any:
+        """Return the weights of a model by name; if it is sharded, all processes call this and the first one has them.
+
+        unwrap: without the wrappers of a model that is not sharded.
+        """
+        own = self._parts.objects()[0]
+        return wiring.whole_weights(self.real, own if self._parts.owns(model) else model, unwrap)
+
     def free_memory(self, *objects: Any) -> list[Any]:
         """Release the memory that the device's allocator caches, and what accelerate prepared; return Nones."""
         if self._real is not None:

@@ -17,22 +17,26 @@ from hexloop.adapters.accelerator.accelerate.accelerator import (
     make_accelerator,
     share_state,
     unwrapped_optimizer,
+    whole_weights,
     with_objects_of_run,
 )
 from hexloop.adapters.accelerator.accelerate.signals import RunScaler, SharedSignals, is_shown
 from hexloop.adapters.accelerator.accelerate.state import Processes, differences, when_imported
 from hexloop.adapters.batches.torch.prepared import PreparedLoader, announce_passes
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.engines import is_requested
+from hexloop.app.engines import fsdp_plugin_arguments, is_requested
 from hexloop.app.environment import launched
 from hexloop.app.wiring.adapters import Adapters
 from hexloop.domain.errors import ConfigurationError
 
-__all__ = ["is_preparable", "unwrapped_optimizer", "with_objects_of_run"]
+__all__ = ["is_preparable", "unwrapped_optimizer", "whole_weights", "with_objects_of_run"]
 """Adapters' names that the rest of the app gets from here."""
 
 SHARING = ("split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler", "non_blocking")
 """The settings of `accelerator_config` that an Accelerator's loaders follow."""
+
+FSDP = ("fsdp1", "fsdp2")
+"""The names of the parallelism of both versions of FSDP."""
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -53,7 +57,7 @@ def options_of(args: TrainingArguments, adapters: Adapters, model: Any) -> Accel
         ddp=_ddp_options(args, model),
         compile_backend=(args.torch_compile_backend if args.torch_compile else None) or "no",
         compile_mode=args.torch_compile_mode if args.torch_compile else None,
-        fsdp=getattr(args, "fsdp_plugin_args", None) if is_requested("fsdp", args) else None,
+        fsdp=fsdp_plugin_arguments(args) if adapters.parallelism.capabilities.name in FSDP else None,
         deepspeed=(lambda: dict(parallelism.configuration(model))) if is_requested("deepspeed", args) else None,
         configured=bool(getattr(config, "use_configured_state", False)),
     )

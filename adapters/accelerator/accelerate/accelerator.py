@@ -78,7 +78,12 @@ def _accumulation_plugin(options: AcceleratorOptions) -> Any:
 def _fsdp_plugin(options: AcceleratorOptions) -> Any:
     from accelerate.utils import FullyShardedDataParallelPlugin
 
-    return None if options.fsdp is None else FullyShardedDataParallelPlugin(**options.fsdp)
+    if options.fsdp is None:
+        return None
+    given = dict(options.fsdp)
+    if torch.device(options.processes.device).type == "cpu" and "sync_module_states" in given:
+        given["sync_module_states"] = False  # the plugin would look for a GPU
+    return FullyShardedDataParallelPlugin(**given)
 
 
 def _dynamo_plugin(options: AcceleratorOptions) -> Any:
@@ -99,9 +104,12 @@ def make_accelerator(
     """
     from accelerate import Accelerator
 
-    _share_partial_state(options)
+    share_state(options)
     with _environment(options):
-        return Accelerator(**adjusted(accelerator_arguments(options)))
+        made = Accelerator(**adjusted(accelerator_arguments(options)))
+    if options.deepspeed is not None:
+        made.deepspeed_config = made.state.deepspeed_plugin.deepspeed_config  # set where accelerate makes the engine
+    return made
 
 
 def share_state(options: AcceleratorOptions) -> None:
@@ -110,17 +118,24 @@ def share_state(options: AcceleratorOptions) -> None:
     The state that DeepSpeed's configuration is part of is made with the Accelerator.
     """
     from accelerate.state import AcceleratorState, GradientState
+    from accelerate.utils import DistributedType
 
     _share_partial_state(options)
     GradientState(_accumulation_plugin(options))
-    if options.deepspeed is None:
-        with _environment(options):
-            AcceleratorState(
-                mixed_precision=options.mixed_precision,
-                dynamo_plugin=_dynamo_plugin(options),
-                fsdp_plugin=_fsdp_plugin(options),
-                _from_accelerator=True,
-            )
+    if options.deepspeed is not None:
+        return
+    with _environment(options):
+        plugin = _fsdp_plugin(options)
+        state = AcceleratorState(
+            mixed_precision=options.mixed_precision,
+            dynamo_plugin=_dynamo_plugin(options),
+            fsdp_plugin=plugin,
+            _from_accelerator=True,
+        )
+        if plugin is not None:  # accelerate knows FSDP on GPUs only
+            if options.mixed_precision != "no":
+                plugin.set_mixed_precision(options.mixed_precision)
+            state.distributed_type, state.fsdp_plugin = DistributedType.FSDP, plugin
 
 
 def _environment(options: AcceleratorOptions) -> Any:
@@ -159,8 +174,7 @@ def _engine_of(distributed_type: str) -> str:
 def _engine_of_options(options: AcceleratorOptions) -> str:
     if options.deepspeed is not None:
         return "DEEPSPEED"
-    on_gpus = options.processes.world_size > 1 and torch.device(options.processes.device).type != "cpu"
-    return "FSDP" if options.fsdp is not None and on_gpus else ""  # accelerate knows FSDP on GPUs only
+    return "FSDP" if options.fsdp is not None else ""
 
 
 # The objects of a run, and others
@@ -169,6 +183,21 @@ def _engine_of_options(options: AcceleratorOptions) -> str:
 def is_preparable(candidate: object) -> bool:
     """Return whether an Accelerator does anything with an object: a model, a loader, an optimizer, a schedule."""
     return isinstance(candidate, nn.Module | DataLoader | torch.optim.Optimizer | LRScheduler)
+
+
+def whole_weights(accelerator: Any, model: Any, unwrap: bool) -> Any:
+    """Return the weights of a model by name; those of a sharded one on the first process. Collective if it is sharded.
+
+    unwrap: without the wrappers of a model that is not sharded.
+    """
+    from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, StateDictType
+
+    if not isinstance(model, FullyShardedDataParallel):
+        return accelerator.get_state_dict(model, unwrap)
+    on_cpu = accelerator.device.type == "cpu"  # from where torch cannot move tensors to the CPU
+    configuration = FullStateDictConfig(offload_to_cpu=not on_cpu, rank0_only=not on_cpu)
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT, configuration):
+        return model.state_dict()
 
 
 def unwrapped_optimizer(optimizer: Any) -> Any:

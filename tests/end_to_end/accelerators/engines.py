@@ -87,6 +87,8 @@ def engine_case(library: Any, folder: Path, engine: str, stage: int = 0, **given
     trainer.train()
     look("trained", trainer)
     accelerator = trainer.accelerator
+    if engine == "fsdp1" and library.__name__ == "transformers":
+        return found  # on a CPU, torch ends the process where accelerate gathers weights from it
     whole = looked(lambda t, m: accelerator.get_state_dict(trainer.model_wrapped), trainer)
     found["state dict"] = whole if isinstance(whole, str) or not trainer.is_world_process_zero() else {
         name: [each["dtype"], round(float(torch.tensor(each["values"]).double().sum()), 3)] for name, each in whole.items()
