@@ -177,6 +177,8 @@ def adopted(parts: AcceleratorParts, assigned: Any) -> Any:
 
 
 METHODS = frozenset(
-    name for name in dir(Accelerator) if not name.startswith("_") and isinstance(getattr(Accelerator, name), FunctionType)
+    name
+    for name in dir(Accelerator)
+    if not name.startswith("_") and isinstance(getattr(Accelerator, name), FunctionType)
 ) - {"follow", "assigned"}
 """The methods of accelerate's Accelerator that the run implements."""

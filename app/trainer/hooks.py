@@ -37,7 +37,8 @@ class TrainerHooks(TrainerStages):
 
     @accelerator.setter
     def accelerator(self, accelerator: Any) -> None:
-        self._accelerator = adopted(self._accelerator_parts(), accelerator)
+        made = "adapters" in vars(self)  # unless a subclass with a loop of its own leaves out this constructor
+        self._accelerator = adopted(self._accelerator_parts(), accelerator) if made else accelerator
 
     @standard
     def create_accelerator_and_postprocess(self) -> None:

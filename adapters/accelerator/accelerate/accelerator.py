@@ -117,7 +117,7 @@ def share_state(options: AcceleratorOptions) -> None:
 
     The state that DeepSpeed's configuration is part of is made with the Accelerator.
     """
-    from accelerate.state import AcceleratorState, GradientState
+    from accelerate.state import AcceleratorState, GradientState, PartialState
     from accelerate.utils import DistributedType
 
     _share_partial_state(options)
@@ -136,6 +136,7 @@ def share_state(options: AcceleratorOptions) -> None:
             if options.mixed_precision != "no":
                 plugin.set_mixed_precision(options.mixed_precision)
             state.distributed_type, state.fsdp_plugin = DistributedType.FSDP, plugin
+            PartialState._shared_state["distributed_type"] = DistributedType.FSDP
 
 
 def _environment(options: AcceleratorOptions) -> Any:

@@ -62,7 +62,8 @@ def main(request: dict[str, Any]) -> int:
                     os.environ |= {"TORCH_GLOO_LAZY_INIT": "1", "OMP_NUM_THREADS": "1"}
                 in_child(request["library"], name, folder, rank)
             children.append(child)
-        failed += any([os.waitpid(child, 0)[1] for child in children])
+        codes = [os.waitpid(child, 0)[1] for child in children]
+        failed += any(codes)
     return failed
 
 

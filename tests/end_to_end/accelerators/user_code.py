@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader
 
-from tests.end_to_end.accelerators.looks import looked, plain
+from tests.end_to_end.accelerators.looks import arguments, looked, numbers, plain
 from tests.end_to_end.small.models import net, rows
-
-
-def arguments(library: Any, folder: Path, **given: Any) -> Any:
-    own = {"reproduce": "transformers"} if library.__name__ == "hexloop" else {}
-    usual = {
-        "use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1,
-        "per_device_train_batch_size": 2, "per_device_eval_batch_size": 3, "learning_rate": 0.01,
-        "num_train_epochs": 1, "dataloader_pin_memory": False,
-    }  # fmt: skip
-    return library.TrainingArguments(str(folder), **{**usual, **own, **given})
-
-
-def numbers(trainer: Any) -> Any:
-    """Return every logged number but clock readings, and the weights."""
-    clock = ("runtime", "per_second", "flos", "preparation_time")
-    logs = [{k: v for k, v in log.items() if not k.endswith(clock)} for log in trainer.state.log_history]
-    return [logs, {name: plain(value) for name, value in trainer.model.state_dict().items()}]
-
-
-def real() -> Any:
-    return importlib.import_module("accelerate")
 
 
 def distillation(library: Any, folder: Path, **given: Any) -> Any:
@@ -155,15 +134,21 @@ def saved_state(library: Any, folder: Path) -> Any:
     files = sorted(each.name for each in (folder / "state").iterdir())
     trainer.accelerator.load_state(str(folder / "state"))
     loaded = {name: plain(value) for name, value in trainer.model.state_dict().items()}
-    return {"files": [each for each in files if each not in ("scheduler.bin", "sampler.bin")], "count": counter.count, "hooks": hooks, "loaded": loaded == found["saved"],
-            "optimizer": plain(trainer.optimizer.state_dict()["state"][0]["step"]), **found}  # fmt: skip
+    return {
+        "files": [each for each in files if each not in ("scheduler.bin", "sampler.bin")],
+        "count": counter.count,
+        "hooks": hooks,
+        "loaded": loaded == found["saved"],
+        "optimizer": plain(trainer.optimizer.state_dict()["state"][0]["step"]),
+        **found,
+    }
 
 
 def own_accelerators(library: Any, folder: Path) -> Any:
     """Accelerators of the user's, assigned before and after a run, and made after it."""
     found: dict[str, Any] = {}
 
-    class Counting(real().Accelerator):
+    class Counting(Accelerator):
         count = 0
 
         def backward(self, loss: Any, **kwargs: Any) -> None:
@@ -180,14 +165,15 @@ def own_accelerators(library: Any, folder: Path) -> Any:
             trainer.accelerator = Counting(cpu=True)
         found[name] = [numbers(trainer), Counting.count, plain(trainer.accelerator.mixed_precision)]
         found[f"{name} evaluates"] = trainer.evaluate(rows(5))["eval_loss"]
-    later = real().Accelerator()
+    later = Accelerator()
     found["later"] = plain([later.num_processes, str(later.device), later.mixed_precision, later.sync_gradients])
-    model, optimizer = later.prepare(*(lambda m: (m, torch.optim.SGD(m.parameters(), lr=0.1)))(nn.Linear(4, 1)))
+    other = nn.Linear(4, 1)
+    model, optimizer = later.prepare(other, torch.optim.SGD(other.parameters(), lr=0.1))
     for batch in later.prepare(DataLoader(rows(6), batch_size=2)):
         later.backward(model(batch["x"]).square().mean())
         optimizer.step()
         optimizer.zero_grad()
-    found["later trains"] = looked(lambda t, m: model.weight.isfinite().all(), None)
+    found["later trains"] = looked(lambda: model.weight.isfinite().all())
     for number in range(3):
         again = library.Trainer(net(), arguments(library, folder, bf16=number == 1), train_dataset=rows(8))
         again.train()
@@ -200,11 +186,11 @@ def own_accelerators(library: Any, folder: Path) -> Any:
 def configured(library: Any, folder: Path) -> Any:
     """use_configured_state with a state that is made before, and with none."""
     setting = {"accelerator_config": {"use_configured_state": True}}
-    found = {"none": looked(lambda t, m: arguments(library, folder, **setting).device, None)}
+    found = {"none": looked(lambda: arguments(library, folder, **setting).device)}
     found["none makes a Trainer"] = looked(
-        lambda t, m: library.Trainer(net(), arguments(library, folder, **setting)).accelerator.num_processes, None
+        lambda: library.Trainer(net(), arguments(library, folder, **setting)).accelerator.num_processes
     )
-    real().Accelerator(cpu=True, gradient_accumulation_steps=3)
+    Accelerator(cpu=True, gradient_accumulation_steps=3)
     args = arguments(library, folder, **setting)
     trainer = library.Trainer(net(), args, train_dataset=rows(8))
     found["made"] = plain([
@@ -225,16 +211,16 @@ def tools(library: Any, folder: Path) -> Any:
     found["profile"] = len(profile.key_averages()) > 10
     accelerator.init_trackers("project", config={"rate": 0.1})
     accelerator.log({"loss": 1.0}, step=1)
-    found["trackers"] = plain([accelerator.trackers, looked(lambda t, m: accelerator.get_tracker("tensorboard").name, None)])
+    tracker = looked(lambda: accelerator.get_tracker("tensorboard").name)
+    found["trackers"] = plain([accelerator.trackers, tracker])
     accelerator.save_model(trainer.model, str(folder / "model"))
     found["model"] = sorted(each.name for each in (folder / "model").iterdir())
     accelerator.print("printed")
-    found["lomo"] = looked(lambda t, m: accelerator.lomo_backward(torch.ones(()), 0.1), None)
     found["state dict"] = sorted(accelerator.get_state_dict(trainer.model))
     found["wrapped"] = sorted(accelerator.get_state_dict(trainer.model_wrapped))
     found["verify"] = accelerator.verify_device_map(trainer.model)
     found["named"] = sorted(accelerator._get_named_parameters(trainer.model))
     found["cleared"] = plain(accelerator.clear(trainer.model, 1))
-    found["again"] = looked(lambda t, m: trainer.train().global_step, None)
+    found["again"] = looked(lambda: trainer.train().global_step)
     found["end"] = plain(accelerator.end_training())
     return json.loads(json.dumps(found))
