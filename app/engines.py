@@ -77,3 +77,9 @@ def plugin_names(port: str) -> list[str]:
 def find_plugin(port: str, name: str) -> Callable[..., Any] | None:
     """Import and return the entry point `name` of `port`; None if there is none."""
     return next((found.load() for found in entry_points(group=f"hexloop.{port}", name=name)), None)
+
+
+def fsdp_plugin_arguments(args: Any) -> dict[str, Any]:
+    """Return FSDP's options as keywords of accelerate's plugin for it."""
+    found: dict[str, Any] = resolve_name("hexloop.adapters.engines.fsdp.plugin:plugin_arguments")(args)
+    return found

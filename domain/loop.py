@@ -72,6 +72,7 @@ def _train_epoch(run: Run[Batch, Loss]) -> Generator[AnyEvent, None, None]:
     control.set_due_actions([])
     with closing(run.windows(run.batches.epoch(state.epoch, state.position), run.plan.accumulation)) as epoch_windows:
         for window in epoch_windows:
+            run.signals["sync_gradients"] = len(window) == 1
             yield StepBegan(state.step)
             items = count_items(window)
             shares: list[Loss] = []

@@ -31,7 +31,7 @@ class Precision(Protocol[Loss]):
         """Return the loss to call backward on."""
 
     def unscale(self, optimizer: Optimizer) -> None:
-        """Undo `scale` on the gradients that `optimizer` is about to use."""
+        """Undo `scale` on the gradients that `optimizer` is about to use, once: again before `step` it is a no-op."""
 
     def step(self, optimizer: Optimizer) -> bool:
         """Step the optimizer if its gradients are finite; return whether it stepped."""

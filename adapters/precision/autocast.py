@@ -42,6 +42,7 @@ class Fp16Precision:
     def __init__(self, device_type: str, initial_scale: float = 2.0**16) -> None:
         self._device_type = device_type
         self._scaler = torch.amp.GradScaler(device_type, init_scale=initial_scale)
+        self._unscaled: list[Optimizer] = []
 
     def wrap(self, forward: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         """Return the forward pass under autocast."""
@@ -53,7 +54,9 @@ class Fp16Precision:
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Divide the gradients by the loss scale and record whether all are finite."""
-        self._scaler.unscale_(cast(torch.optim.Optimizer, optimizer))
+        if not any(optimizer is each for each in self._unscaled):
+            self._scaler.unscale_(cast(torch.optim.Optimizer, optimizer))
+            self._unscaled.append(optimizer)
 
     def step(self, optimizer: Optimizer) -> bool:
         """Step the optimizer if every gradient is finite, then adapt the scale.
@@ -63,6 +66,7 @@ class Fp16Precision:
         before = self._scaler.get_scale()
         self._scaler.step(cast(torch.optim.Optimizer, optimizer))
         self._scaler.update()
+        self._unscaled.clear()
         return self._scaler.get_scale() >= before
 
     def export(self) -> Iterator[Part]:

@@ -49,6 +49,7 @@ class SimulatedScaling:
         self._updates = 0
         self._good_updates = 0
         self._finite = True
+        self._unscaled = False
 
     def wrap(self, forward: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         """Return the forward pass unchanged."""
@@ -60,6 +61,9 @@ class SimulatedScaling:
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Divide the gradients by the loss scale and record whether all are finite."""
+        if self._unscaled:
+            return
+        self._unscaled = True
         self._updates += 1
         gradients = cast(WithGradients, optimizer).gradients
         if self._updates in self._overflows:
@@ -69,6 +73,7 @@ class SimulatedScaling:
 
     def step(self, optimizer: Optimizer) -> bool:
         """Step the optimizer if every gradient is finite, then adapt the scale."""
+        self._unscaled = False
         if not self._finite:
             self.loss_scale /= 2
             self._good_updates = 0

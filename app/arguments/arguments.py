@@ -182,6 +182,15 @@ class TrainingArguments(
         return DeepSpeedPlugin(hf_ds_config=self.deepspeed)
 
     @property
+    def fsdp_plugin_args(self) -> dict[str, Any] | None:
+        """The keywords of accelerate's plugin for FSDP; None without `fsdp`."""
+        if not self.fsdp:
+            return None
+        from hexloop.app.engines import fsdp_plugin_arguments
+
+        return fsdp_plugin_arguments(self)
+
+    @property
     def _no_sync_in_gradient_accumulation(self) -> bool:
         """Whether the processes may accumulate gradients without exchanging them."""
         return not self.deepspeed

@@ -38,7 +38,6 @@ SEQ2SEQ_ARGUMENTS = frozenset(
 INSTEAD = {
     "_apply_legacy_fsdp_to_config": "read fsdp and fsdp_config",
     "_process_fsdp_args": "read fsdp and fsdp_config",
-    "fsdp_plugin_args": "read fsdp and fsdp_config",
 }
 """What to read instead of internal attributes of transformers' class that do not exist."""
 

@@ -2,257 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
-import torch
-from attrs import frozen
-
-from hexloop.app.arguments import TrainingArguments
-from hexloop.app.environment import launched
+from hexloop.app.trainer.accelerator_step import AcceleratorStep
+from hexloop.app.trainer.shared_accelerator import AcceleratorParts
 from hexloop.app.wiring import accelerator as wiring
-from hexloop.app.wiring.adapters import Adapters
 from hexloop.app.wiring.tensors import TensorsOfProcesses, holds_only_tensors
-from hexloop.domain.errors import ConfigurationError, RunStateError
-from hexloop.domain.run import Run
+from hexloop.domain.errors import ConfigurationError
 
 
-@frozen
-class AcceleratorParts:
-    """What an accelerator needs of its Trainer.
-
-    run: returns the live run, None between runs. owns: whether the run prepares an object itself. objects: returns the
-    model, the optimizer and the schedule of the run as they are now. make: returns a new `accelerate.Accelerator`.
-    """
-
-    args: TrainingArguments
-    adapters: Adapters
-    run: Callable[[], Run[Any, Any] | None]
-    owns: Callable[[object], bool]
-    objects: Callable[[], tuple[Any, Any, Any]]
-    make: Callable[[], Any]
-
-
-DECIDED = {
-    "device": "pass device=... to the Trainer, or set use_cpu",
-    **dict.fromkeys(
-        ("process_index", "num_processes", "local_process_index", "is_main_process", "is_local_main_process"),
-        "start the script with a launcher such as torchrun",
-    ),
-    "mixed_precision": "set bf16 or fp16, or pass precision=... to the Trainer",
-    "scaler": "pass precision=... to the Trainer, an adapter that scales the loss as you want",
-}
-"""What the run decides, and how to change it instead of assigning it to the accelerator."""
-
-
-class Accelerator:
+class Accelerator(AcceleratorStep):
     """The run as an Accelerator: its device, its processes, its precision and its objects.
 
     Everything else comes from a real `accelerate.Accelerator` over the same process group and device, which is made
     when it is first needed. Methods can be assigned; what the run decides cannot. docs/accelerator.md has the details.
     """
-
-    _parts: AcceleratorParts
-    _real: Any  # the `accelerate.Accelerator`; None until it is needed
-    _divisor: int
-
-    def __init__(self, parts: AcceleratorParts, real: Any = None) -> None:
-        steps = 1 if real is None else real.gradient_accumulation_steps
-        vars(self).update(_parts=parts, _real=None, _divisor=steps)
-        if real is not None:
-            self._use(real)
-
-    # The real Accelerator
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in Accelerator.__annotations__:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.real, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in DECIDED:
-            raise ConfigurationError(
-                f"accelerator.{name}={value!r} cannot be assigned, because the run decides it; {DECIDED[name]}."
-            )
-        if hasattr(type(self), name):
-            super().__setattr__(name, value)
-        else:
-            setattr(self.real, name, value)
-
-    def __deepcopy__(self, memo: Any) -> Accelerator:
-        return self
-
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *(() if self._real is None else dir(self._real))})
-
-    @property
-    def real(self) -> Any:
-        """The `accelerate.Accelerator`, made on first access."""
-        if self._real is None:
-            self._use(self._parts.make())
-        return self._real
-
-    @property
-    def is_made(self) -> bool:
-        """Whether the `accelerate.Accelerator` exists."""
-        return self._real is not None
-
-    def _use(self, real: Any) -> None:
-        vars(self)["_real"] = real
-        real.gradient_accumulation_steps = self._divisor
-        self.follow(self._parts.run())
-
-    def follow(self, run: Run[Any, Any] | None) -> None:
-        """Let accelerate's `GradientState` show a run's `sync_gradients`, once there is an `accelerate.Accelerator`."""
-        if self._real is not None and run is not None:
-            run.signals = wiring.follow(run.signals)
-
-    # Processes and device
-
-    @property
-    def device(self) -> torch.device:
-        """The device of this process."""
-        return torch.device(self._parts.adapters.device.name)
-
-    @property
-    def process_index(self) -> int:
-        """The rank of this process."""
-        return self._parts.adapters.collectives.rank
-
-    @property
-    def num_processes(self) -> int:
-        """The number of processes of the run."""
-        return self._parts.adapters.collectives.world_size
-
-    @property
-    def local_process_index(self) -> int:
-        """The rank of this process among those of its machine."""
-        return launched().local_rank if self.num_processes > 1 else 0
-
-    @property
-    def is_main_process(self) -> bool:
-        """Whether this process is the first of the run."""
-        return self.process_index == 0
-
-    @property
-    def is_local_main_process(self) -> bool:
-        """Whether this process is the first of its machine."""
-        return self.local_process_index == 0
-
-    def wait_for_everyone(self) -> None:
-        """Wait for all processes."""
-        self._parts.adapters.collectives.barrier("wait_for_everyone")
-
-    def print(self, *values: Any, **options: Any) -> None:
-        """Print in the first process of each machine only."""
-        if self.is_local_main_process:
-            print(*values, **options)
-
-    # A step
-
-    @property
-    def mixed_precision(self) -> str:
-        """The mixed precision: fp16, bf16 or no."""
-        return wiring.mixed_precision(self._parts.adapters)
-
-    def autocast(self, autocast_handler: Any = None) -> AbstractContextManager[Any]:
-        """Return a context in which the model computes in the run's precision; close it before a hook returns.
-
-        autocast_handler: accelerate's `AutocastKwargs`, which override the precision within the context.
-        """
-        if autocast_handler is not None:
-            context: AbstractContextManager[Any] = self.real.autocast(autocast_handler)
-            return context
-        return wiring.under_precision(self._parts.adapters)
-
-    def backward(self, loss: Any, **kwargs: Any) -> None:
-        """Add the gradients of `loss`, scaled as the precision requires, to those of the window.
-
-        If assigned, every step of a run calls the assigned function with its loss. Raises ConfigurationError for
-        keywords of torch's `backward`.
-        """
-        if kwargs:
-            raise ConfigurationError(
-                f"accelerator.backward does not take {', '.join(kwargs)}, because the run's engine makes the backward "
-                "pass. Add the losses and call it once, or call loss.backward(...) on a model that you prepared."
-            )
-        adapters = self._parts.adapters
-        divided = loss if self._divisor == 1 else loss / self._divisor
-        adapters.parallelism.backward(adapters.precision.scale(divided))
-
-    def assigned(self, name: str) -> Callable[..., Any] | None:
-        """Return the function that was assigned to a method, which a run then calls; None if none was.
-
-        `backward` also counts as assigned if it divides by assigned `gradient_accumulation_steps`.
-        """
-        if name == "backward" and self._divisor != 1:
-            return self.backward
-        found: Callable[..., Any] | None = vars(self).get(name)
-        return found
-
-    @property
-    def sync_gradients(self) -> bool:
-        """Whether the gradients of the present micro-batch are those of an optimizer step."""
-        run = self._parts.run()
-        if run is not None:
-            return bool(run.signals["sync_gradients"])
-        return True if self._real is None else bool(self._real.sync_gradients)
-
-    @sync_gradients.setter
-    def sync_gradients(self, value: bool) -> None:
-        if self._parts.run() is not None:
-            raise RunStateError(
-                f"accelerator.sync_gradients={value!r} cannot be assigned during a run, which sets it at every "
-                "micro-batch; set gradient_accumulation_steps in the TrainingArguments."
-            )
-        self.real.sync_gradients = value
-
-    @property
-    def gradient_accumulation_steps(self) -> int:
-        """What `backward` divides the loss by, 1 unless assigned.
-
-        It is not the number of micro-batches of a window, which `gradient_accumulation_steps` of the arguments sets.
-        """
-        return self._divisor
-
-    @gradient_accumulation_steps.setter
-    def gradient_accumulation_steps(self, steps: int) -> None:
-        if not isinstance(steps, int) or steps < 1:
-            raise ConfigurationError(f"accelerator.gradient_accumulation_steps={steps!r} must be a positive integer.")
-        vars(self)["_divisor"] = steps
-        if self._real is not None:
-            self._real.gradient_accumulation_steps = steps
-
-    @property
-    def optimizer_step_was_skipped(self) -> bool:
-        """Whether the last update did not change the weights, because a scaled gradient overflowed."""
-        run = self._parts.run()
-        if run is not None:
-            return not run.update_taken
-        return False if self._real is None else bool(self._real.optimizer_step_was_skipped)
-
-    @property
-    def scaler(self) -> Any:
-        """The loss scale of the run, with the methods of torch's GradScaler; None without one."""
-        return self.real.scaler if self.mixed_precision == "fp16" else None
-
-    def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2.0) -> Any:
-        """Clip gradients to `max_norm` in place; return their norm before.
-
-        With fp16 the gradients must be unscaled, as they are where the run clips. Raises ConfigurationError if no
-        process has the whole gradients.
-        """
-        capabilities, parameters = self._parts.adapters.parallelism.capabilities, list(parameters)
-        whole = not capabilities.sharded or any(hasattr(each, "full_tensor") for each in parameters)
-        if capabilities.owns_update or not whole:
-            raise ConfigurationError(
-                f"accelerator.clip_grad_norm_ cannot clip under {capabilities.name}, where each process has a part of "
-                "the gradients; set max_grad_norm, by which the run clips."
-            )
-        norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
-        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
     # Models, loaders, optimizers, schedules
 
@@ -299,6 +66,14 @@ class Accelerator:
             return self._real.unwrap_model(model, keep_fp32_wrapper, keep_torch_compile)
         return self._parts.adapters.parallelism.unwrap(getattr(model, "_orig_mod", model))
 
+    def get_state_dict(self, model: Any, unwrap: bool = True) -> Any:
+        """Return the weights of a model by name; if it is sharded, all processes call this and the first one has them.
+
+        unwrap: without the wrappers of a model that is not sharded.
+        """
+        own = self._parts.objects()[0]
+        return wiring.whole_weights(self.real, own if self._parts.owns(model) else model, unwrap)
+
     def free_memory(self, *objects: Any) -> list[Any]:
         """Release the memory that the device's allocator caches, and what accelerate prepared; return Nones."""
         if self._real is not None:
@@ -341,16 +116,21 @@ class Accelerator:
 
         Values other than tensors must be lists, whose elements are gathered.
         """
+        by_objects = use_gather_object or not holds_only_tensors(input_data)
         if self.num_processes == 1:
-            return input_data
-        if use_gather_object or not holds_only_tensors(input_data):
-            return self.real.gather_for_metrics(input_data, use_gather_object=True)
-        gathered = self.gather(input_data)
-        return gathered if self._real is None else wiring.without_repeated_rows(self._real, gathered)
+            gathered = input_data
+        elif by_objects:
+            gathered = wiring.gathered_objects(self._parts.adapters, input_data)
+        else:
+            gathered = self.gather(input_data)
+        return wiring.without_repeated_rows(gathered, by_objects)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """Return the "sum" or "mean" of the tensors of all processes, or with "none" this process's, times `scale`."""
-        return self._tensors.reduce(tensor, reduction, scale)
+        """Return the "sum", "mean" or "max" of the tensors of all processes, or with "none" this process's.
+
+        scale: ignored, as by accelerate on all devices but TPUs.
+        """
+        return self._tensors.reduce(tensor, reduction)
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
         """Return the tensors of this process, padded with `pad_index` to the longest of all processes in `dim`."""
@@ -383,18 +163,22 @@ def adopted(parts: AcceleratorParts, assigned: Any) -> Any:
     """Return what `trainer.accelerator` is after an assignment.
 
     An `accelerate.Accelerator` becomes the real one of an accelerator of the run; the methods that its class overrides
-    are called instead of the run's. Any other object is used as it is.
+    are called instead of the run's, and loaders follow its settings. Any other object is used as it is.
     Raises ConfigurationError if the Accelerator has other processes, or another device or precision, than the run.
     """
     if not wiring.is_accelerator(assigned):
         return assigned
     wiring.refuse_other_accelerator(assigned, parts.args, parts.adapters)
+    for name in wiring.SHARING:
+        setattr(parts.args.accelerator_config, name, getattr(assigned.dataloader_config, name))
     made = Accelerator(parts, assigned)
     vars(made).update({name: getattr(assigned, name) for name in wiring.overridden(assigned) if name in METHODS})
     return made
 
 
 METHODS = frozenset(
-    name for name, value in vars(Accelerator).items() if not name.startswith("_") and isinstance(value, FunctionType)
+    name
+    for name in dir(Accelerator)
+    if not name.startswith("_") and isinstance(getattr(Accelerator, name), FunctionType)
 ) - {"follow", "assigned"}
 """The methods of accelerate's Accelerator that the run implements."""

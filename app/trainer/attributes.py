@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Generic, TypeVar
 
+from hexloop.app.engines import is_requested
 from hexloop.app.run.memory_metrics import MemoryTracker
 from hexloop.app.trainer.base import TrainerBase
 from hexloop.app.wiring.adapters import drop_logger_of
 from hexloop.app.wiring.evaluation import standard_loss
 from hexloop.app.wiring.parts import TrainerParts
+
+Value = TypeVar("Value")
+
+
+class computed(Generic[Value]):  # noqa: N801  # used like `property`
+    """An attribute that is computed, until a subclass with a loop of its own assigns a value to it."""
+
+    def __init__(self, compute: Callable[[Any], Value]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __get__(self, owner: object, kind: type[Any] | None = None) -> Value:
+        return self._compute(owner)
 
 
 class TrainerAttributes(TrainerBase):
@@ -53,30 +68,29 @@ class TrainerAttributes(TrainerBase):
 
     # Engines
 
-    @property
+    @computed
     def is_deepspeed_enabled(self) -> bool:
         """Whether the run trains with DeepSpeed."""
-        return bool(self.args.deepspeed)
+        return is_requested("deepspeed", self.args)
 
-    @property
+    @computed
     def is_fsdp_enabled(self) -> bool:
         """Whether the run trains with FSDP."""
-        sharded = self.adapters.parallelism.capabilities.sharded and not self.is_deepspeed_enabled
-        return bool(self.args.fsdp) or sharded
+        return self.adapters.parallelism.capabilities.sharded and not self.is_deepspeed_enabled
 
-    @property
+    @computed
     def is_fsdp_xla_enabled(self) -> bool:
         """False: there is no FSDP on XLA."""
         return False
 
     is_fsdp_xla_v1_enabled = is_fsdp_xla_v2_enabled = is_fsdp_xla_enabled
 
-    @property
+    @computed
     def is_distributed_loading_by_transformers(self) -> bool:
         """False: models that transformers shards while it loads them are refused."""
         return False
 
-    @property
+    @computed
     def deepspeed(self) -> Any:
         """The engine of DeepSpeed, None if the run does not train with it."""
         return self.model_wrapped if self.is_deepspeed_enabled and self.model_wrapped is not self.model else None
@@ -90,7 +104,9 @@ class TrainerAttributes(TrainerBase):
         The standard evaluation loop gathers by itself, each row once. With `reproduce`, it keeps repeated rows as long
         as `accelerator.gather` is assigned.
         """
-        return self._own_gather_function or self.accelerator.gather_for_metrics
+        if self._own_gather_function is not None:
+            return self._own_gather_function
+        return partial(self.accelerator.gather_for_metrics, use_gather_object=self.args.eval_use_gather_object)
 
     @gather_function.setter
     def gather_function(self, function: Callable[..., Any] | None) -> None:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from hexloop.app.run import saving
 from hexloop.app.run.session import RunHost, Session
-from hexloop.app.trainer.accelerator import Accelerator, AcceleratorParts, adopted
+from hexloop.app.trainer.accelerator import Accelerator, adopted
+from hexloop.app.trainer.shared_accelerator import AcceleratorParts
 from hexloop.app.trainer.stages import TrainerStages
 from hexloop.app.wiring import accelerator as sharing
 from hexloop.app.wiring import data
@@ -39,13 +40,14 @@ class TrainerHooks(TrainerStages):
 
     @accelerator.setter
     def accelerator(self, accelerator: Any) -> None:
-        self._accelerator = adopted(self._accelerator_parts(), accelerator)
+        made = "adapters" in vars(self)  # unless a subclass with a loop of its own leaves out this constructor
+        self._accelerator = adopted(self._accelerator_parts(), accelerator) if made else accelerator
 
     @standard
     def create_accelerator_and_postprocess(self) -> None:
         """Make a new `accelerator`, and let accelerate's functions find the run. The constructor calls it."""
         self._accelerator = None
-        sharing.share_run(self.args, self.adapters, self.model)
+        sharing.share_run(self.args, self.adapters, self.model, self._follow)
         if is_overridden(self, "_build_accelerator_args"):
             self.accelerator.real  # noqa: B018  # so that keywords that the run cannot follow are refused now
 
@@ -72,16 +74,22 @@ class TrainerHooks(TrainerStages):
             make=make,
         )
 
+    def _follow(self) -> None:
+        """Let accelerate's state show the live run, if there is one."""
+        self._attach(self._session)
+
     def _owns(self, candidate: object) -> bool:
         """Return whether a run prepares an object itself: its model, its optimizer, its schedule, its loaders."""
         own = (self.model, self.model_wrapped, self.optimizer, self.lr_scheduler)
         return any(candidate is each for each in own) or data.is_own_loader(candidate)
 
     def _attach(self, session: Session | None) -> None:
-        """Set the live session; accelerate's state follows it if an accelerator of accelerate exists."""
+        """Set the live session, which accelerate's state shows, if there is one."""
+        if session is None and self._session is not None:
+            data.end_pass(self._session.run.batches)
         self._session = session
-        if session is not None and isinstance(self._accelerator, Accelerator):
-            self._accelerator.follow(session.run)
+        if session is not None:
+            session.run.signals = sharing.shown(session.run.signals)
 
     def _assigned(self, name: str) -> Any:
         """Return a method that was assigned to the accelerator, or that of an assigned one; None if there is none."""

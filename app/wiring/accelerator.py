@@ -3,36 +3,41 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
+from hexloop.adapters.accelerator.accelerate import accelerator as accelerate_adapter
 from hexloop.adapters.accelerator.accelerate.accelerator import (
     AcceleratorOptions,
-    RunScaler,
     accelerator_arguments,
-    gradient_signals,
     is_preparable,
     make_accelerator,
     share_state,
+    unwrapped_optimizer,
+    whole_weights,
     with_objects_of_run,
-    without_repeated_rows,
 )
 from hexloop.adapters.accelerator.accelerate.importing import when_imported
+from hexloop.adapters.accelerator.accelerate.signals import RunScaler, SharedSignals, is_shown
 from hexloop.adapters.accelerator.accelerate.state import Processes, differences
+from hexloop.adapters.batches.torch.prepared import PreparedLoader, announce_passes
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.engines import is_requested
+from hexloop.app.engines import fsdp_plugin_arguments, is_requested
 from hexloop.app.environment import launched
 from hexloop.app.wiring.adapters import Adapters
 from hexloop.domain.errors import ConfigurationError
 
-__all__ = ["gradient_signals", "is_preparable", "with_objects_of_run", "without_repeated_rows"]
+__all__ = ["is_preparable", "unwrapped_optimizer", "whole_weights", "with_objects_of_run"]
 """Adapters' names that the rest of the app gets from here."""
 
 SHARING = ("split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler", "non_blocking")
 """The settings of `accelerator_config` that an Accelerator's loaders follow."""
+
+FSDP = ("fsdp1", "fsdp2")
+"""The names of the parallelism of both versions of FSDP."""
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -41,28 +46,33 @@ BuildArguments = Callable[..., dict[str, Any]]
 
 def options_of(args: TrainingArguments, adapters: Adapters, model: Any) -> AcceleratorOptions:
     """Return what an Accelerator of the run is made from."""
-    process, collectives, config = launched(), adapters.collectives, args.accelerator_config
-    processes = Processes(
-        adapters.device.name,
-        collectives.rank,
-        collectives.world_size,
-        process.local_rank if collectives.world_size > 1 else 0,
-        process.local_world_size or collectives.world_size,
-    )
+    config = args.accelerator_config
     loaders = {name: getattr(config, name) for name in SHARING}
     accumulation = getattr(config, "gradient_accumulation_kwargs", None) or {}
     parallelism: Any = adapters.parallelism
     return AcceleratorOptions(
-        processes=processes,
+        processes=processes_of(adapters),
         mixed_precision=mixed_precision(adapters),
         loaders={**loaders, "data_seed": args.data_seed},
         accumulation=accumulation,
         ddp=_ddp_options(args, model),
         compile_backend=(args.torch_compile_backend if args.torch_compile else None) or "no",
         compile_mode=args.torch_compile_mode if args.torch_compile else None,
-        fsdp=getattr(args, "fsdp_plugin_args", None) if is_requested("fsdp", args) else None,
+        fsdp=fsdp_plugin_arguments(args) if adapters.parallelism.capabilities.name in FSDP else None,
         deepspeed=(lambda: dict(parallelism.configuration(model))) if is_requested("deepspeed", args) else None,
         configured=bool(getattr(config, "use_configured_state", False)),
+    )
+
+
+def processes_of(adapters: Adapters) -> Processes:
+    """Return the processes of a run, as accelerate sees them."""
+    process, collectives = launched(), adapters.collectives
+    return Processes(
+        adapters.device.name,
+        collectives.rank,
+        collectives.world_size,
+        process.local_rank if collectives.world_size > 1 else 0,
+        process.local_world_size or collectives.world_size,
     )
 
 
@@ -91,16 +101,28 @@ def under_precision(adapters: Adapters) -> AbstractContextManager[Any]:
     return nullcontext() if dtype is None else torch.autocast(torch.device(adapters.device.name).type, dtype)
 
 
-def share_run(args: TrainingArguments, adapters: Adapters, model: Any) -> None:
+def loss_scale(adapters: Adapters) -> RunScaler | None:
+    """Return the loss scale of a run, with the methods of torch's `GradScaler`; None without one."""
+    scales = adapters.precision.name == "fp16" and not adapters.parallelism.capabilities.owns_update
+    return RunScaler(adapters.precision) if scales else None
+
+
+def share_run(args: TrainingArguments, adapters: Adapters, model: Any, then: Callable[[], None]) -> None:
     """Let accelerate's functions find the run: now if accelerate is imported, else as soon as it is.
 
+    then: called afterwards.
     Raises ConfigurationError if `use_configured_state` asks for a state that does not exist or differs from the run.
     """
     options = options_of(args, adapters, model)
-    if options.configured:
+
+    def share() -> None:
         share_state(options)
+        then()
+
+    if options.configured:
+        share()
     elif options.processes.connected and options.processes.of_torch:
-        when_imported(lambda: share_state(options))
+        when_imported(share)
 
 
 def make(args: TrainingArguments, adapters: Adapters, model: Any, build: BuildArguments | None = None) -> Any:
@@ -111,9 +133,15 @@ def make(args: TrainingArguments, adapters: Adapters, model: Any, build: BuildAr
     """
     options = options_of(args, adapters, model)
     made = make_accelerator(options) if build is None else make_accelerator(options, _adjusted_by(build))
-    if made.scaler is not None:
-        made.scaler = RunScaler(adapters.precision)
+    _use_loss_scale(made, adapters)
     return made
+
+
+def _use_loss_scale(accelerator: Any, adapters: Adapters) -> None:
+    """Let an Accelerator use the run's loss scale; on a CPU it would ignore fp16."""
+    scale = loss_scale(adapters)
+    if scale is not None:
+        accelerator.scaler, accelerator.native_amp = scale, True
 
 
 def usual_arguments(args: TrainingArguments, adapters: Adapters, model: Any) -> dict[str, Any]:
@@ -185,12 +213,25 @@ def refuse_other_accelerator(accelerator: Any, args: TrainingArguments, adapters
             f"The Accelerator that you assigned to trainer.accelerator differs from the run: {'; '.join(found)}. "
             "Make it with the settings of the TrainingArguments."
         )
-    if accelerator.scaler is not None:
-        accelerator.scaler = RunScaler(adapters.precision)
+    _use_loss_scale(accelerator, adapters)
 
 
-def follow(signals: Mapping[str, Any]) -> MutableMapping[str, Any]:
-    """Return accelerate's mapping of gradient signals, with the present values of the run's own mapping."""
-    shared = gradient_signals()
-    shared.update(signals)
-    return shared
+def shown(signals: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Return signals of a run that accelerate's `GradientState` shows, once there is one, with the same values.
+
+    It then also shows which of hexloop's loaders are being read.
+    """
+    if not is_shown():
+        return signals
+    announce_passes()
+    return signals if isinstance(signals, SharedSignals) else SharedSignals(signals)
+
+
+def gathered_objects(adapters: Adapters, objects: Any) -> Any:
+    """Return the elements of the lists of all processes."""
+    return accelerate_adapter.gathered_objects(processes_of(adapters), objects)
+
+
+def without_repeated_rows(gathered: Any, are_objects: bool) -> Any:
+    """Return gathered rows without those that a loader of accelerate's repeated; hexloop's own loaders repeat none."""
+    return accelerate_adapter.without_repeated_rows(gathered, are_objects, repeats_none=PreparedLoader)

@@ -205,9 +205,11 @@ def choose_precision(args: TrainingArguments, device: Device) -> Precision[Any]:
     """Return the precision that the arguments select, on this device. An engine may apply one itself."""
     if (applied := engine_for(args).precision(args)) is not None:
         return PlainPrecision(applied)
-    name = precision_name(args)
+    name, device_type = precision_name(args), device.name.partition(":")[0]
+    if name == "fp16" and device_type == "cpu" and args.reproduce is not None:
+        return PlainPrecision()  # transformers ignores fp16 on a CPU
     make = PRECISIONS.get(name)
-    return PlainPrecision(name) if make is None else make(device.name.partition(":")[0])
+    return PlainPrecision(name) if make is None else make(device_type)
 
 
 def _bf16(device_type: str) -> Precision[Any]:

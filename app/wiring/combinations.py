@@ -272,6 +272,11 @@ INEFFECTIVE = (
         if row.options
     ),
     Ineffective(
+        ("fp16",),
+        lambda args: args.reproduce is not None and args.device.type == "cpu",
+        "with reproduce='transformers' a CPU computes in fp32, as transformers does there",
+    ),
+    Ineffective(
         ("liger_kernel_config",),
         lambda args: not args.use_liger_kernel,
         "it is for liger-kernel, and use_liger_kernel is not set",

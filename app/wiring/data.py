@@ -29,6 +29,7 @@ from hexloop.adapters.batches.torch.loader import (
     unsharded_batches,
 )
 from hexloop.adapters.batches.torch.order import random_fingerprint
+from hexloop.adapters.batches.torch.prepared import PreparedLoader
 from hexloop.adapters.batches.torch.replay import ReplayedBatches
 from hexloop.adapters.batches.torch.reproduction import (
     AccelerateSettings,
@@ -311,9 +312,19 @@ def _shares(
 
 
 def _batches_of_shares(shared: Shared) -> Iterator[Any]:
-    with closing(shared.shares_from(0, 0)) as shares:
-        for share in shares:
-            yield share.batch
+    try:
+        with closing(shared.shares_from(0, 0)) as shares:
+            for share in shares:
+                yield share.batch
+    finally:
+        end_pass(shared)
+
+
+def end_pass(batches: Any) -> None:
+    """Let accelerate's state no longer have the loader of these batches as one that is read."""
+    loader = getattr(batches, "loader", None)
+    if isinstance(loader, PreparedLoader):
+        loader.end()
 
 
 def _pads(batches: Shared, world_size: int) -> bool:

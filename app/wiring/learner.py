@@ -317,6 +317,7 @@ def _with_training_step(
     takes_count = not by_position and takes_argument(training_step, "num_items_in_batch")
     # In transformers the standard training_step does it: what an override does before is in the mode of an evaluation.
     enter_training_mode = trainable.enter_training_mode if parts.args.reproduce is None else (lambda: None)
+    synchronise, each = parts.adapters.parallelism.synchronise, isinstance(standard, SynchronisingLearner)
 
     def count_items(window: Sequence[Any]) -> object:
         place.length = len(window)
@@ -324,6 +325,7 @@ def _with_training_step(
 
     def micro_step(batch: Any, window_items: object, last_of_window: bool) -> Any:
         inputs = shallow_copy(batch)  # the user's step may remove entries
+        synchronise(last_of_window or each)
         enter_training_mode()
         if by_position:
             return training_step(model, inputs, window_items).detach()

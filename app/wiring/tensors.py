@@ -32,16 +32,22 @@ class TensorsOfProcesses:
             raise TypeError("accelerator.gather takes tensors only; use gather_for_metrics for other values.")
         return _concatenated([part for part, _ in tensor_gatherer(self.device).parts(values, 0)])
 
-    def reduce(self, values: Any, reduction: str, scale: float) -> Any:
-        """Return the "sum" or "mean" of the tensors of all processes, or with "none" this process's, times `scale`."""
-        if reduction not in ("sum", "mean", "none"):
-            raise ValueError(f"reduction={reduction!r} is invalid; choose 'sum', 'mean' or 'none'.")
+    def reduce(self, values: Any, reduction: str) -> Any:
+        """Return the "sum", "mean" or "max" of the tensors of all processes, or with "none" a copy of this process's.
+
+        Raises ValueError for another reduction.
+        """
+        if reduction not in ("sum", "mean", "max", "none"):
+            raise ValueError(f"reduction={reduction!r} is invalid; choose 'sum', 'mean', 'max' or 'none'.")
 
         def reduced(tensor: Tensor) -> Tensor:
             if self.size == 1 or reduction == "none":
-                return tensor * scale
-            total: Tensor = tensor_gatherer(self.device).total(tensor)
-            return total * scale / (self.size if reduction == "mean" else 1)
+                return tensor.clone()
+            ranks = tensor_gatherer(self.device)
+            if reduction == "max":
+                return torch.stack(ranks.each(tensor)).amax(dim=0)
+            total: Tensor = ranks.total(tensor)
+            return total / self.size if reduction == "mean" else total
 
         return _for_each(reduced, values)
 
@@ -52,7 +58,7 @@ class TensorsOfProcesses:
         """
 
         def padded(tensor: Tensor) -> Tensor:
-            if not -tensor.ndim <= dim < tensor.ndim:
+            if self.size == 1 or not -tensor.ndim <= dim < tensor.ndim:
                 return tensor
             at = dim % tensor.ndim
             lengths = tensor_gatherer(self.device).each(torch.tensor(tensor.shape[at], device=self.device))
@@ -60,7 +66,7 @@ class TensorsOfProcesses:
             filling = tensor.new_full((*tensor.shape[:at], missing, *tensor.shape[at + 1 :]), pad_index)
             return torch.cat([filling, tensor] if pad_first else [tensor, filling], dim=at)
 
-        return values if self.size == 1 else _for_each(padded, values)
+        return _for_each(padded, values)
 
 
 def holds_only_tensors(values: Any) -> bool:
@@ -77,7 +83,7 @@ def _for_each(function: Callable[[Tensor], Tensor], values: Any) -> Any:
     if isinstance(values, Mapping):
         return type(values)({name: _for_each(function, each) for name, each in values.items()})  # type: ignore[call-arg]
     if isinstance(values, list | tuple):
-        return type(values)(_for_each(function, each) for each in values)
+        return _as(values, [_for_each(function, each) for each in values])
     if not isinstance(values, Tensor):
         raise TypeError(f"The accelerator expected tensors, but got a value of type {type(values).__name__}.")
     return function(values)
@@ -89,5 +95,10 @@ def _concatenated(values: list[Any]) -> Any:
     if isinstance(first, Mapping):
         return type(first)({name: _concatenated([value[name] for value in values]) for name in first})  # type: ignore[call-arg]
     if isinstance(first, list | tuple):
-        return type(first)(_concatenated(list(each)) for each in zip(*values, strict=True))
+        return _as(first, [_concatenated(list(each)) for each in zip(*values, strict=True)])
     return torch.cat(values)
+
+
+def _as(values: Any, items: list[Any]) -> Any:
+    """Return items in a sequence of the type of another one, which may be a named tuple."""
+    return type(values)(*items) if hasattr(values, "_fields") else type(values)(items)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from attrs import field, frozen
@@ -12,15 +12,13 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from hexloop.adapters.accelerator.accelerate.signals import is_shown
 from hexloop.adapters.accelerator.accelerate.state import (
     Processes,
     described_by_environment,
     refuse_other_state,
     shared_state,
 )
-from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.json_documents import only_value
-from hexloop.ports.precision import Precision
 
 
 @frozen
@@ -62,7 +60,7 @@ def accelerator_arguments(options: AcceleratorOptions) -> dict[str, Any]:
         "deepspeed_plugin": None,
         "dataloader_config": loaders,
         "fsdp_plugin": _fsdp_plugin(options),
-        "gradient_accumulation_plugin": utils.GradientAccumulationPlugin(**{**options.accumulation, "num_steps": 1}),
+        "gradient_accumulation_plugin": _accumulation_plugin(options),
         "kwargs_handlers": [utils.DistributedDataParallelKwargs(**options.ddp)],
         "dynamo_plugin": _dynamo_plugin(options),
     }
@@ -71,10 +69,21 @@ def accelerator_arguments(options: AcceleratorOptions) -> dict[str, Any]:
     return made
 
 
+def _accumulation_plugin(options: AcceleratorOptions) -> Any:
+    from accelerate.utils import GradientAccumulationPlugin
+
+    return GradientAccumulationPlugin(**{**options.accumulation, "num_steps": 1})
+
+
 def _fsdp_plugin(options: AcceleratorOptions) -> Any:
     from accelerate.utils import FullyShardedDataParallelPlugin
 
-    return None if options.fsdp is None else FullyShardedDataParallelPlugin(**options.fsdp)
+    if options.fsdp is None:
+        return None
+    given = dict(options.fsdp)
+    if torch.device(options.processes.device).type == "cpu" and "sync_module_states" in given:
+        given["sync_module_states"] = False  # the plugin would look for a GPU
+    return FullyShardedDataParallelPlugin(**given)
 
 
 def _dynamo_plugin(options: AcceleratorOptions) -> Any:
@@ -95,9 +104,12 @@ def make_accelerator(
     """
     from accelerate import Accelerator
 
-    _share_partial_state(options)
+    share_state(options)
     with _environment(options):
-        return Accelerator(**adjusted(accelerator_arguments(options)))
+        made = Accelerator(**adjusted(accelerator_arguments(options)))
+    if options.deepspeed is not None:
+        made.deepspeed_config = made.state.deepspeed_plugin.deepspeed_config  # set where accelerate makes the engine
+    return made
 
 
 def share_state(options: AcceleratorOptions) -> None:
@@ -105,17 +117,26 @@ def share_state(options: AcceleratorOptions) -> None:
 
     The state that DeepSpeed's configuration is part of is made with the Accelerator.
     """
-    from accelerate.state import AcceleratorState
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+    from accelerate.utils import DistributedType
 
     _share_partial_state(options)
-    if options.deepspeed is None:
-        with _environment(options):
-            AcceleratorState(
-                mixed_precision=options.mixed_precision,
-                dynamo_plugin=_dynamo_plugin(options),
-                fsdp_plugin=_fsdp_plugin(options),
-                _from_accelerator=True,
-            )
+    GradientState(_accumulation_plugin(options))
+    if options.deepspeed is not None:
+        return
+    with _environment(options):
+        plugin = _fsdp_plugin(options)
+        state = AcceleratorState(
+            mixed_precision=options.mixed_precision,
+            dynamo_plugin=_dynamo_plugin(options),
+            fsdp_plugin=plugin,
+            _from_accelerator=True,
+        )
+        if plugin is not None:  # accelerate knows FSDP on GPUs only
+            if options.mixed_precision != "no":
+                plugin.set_mixed_precision(options.mixed_precision)
+            state.distributed_type, state.fsdp_plugin = DistributedType.FSDP, plugin
+            PartialState._shared_state["distributed_type"] = DistributedType.FSDP
 
 
 def _environment(options: AcceleratorOptions) -> Any:
@@ -154,18 +175,10 @@ def _engine_of(distributed_type: str) -> str:
 def _engine_of_options(options: AcceleratorOptions) -> str:
     if options.deepspeed is not None:
         return "DEEPSPEED"
-    on_gpus = options.processes.world_size > 1 and torch.device(options.processes.device).type != "cpu"
-    return "FSDP" if options.fsdp is not None and on_gpus else ""  # accelerate knows FSDP on GPUs only
+    return "FSDP" if options.fsdp is not None else ""
 
 
 # The objects of a run, and others
-
-
-def gradient_signals() -> MutableMapping[str, Any]:
-    """Return the mapping in which accelerate's `GradientState` keeps `sync_gradients`, once an Accelerator is made."""
-    from accelerate.state import GradientState
-
-    return cast("MutableMapping[str, Any]", GradientState._shared_state)
 
 
 def is_preparable(candidate: object) -> bool:
@@ -173,14 +186,61 @@ def is_preparable(candidate: object) -> bool:
     return isinstance(candidate, nn.Module | DataLoader | torch.optim.Optimizer | LRScheduler)
 
 
-def without_repeated_rows(accelerator: Any, gathered: Any) -> Any:
-    """Return gathered rows without those that a prepared loader repeated to fill the last batch of all processes."""
+def whole_weights(accelerator: Any, model: Any, unwrap: bool) -> Any:
+    """Return the weights of a model by name; those of a sharded one on the first process. Collective if it is sharded.
+
+    unwrap: without the wrappers of a model that is not sharded.
+    """
+    from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, StateDictType
+
+    if not isinstance(model, FullyShardedDataParallel):
+        return accelerator.get_state_dict(model, unwrap)
+    on_cpu = accelerator.device.type == "cpu"  # from where torch cannot move tensors to the CPU
+    configuration = FullStateDictConfig(offload_to_cpu=not on_cpu, rank0_only=not on_cpu)
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT, configuration):
+        return model.state_dict()
+
+
+def unwrapped_optimizer(optimizer: Any) -> Any:
+    """Return the optimizer inside one that accelerate prepared."""
+    from accelerate.optimizer import AcceleratedOptimizer
+
+    while isinstance(optimizer, AcceleratedOptimizer):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def gathered_objects(processes: Processes, objects: Any) -> Any:
+    """Return the elements of the lists of all processes.
+
+    Raises ConfigurationError if torch.distributed does not connect the processes.
+    """
+    from accelerate.utils import gather_object
+
+    shared_state(processes)
+    return gather_object(objects)
+
+
+def without_repeated_rows(gathered: Any, are_objects: bool, repeats_none: type[Any]) -> Any:
+    """Return gathered rows without those that a prepared loader repeated to fill the last batch of all processes.
+
+    are_objects: the rows are a list of objects, not nested tensors. repeats_none: the class of loaders without such
+    rows.
+    """
+    if not is_shown():
+        return gathered
+    from accelerate.state import GradientState
     from accelerate.utils import recursively_apply
 
-    state = accelerator.gradient_state
-    if not state.end_of_dataloader or state.remainder <= 0:
+    state = GradientState()
+    whole = isinstance(state.active_dataloader, repeats_none)
+    if whole or not state.end_of_dataloader or state.remainder <= 0:
         return gathered
-    return recursively_apply(lambda tensor: tensor[: state.remainder], gathered)
+    kept = slice(state.remainder)
+    try:
+        return gathered[kept] if are_objects else recursively_apply(lambda tensor: tensor[kept], gathered)
+    except (IndexError, KeyError, TypeError):  # values without rows, which accelerate keeps as they are
+        return gathered
 
 
 @contextmanager
@@ -199,45 +259,3 @@ def with_objects_of_run(accelerator: Any, models: Sequence[Any], optimizer: Any,
     finally:
         for name, objects in before.items():
             setattr(accelerator, name, objects)
-
-
-@frozen
-class RunScaler:
-    """The loss scale of a run, with the methods of torch's `GradScaler` that accelerate and its users call.
-
-    There is one scale, that of the run's precision. `step` also adapts the scale, so `update` is a no-op.
-    """
-
-    precision: Precision[Any]
-
-    def scale(self, outputs: Any) -> Any:
-        """Return a loss times the loss scale."""
-        return self.precision.scale(outputs)
-
-    def unscale_(self, optimizer: Any) -> None:
-        """Divide the gradients of an optimizer by the loss scale."""
-        self.precision.unscale(optimizer)
-
-    def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        """Step an optimizer if its gradients are finite, then adapt the scale."""
-        self.precision.step(optimizer)
-
-    def update(self, new_scale: float | None = None) -> None:
-        """No-op without a scale. Raises ConfigurationError for one: the run's precision adapts it."""
-        if new_scale is not None:
-            raise ConfigurationError(
-                f"scaler.update({new_scale}) cannot set the loss scale, which the run's precision adapts; "
-                "pass precision=Fp16Precision(device_type, initial_scale=...) to the Trainer."
-            )
-
-    def is_enabled(self) -> bool:
-        """Return True: without a loss scale, an accelerator has no scaler."""
-        return True
-
-    def get_scale(self) -> float:
-        """Return the loss scale."""
-        return float(self.state_dict()["scale"])
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the loss scale and its history."""
-        return dict(only_value(self.precision.export(), "scaler"))

@@ -112,6 +112,7 @@ class OrderedLoader(ResumableLoader):
         self.order.seek(epoch, current.samples, empty_batches)
         self.generator.manual_seed(epoch)
         size = self.order.batch_size
+        self.begin()
         if self._with_state:
             self.worker_init_fn = partial(load_worker_state, current.plain_states)
             each: WorkerBatch

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -60,10 +62,27 @@ class PreparedLoader(DataLoader[Any]):
     def counted(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches of a pass, and count them."""
         self._taken, self._exhausted = 0, False
-        for batch in batches:
-            self._taken += 1
-            yield batch
-        self._exhausted = True
+        self.begin()
+        try:
+            for batch in batches:
+                self._taken += 1
+                yield batch
+            self._exhausted = True
+        finally:
+            self.end()
+
+    def begin(self) -> None:
+        """Let accelerate's `GradientState`, if there is one, have this loader as the one that is read."""
+        if not any(self is each for each in _passes()):
+            _PASSES.append(weakref.ref(self))
+        announce_passes()
+
+    def end(self) -> None:
+        """Undo `begin`."""
+        _PASSES[:] = [weakref.ref(each) for each in _passes() if each is not self]
+        state = _gradient_state()
+        if state is not None:
+            state.dataloader_references = [each for each in state.dataloader_references if each is not self]
 
     @property
     def _has_begun(self) -> bool:
@@ -93,3 +112,27 @@ class SampledLoader(PreparedLoader):
 
     def __iter__(self) -> Any:
         return self.counted(super().__iter__())
+
+
+# Passes in progress
+
+_PASSES: list[weakref.ref[PreparedLoader]] = []
+"""The loaders that are being read; the last one is read at the moment."""
+
+
+def _passes() -> list[PreparedLoader]:
+    return [loader for loader in (reference() for reference in _PASSES) if loader is not None]
+
+
+def announce_passes() -> None:
+    """Let accelerate's `GradientState`, if there is one, have the loaders that are being read."""
+    state = _gradient_state()
+    if state is not None:
+        known = state.dataloader_references
+        state.dataloader_references = [*known, *(each for each in _passes() if not any(each is one for one in known))]
+
+
+def _gradient_state() -> Any:
+    """Return accelerate's `GradientState`; None if it is not imported, or has no state yet."""
+    kind = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
+    return kind() if kind is not None and kind._shared_state else None

@@ -99,6 +99,7 @@ class StreamLoader(ResumableLoader):
         current, new_pass = self.cursor.start(epoch, position)
         self.generator.manual_seed(epoch)
         self.set_epoch(epoch)
+        self.begin()
         if self.num_workers:
             self._prepare_workers(current, new_pass)
             yield from self._in_turns(self._from_workers(current))

@@ -160,6 +160,17 @@ class PrecisionContract(Generic[Batch, Loss]):
         assert norms[0] > 0
         assert norms[0] == pytest.approx(norms[1], rel=self.tolerance)
 
+    def test_gradients_are_unscaled_once(self, precision: Precision[Loss]) -> None:
+        """Unscaling again before the step does not change the gradients."""
+        trainable, again = self.trainable(), self.trainable()
+        self.learn(precision, trainable)
+        norm = float(cast(Any, trainable.clip(1e30)))
+        precision.step(trainable.optimizer)
+        self.learn(precision, again)
+        precision.unscale(again.optimizer)
+
+        assert float(cast(Any, again.clip(1e30))) == pytest.approx(norm, rel=self.tolerance)
+
     def test_a_finite_step_is_taken(self, precision: Precision[Loss]) -> None:
         """If all gradients are finite, the optimizer steps, which changes the loss."""
         trainable = self.trainable()

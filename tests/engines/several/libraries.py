@@ -71,7 +71,7 @@ def _outcome(folder: Path, engine: str, processes: int) -> Outcome:
 def _train_one(library: Any, engine: str, folder: Path, case: dict[str, Any]) -> None:
     parts = _parts(library, case)
     model = case.pop("model")
-    chosen = {**BOTH, **_of_engine(engine, case.pop("stage", 0)), **case}
+    chosen = {**BOTH, **of_engine(engine, case.pop("stage", 0)), **case}
     trainer = library.Trainer(
         model=make_model(model),
         args=library.TrainingArguments(str(folder), **chosen),
@@ -103,7 +103,7 @@ def _parts(library: Any, case: dict[str, Any]) -> dict[str, Any]:
     return {"compute_loss_func": summed} if case.pop("own_loss", False) else {}
 
 
-def _of_engine(engine: str, stage: int) -> dict[str, Any]:
+def of_engine(engine: str, stage: int) -> dict[str, Any]:
     """Return the arguments that request an engine."""
     if engine == "zero":
         entries = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
@@ -115,7 +115,7 @@ def _of_engine(engine: str, stage: int) -> dict[str, Any]:
     return {}
 
 
-def _let_accelerate_take(engine: str) -> dict[str, Any]:
+def let_accelerate_take(engine: str) -> dict[str, Any]:
     """Make accelerate use the engine on a CPU, where it silently falls back to DistributedDataParallel.
 
     Returns the arguments that make transformers use it.
@@ -152,7 +152,7 @@ def main() -> None:
         with warnings.catch_warnings():
             if name == "transformers":
                 warnings.simplefilter("ignore")  # warnings of transformers itself
-                of_accelerate = _let_accelerate_take(engine)
+                of_accelerate = let_accelerate_take(engine)
             _train_one(library, engine, folder / case, {**of_accelerate, **arguments})
     torch.distributed.barrier()
     sys.stdout.flush()
