@@ -24,13 +24,14 @@ def results(folder: Path) -> dict[str, Any]:
 
 
 def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
+    """Return the names of the files in a folder, but for pickles, which hexloop does not write."""
+    return {path.name for path in folder.iterdir() if path.suffix not in (".bin", ".pt", ".pth")}
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name, marks=pytest.mark.matrix) for case in ONE_EACH])
 @pytest.mark.timeout(1800)
 def test_a_script_ends_as_with_python(case: Case, tmp_path: Path) -> None:
-    """The exit code is 0, results and predictions are equal, no file is missing, and a second start resumes."""
+    """Exit code 0, equal results and predictions, no file missing but pickles; and a second start resumes."""
     python = python_of(case.environment)
     script, *arguments = prepared(case, tmp_path)
     arguments = arguments[:-1]  # the folder
@@ -43,8 +44,8 @@ def test_a_script_ends_as_with_python(case: Case, tmp_path: Path) -> None:
     for path in (*plain.glob("*predict*"), *plain.glob("*generated*")):
         if path.name != "predict_results.json":
             assert (ours / path.name).read_text() == path.read_text(), path.name
-    assert names(plain) - names(ours) <= {"training_args.bin"}
-    assert names(plain / "checkpoint-20") - names(ours / "checkpoint-20") <= {"training_args.bin"}
+    assert names(plain) <= names(ours)
+    assert names(plain / "checkpoint-20") <= names(ours / "checkpoint-20")
 
     again = run(python, *launched(case, *HEXLOOP, script, *arguments, ours, "--max_steps", "30"), folder=tmp_path)
     assert again.returncode == 0, again.stderr[-8000:]
