@@ -47,7 +47,7 @@ def samples(count: int) -> list[dict[str, Any]]:
 
 def arguments(library: ModuleType, folder: Path, **given: Any) -> Any:
     """Return arguments of a quiet run in the order of the data, with the loss weights of transformers."""
-    own = {"loss_weighting": "reference"} if library is hexloop else {}
+    own = {"loss_weighting": "reference"} if issubclass(library.TrainingArguments, hexloop.TrainingArguments) else {}
     quiet = {
         "report_to": "none",
         "use_cpu": True,
