@@ -37,7 +37,7 @@ class ConfigurationError(HexloopError, ValueError):
         """Make an error of the kinds that the problems state."""
         listed = (problems,) if isinstance(problems, str) else problems if isinstance(problems, Sequence) else ()
         kinds = (each.kind for each in listed if isinstance(each, Problem) and each.kind)
-        made: type[Self] = _of_kinds(cls, tuple(dict.fromkeys(kinds)))
+        made: type[Self] = _of_kinds(cls, tuple(dict.fromkeys(kinds)))  # type: ignore[arg-type]  # types are hashable
         return OSError.__new__(made) if issubclass(made, OSError) else super().__new__(made)  # as Python requires
 
     def __init__(self, problems: str | Iterable[str]) -> None:

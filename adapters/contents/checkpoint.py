@@ -279,7 +279,12 @@ class CheckpointContents:
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             # The file may come from anyone: a part of an unexpected kind is reported like an unexpected value.
             reason = error if isinstance(error, ValueError) else repr(error)
-            raise CheckpointError(f"The checkpoint's {name} does not fit this run: {reason}") from error
+            lacks = (
+                f" The checkpoint has no {name}, because it was saved with save_only_model=True; set that in this run "
+                "too, to continue from its weights alone."
+            )
+            missing = "" if parts else lacks
+            raise CheckpointError(f"The checkpoint's {name} does not fit this run: {reason}{missing}") from error
 
     @staticmethod
     def _refuse(problems: list[str]) -> None:

@@ -555,6 +555,25 @@ def test_checkpoints_of_another_run_are_not_deleted(library: Any, kept: set[str]
     assert {path.name for path in tmp_path.glob("checkpoint-*")} == kept
 
 
+@pytest.mark.parametrize(
+    ("library", "kept"),
+    [(hexloop, {"checkpoint-3", "checkpoint-12"}), (transformers, {"checkpoint-3"})],
+    ids=["hexloop", "reference"],
+)
+def test_the_newest_checkpoint_stays_beside_the_best(library: Any, kept: set[str], tmp_path: Path) -> None:
+    """With a limit of one checkpoint, a finished run can still be continued from its last step."""
+    measured = iter([0.1, 0.2, 0.3, 0.4])
+    trainer = make_trainer(
+        library, tmp_path, Outcome(), max_steps=12, save_strategy="steps", save_steps=3, save_total_limit=1,
+        eval_strategy="steps", eval_steps=3, load_best_model_at_end=True, metric_for_best_model="measured",
+        greater_is_better=False,
+    )  # fmt: skip
+    trainer.compute_metrics = lambda prediction: {"measured": next(measured)}
+    trainer.train()
+
+    assert {path.name for path in tmp_path.glob("checkpoint-*")} == kept
+
+
 def first_sample_after(library: Any, folder: Path, accepted: list[str]) -> float:
     """Return the first sample after a resume at sample 8, with batches twice as large as before."""
     pixels = torch.arange(20.0).repeat_interleave(64).view(20, 1, 8, 8) / 20

@@ -96,7 +96,7 @@ def test_an_overridden_sampler_may_pass_the_standard_one_on(tmp_path: Path) -> N
         def _get_train_sampler(self, train_dataset: Any = None) -> Any:
             return BatchRebalanceSampler([row["length"] for row in data], 8, dp_size=1, grad_accum=2)
 
-    data = [{**row, "length": 40 if index % 4 == 0 else 1} for index, row in enumerate(rows(16))]
+    data: list[dict[str, Any]] = [{**row, "length": 40 if index % 4 == 0 else 1} for index, row in enumerate(rows(16))]
     sizes = {}
     for kind in (Trainer, Passing, Own):
         given = {"train_sampling_strategy": "batch_rebalance", "gradient_accumulation_steps": 2}

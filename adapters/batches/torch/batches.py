@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from attrs import frozen
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Sampler, SequentialSampler
 
 from hexloop.adapters.batches.torch.balanced import BY_LENGTH, BalancedBatchSampler, rebalances
 from hexloop.adapters.batches.torch.collate import Collate, collate_columns
@@ -26,6 +26,7 @@ from hexloop.adapters.batches.torch.order import (
     IndexSampler,
     KeyedDataset,
     OrderedBatchSampler,
+    RandomIndexSampler,
     VectorisedPermutation,
     preserved_rng_states,
     refuse_invalid_rng_states,
@@ -115,7 +116,7 @@ class LoaderFactory:
             options = {"batch_sampler": sampler}
         return SampledLoader(dataset, global_batch_size, collate_fn=collate, **options, **self.torch_options)
 
-    def training_sampler(self, dataset: Any) -> IndexSampler | OrderedBatchSampler | None:
+    def training_sampler(self, dataset: Any) -> Sampler[Any] | None:
         """Return a sampler of the indices of the training data; None if they have none.
 
         With "batch_rebalance" it is one of batches, as in transformers.
@@ -124,11 +125,14 @@ class LoaderFactory:
             return None
         if self.sampling == "batch_rebalance":
             return self._training_batches(dataset, self.training_batch(), self._keyed_by)
-        return IndexSampler(lambda epoch: self.order(dataset, epoch))
+        if self.sampling == "sequential":
+            return SequentialSampler(dataset)
+        kind = IndexSampler if self.sampling == "group_by_length" else partial(RandomIndexSampler, dataset)
+        return kind(lambda epoch: self.order(dataset, epoch))
 
-    def evaluation_sampler(self, dataset: Any) -> IndexSampler | None:
+    def evaluation_sampler(self, dataset: Any) -> Sampler[int] | None:
         """Return a sampler of the indices in order; None if the data have none."""
-        return None if is_iterable(dataset) else IndexSampler(lambda _epoch: Sequential(len(dataset)))
+        return None if is_iterable(dataset) else SequentialSampler(dataset)
 
     def order(self, dataset: Any, epoch: int) -> Order:
         """Return the order of the training samples in an epoch."""

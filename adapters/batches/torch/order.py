@@ -16,7 +16,7 @@ import torch
 import xxhash
 from attrs import frozen
 from numpy.typing import NDArray
-from torch.utils.data import Dataset, Sampler, Subset, TensorDataset
+from torch.utils.data import Dataset, RandomSampler, Sampler, Subset, TensorDataset
 
 from hexloop.domain.json_documents import refuse_invalid_numpy_state, refuse_invalid_python_state
 from hexloop.domain.order import ALL, Order, Shard, global_batches
@@ -196,6 +196,17 @@ class IndexSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._order.block(0, len(self._order)))
+
+
+class RandomIndexSampler(IndexSampler, RandomSampler):
+    """An IndexSampler of random order, which code that asks for torch's RandomSampler recognizes.
+
+    Its attributes are those with which torch samples `dataset` without replacement.
+    """
+
+    def __init__(self, dataset: Any, make_order: Callable[[int], Order]) -> None:
+        self.data_source, self.replacement, self._num_samples, self.generator = dataset, False, None, None
+        super().__init__(make_order)
 
 
 # Streams keyed by position: random augmentation depends on neither the worker nor the rank that reads a sample

@@ -16,7 +16,6 @@ from torch import nn
 import hexloop
 from hexloop.app.takeover import names
 from hexloop.app.trainer.compatibility import INSTEAD
-from hexloop.transformers.trainer_pt_utils import get_parameter_names
 from tests.end_to_end.small.trainers import small_trainer
 
 IMPORTABLE = {
@@ -202,8 +201,8 @@ def test_a_call_that_is_not_taken_is_noticed() -> None:
 
 def test_helpers_of_transformers_take_objects_of_hexloop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Functions that are handed on and receive a trainer, its arguments, its state or its folder."""
-    from hexloop.transformers import trainer_pt_utils, trainer_utils
-
+    trainer_pt_utils: Any = import_module("hexloop.transformers.trainer_pt_utils")
+    trainer_utils: Any = import_module("hexloop.transformers.trainer_utils")
     trainer = small_trainer(tmp_path, save_strategy="steps", save_steps=2)
     trainer.train()
     trainer_pt_utils.log_metrics(trainer, "train", {"train_loss": 0.5})
@@ -219,4 +218,4 @@ def test_helpers_of_transformers_take_objects_of_hexloop(tmp_path: Path, capsys:
     assert trainer_utils.get_last_checkpoint(str(tmp_path)) == checkpoints[-1]
     assert trainer_pt_utils.get_learning_rates(trainer) == trainer.get_learning_rates()
     assert trainer_pt_utils.get_num_trainable_parameters(trainer) == trainer.get_num_trainable_parameters()
-    assert get_parameter_names(trainer.model, [nn.Linear]) == []
+    assert trainer_pt_utils.get_parameter_names(trainer.model, [nn.Linear]) == []

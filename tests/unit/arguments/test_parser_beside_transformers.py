@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -16,7 +17,7 @@ import transformers
 
 import hexloop
 
-PARSERS = {"transformers": transformers.HfArgumentParser, "hexloop": hexloop.HfArgumentParser}
+PARSERS: dict[str, Any] = {"transformers": transformers.HfArgumentParser, "hexloop": hexloop.HfArgumentParser}
 
 
 class Colour(Enum):
@@ -203,14 +204,14 @@ def test_options_that_the_script_adds() -> None:
 def test_help() -> None:
     """Both show the texts, the defaults, the opposites and the groups."""
     for parser in PARSERS.values():
-        text = parser((Options, Grouped), prog="script").format_help()  # type: ignore[arg-type]
+        text = parser((Options, Grouped), prog="script").format_help()
         for part in ("the name, 100% of it", "(default: n)", "--no_on", "--no-on", "{red,blue}", "options of a group"):
             assert part in text, part
 
 
 def subclass_of(library: Any) -> Any:
     @dataclass
-    class Own(library.TrainingArguments):  # type: ignore[misc, name-defined]
+    class Own(library.TrainingArguments):  # type: ignore[misc]
         _VALID_DICT_FIELDS = [*library.TrainingArguments._VALID_DICT_FIELDS, "model_kwargs"]  # noqa: RUF012
         model_kwargs: dict | str | None = field(default=None, metadata={"help": "keywords of the model"})  # type: ignore[type-arg]
         beta: float = 0.1
@@ -264,9 +265,8 @@ def test_overridden_steps_of_the_constructor() -> None:
     for name, base in PARSERS.items():
         parser = kind_of(name, base)((Needing, Grouped))
         parser._add_dataclass_arguments(Added)
-        found[name] = outcome(
-            lambda parser=parser: parser.parse_args_into_dataclasses(["--first", "1", "--words", "a", "--added", "3"])
-        )
+        line = ["--first", "1", "--words", "a", "--added", "3"]
+        found[name] = outcome(partial(parser.parse_args_into_dataclasses, line))
 
     assert seen["hexloop"] == seen["transformers"]
     assert ("first", int) in seen["hexloop"]
