@@ -96,8 +96,8 @@ def moments(library: Any, folder: Path, evaluates_first: bool = False, **given: 
     if given.get("reproduce", True):
         logs, weights = numbers(trainer)
         found.append(["numbers", 0, {"logs": logs, "weights": weights}])
-    trainer.evaluate()
-    found.append(["evaluated", 1, values(trainer)])
+        trainer.evaluate()
+        found.append(["evaluated", 1, values(trainer)])
     return found
 
 
