@@ -159,8 +159,9 @@ class AcceleratorStep(SharedAccelerator):
         return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
     def _refuse_clipping(self) -> NoReturn:
+        name = self._parts.adapters.parallelism.capabilities.name
         raise ConfigurationError(
-            f"accelerator.clip_grad_norm_ cannot clip under {self._parts.adapters.parallelism.capabilities.name}, where "
+            f"accelerator.clip_grad_norm_ cannot clip under {name}, where "
             "each process has a part of the gradients; set max_grad_norm, by which the run clips, or pass "
             "trainer.model_wrapped.parameters()."
         )

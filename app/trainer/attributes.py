@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 from hexloop.app.engines import is_requested
 from hexloop.app.run.memory_metrics import MemoryTracker
@@ -23,8 +23,14 @@ class computed(Generic[Value]):  # noqa: N801  # used like `property`
         self._compute = compute
         self.__doc__ = compute.__doc__
 
-    def __get__(self, owner: object, kind: type[Any] | None = None) -> Value:
-        return self._compute(owner)
+    @overload
+    def __get__(self, owner: None, kind: type[Any]) -> computed[Value]: ...
+
+    @overload
+    def __get__(self, owner: object, kind: type[Any] | None = None) -> Value: ...
+
+    def __get__(self, owner: object, kind: type[Any] | None = None) -> computed[Value] | Value:
+        return self if owner is None else self._compute(owner)
 
 
 class TrainerAttributes(TrainerBase):
@@ -130,7 +136,7 @@ class TrainerAttributes(TrainerBase):
     def neftune_noise_alpha(self, alpha: float | None) -> None:
         self.args.neftune_noise_alpha = alpha
 
-    @property
+    @computed
     def _memory_tracker(self) -> MemoryTracker:
         """Starts and ends the memory metrics of `train`, `evaluate` and `predict`, for overrides of these methods."""
         return MemoryTracker(self._memory)
@@ -167,17 +173,17 @@ class TrainerAttributes(TrainerBase):
             self._session.run.losses.drain()  # the assigned sum contains them
             self._session.run.state.loss_total = float(total)
 
-    @property
+    @computed
     def _initial_global_step(self) -> int:
         """The step at which the live run started."""
         return 0 if self._session is None else int(self._session.run.start.step)
 
-    @property
+    @computed
     def _initial_num_input_tokens_seen(self) -> int:
         """The input tokens at which the live run started."""
         return 0 if self._session is None else int(self._session.run.start.tokens)
 
-    @property
+    @computed
     def _loss_shifts_labels(self) -> bool:
         """Whether the loss compares each position with the next label."""
         return standard_loss(self._collect_parts()).shifted

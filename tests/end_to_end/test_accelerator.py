@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator as RealAccelerator
 from accelerate.state import PartialState
 from torch.utils.data import DataLoader
 
@@ -109,6 +110,110 @@ def test_sync_gradients_is_that_of_the_run(tmp_path: Path) -> None:
 
     small_trainer(tmp_path, Looking, gradient_accumulation_steps=2).train()
     assert seen == [(False, False), (True, True)] * 2
+
+
+class Clipping(OwnStep):
+    """Clips in training_step, before the run does."""
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self.accelerator.clip_grad_norm_(model.parameters(), 0.05)
+        return loss
+
+
+def test_gradients_are_unscaled_before_they_are_clipped(tmp_path: Path) -> None:
+    """With fp16 the weights are those of a run that clips by itself; the loss scale is the run's."""
+    fp16: dict[str, Any] = {"fp16": True, "use_cpu": True}
+    standard = small_trainer(tmp_path / "standard", max_grad_norm=0.05, **fp16)
+    clipping = small_trainer(tmp_path / "clipping", Clipping, max_grad_norm=0.0, **fp16)
+    standard.train(), clipping.train()
+    scaler, again = clipping.accelerator.scaler, small_trainer(tmp_path / "again", **fp16).accelerator.scaler
+    again.load_state_dict({**scaler.state_dict(), "scale": 128.0})
+    assert same_weights(weights(standard), weights(clipping))
+    assert clipping.accelerator.real.scaler.get_scale() == scaler.get_scale() == standard.accelerator.scaler.get_scale()
+    assert (again.get_scale(), again.get_growth_factor(), again.get_backoff_factor()) == (128.0, 2.0, 0.5)
+
+
+def test_values_of_gradients_are_clipped(tmp_path: Path) -> None:
+    """No value exceeds the limit, whatever the loss scale."""
+
+    class ByValue(OwnStep):
+        def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+            loss = super().training_step(model, inputs, num_items_in_batch)
+            self.accelerator.clip_grad_value_(model.parameters(), 0.01)
+            found.append(max(float(each.grad.abs().max()) for each in model.parameters()))
+            return loss
+
+    found: list[float] = []
+    small_trainer(tmp_path, ByValue, fp16=True).train()
+    assert found == pytest.approx([0.01] * 4)
+
+
+class OwnEvaluation(Trainer):
+    """Evaluates in a loop of its own, as copies of transformers' do."""
+
+    def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        self.ends = []
+        self.rows: list[int] = []
+        for batch in dataloader:
+            self.ends.append(self.accelerator.gradient_state.end_of_dataloader)
+            self.rows.append(len(self.accelerator.gather_for_metrics(torch.cat([batch["x"], batch["x"]]))))
+        return super().evaluation_loop(dataloader, *args, **kwargs)
+
+
+def test_the_end_of_a_loader_is_seen(tmp_path: Path) -> None:
+    """In the last batch of an evaluation within a run, and afterwards that of the training data again."""
+    parts: dict[str, Any] = {"eval_dataset": rows(6)}
+    trainer = small_trainer(tmp_path, OwnEvaluation, parts, eval_strategy="epoch")
+    state = trainer.accelerator.gradient_state
+    trainer.train()
+    assert trainer.ends == [False, True]
+    assert trainer.rows == [8, 4]
+    assert not state.in_dataloader
+
+
+def test_a_trainer_with_its_own_loop_assigns_an_accelerator(tmp_path: Path) -> None:
+    """A subclass that does not call the constructor may set what it needs."""
+
+    class OwnLoop(Trainer):
+        def __init__(self) -> None:
+            self.accelerator = accelerator
+            self.is_deepspeed_enabled = self.is_fsdp_enabled = False
+            self.deepspeed = None
+
+    accelerator = RealAccelerator(cpu=True)
+    trainer = OwnLoop()
+    assert trainer.accelerator is accelerator
+    assert (trainer.is_deepspeed_enabled, trainer.is_fsdp_enabled, trainer.deepspeed) == (False, False, None)
+
+
+def test_backward_takes_the_keywords_of_torch(tmp_path: Path) -> None:
+    """The graph of the loss is kept, so that a second backward pass doubles the gradients."""
+
+    class Twice(Trainer):
+        def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+            loss: torch.Tensor = self.compute_loss(model, inputs)
+            self.accelerator.backward(loss / 2, retain_graph=True)
+            self.accelerator.backward(loss / 2)
+            return loss.detach()
+
+    standard, twice = small_trainer(tmp_path / "standard"), small_trainer(tmp_path / "twice", Twice)
+    standard.train(), twice.train()
+    assert same_weights(weights(standard), weights(twice))
+
+
+def test_runs_do_not_share_their_signals(tmp_path: Path) -> None:
+    """What accelerate's state shows of two runs in turns is the last one's; each run reads its own."""
+    one = small_trainer(tmp_path / "one", gradient_accumulation_steps=2)
+    other = small_trainer(tmp_path / "other")
+    first, second = one.stream(), other.stream()
+    seen = []
+    for event in first:
+        next(second, None)
+        if type(event).__name__ in ("MicroStepEnded", "StepEnded"):
+            seen.append(one.accelerator.sync_gradients)
+    second.close()
+    assert seen == [False, True] * 2
 
 
 def test_a_device_that_torch_does_not_have(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,11 @@ OF_DEEPSPEED = [
 ]  # fmt: skip
 FURTHER_KEYS = ("train_batch_size", "timers", "zero_force_ds_cpu_optimizer")
 """What hexloop writes into DeepSpeed's configuration, and accelerate leaves to DeepSpeed."""
+
+
+def text_of(state: Any, plugin: str, name: str) -> str:
+    """Return an attribute of a plugin as text."""
+    return str(getattr(getattr(state, plugin), name))
 
 
 def engine_case(library: Any, folder: Path, engine: str, stage: int = 0) -> Any:
@@ -64,9 +70,9 @@ def engine_case(library: Any, folder: Path, engine: str, stage: int = 0) -> Any:
             "unwrapped model": lambda: (
                 accelerator.unwrap_model(trainer.model) is accelerator.unwrap_model(trainer.model_wrapped)
             ),
-            **{f"state.{name}": lambda n=name: getattr(accelerator.state, n) for name in STATE},
-            **{f"fsdp.{name}": lambda n=name: str(getattr(accelerator.state.fsdp_plugin, n)) for name in OF_FSDP},
-            **{f"zero.{name}": lambda n=name: getattr(accelerator.state.deepspeed_plugin, n) for name in OF_DEEPSPEED},
+            **{f"state.{name}": partial(getattr, accelerator.state, name) for name in STATE},
+            **{f"fsdp.{name}": partial(text_of, accelerator.state, "fsdp_plugin", name) for name in OF_FSDP},
+            **{f"zero.{name}": partial(text_of, accelerator.state, "deepspeed_plugin", name) for name in OF_DEEPSPEED},
             "zero.config": lambda: {
                 name: value
                 for name, value in accelerator.state.deepspeed_plugin.deepspeed_config.items()
@@ -76,7 +82,12 @@ def engine_case(library: Any, folder: Path, engine: str, stage: int = 0) -> Any:
         for name, call in calls.items():
             found[f"{moment}: {name}"] = looked(call)
 
-    class Looking(library.Trainer):
+    if library.__name__ == "hexloop":
+        from hexloop import Trainer
+    else:
+        from transformers import Trainer  # type: ignore[assignment]
+
+    class Looking(Trainer):
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             if self.state.global_step == 1:
                 look("compute_loss", self)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.end_to_end.accelerators.looks import arguments, looked, numbers
 from tests.end_to_end.small.models import net, rows
+
+Run = Callable[[Any, Path], Any]
 
 ROWS = 27
 HELD_OUT = 13
@@ -35,13 +38,10 @@ TRAINER = ["is_deepspeed_enabled", "is_fsdp_enabled", "deepspeed"]
 def values(trainer: Any) -> dict[str, Any]:
     accelerator = trainer.accelerator
     return {
-        **{name: looked(lambda n=name: getattr(accelerator, n)) for name in NAMES},
-        **{f"state.{name}": looked(lambda n=name: getattr(accelerator.state, n)) for name in STATE},
-        **{
-            f"gradient_state.{name}": looked(lambda n=name: getattr(accelerator.gradient_state, n))
-            for name in GRADIENTS
-        },
-        **{f"trainer.{name}": looked(lambda n=name: getattr(trainer, n)) for name in TRAINER},
+        **{name: looked(partial(getattr, accelerator, name)) for name in NAMES},
+        **{f"state.{name}": looked(partial(getattr, accelerator.state, name)) for name in STATE},
+        **{f"gradient_state.{name}": looked(partial(getattr, accelerator.gradient_state, name)) for name in GRADIENTS},
+        **{f"trainer.{name}": looked(partial(getattr, trainer, name)) for name in TRAINER},
         "unwrapped": looked(lambda: type(accelerator.unwrap_model(trainer.model_wrapped)).__name__),
         "wrapped": type(trainer.model_wrapped).__name__,
     }
@@ -54,7 +54,12 @@ MOMENTS = [
 
 
 def looking_callback(library: Any, found: list[Any]) -> Any:
-    class Looking(library.TrainerCallback):
+    if library.__name__ == "hexloop":
+        from hexloop import TrainerCallback
+    else:
+        from transformers import TrainerCallback  # type: ignore[assignment]
+
+    class Looking(TrainerCallback):
         trainer: Any = None
 
     for moment in MOMENTS:
@@ -70,7 +75,12 @@ def moments(library: Any, folder: Path, evaluates_first: bool = False, **given: 
     """Look at all moments of a run; return their names, steps and values, and last what was trained."""
     found: list[Any] = []
 
-    class Looking(library.Trainer):
+    if library.__name__ == "hexloop":
+        from hexloop import Trainer
+    else:
+        from transformers import Trainer  # type: ignore[assignment]
+
+    class Looking(Trainer):
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             found.append(["compute_loss", self.state.global_step, values(self)])
             return super().compute_loss(model, inputs, *args, **kwargs)
@@ -96,19 +106,19 @@ def moments(library: Any, folder: Path, evaluates_first: bool = False, **given: 
     if given.get("reproduce", True):
         logs, weights = numbers(trainer)
         found.append(["numbers", 0, {"logs": logs, "weights": weights}])
-    trainer.evaluate()
-    found.append(["evaluated", 1, values(trainer)])
+        trainer.evaluate()
+        found.append(["evaluated", 1, values(trainer)])
     return found
 
 
-NOT_REPRODUCED = {"reproduce": None}
-OF_MOMENTS = {
+NOT_REPRODUCED: dict[str, Any] = {"reproduce": None}
+OF_MOMENTS: dict[str, Run] = {
     "moments": partial(moments, evaluates_first=True),
     "moments bf16": partial(moments, bf16=True),
     "moments fp16": partial(moments, fp16=True),
     "moments without reproduce": partial(moments, **NOT_REPRODUCED),
 }
-OF_MOMENTS_DDP = {
+OF_MOMENTS_DDP: dict[str, Run] = {
     "moments ddp": moments,
     "moments split": partial(
         moments, accelerator_config={"split_batches": True}, per_device_eval_batch_size=4, per_device_train_batch_size=2

@@ -98,13 +98,18 @@ def in_context(context: Any, call: Callable[[Any], Any]) -> Any:
         return call(entered)
 
 
+def numbers_up_to(count: int) -> Any:
+    """Return a dataset of the first numbers."""
+    return list(range(count))
+
+
 def prepared(library: Any, folder: Path) -> dict[str, Any]:
     """Look at loaders and models that user code prepares."""
     trainer = library.Trainer(net(), arguments(library, folder), train_dataset=rows(ROWS))
     accelerator = trainer.accelerator
     found: dict[str, Any] = {}
     for length, size in ((13, 3), (12, 3), (5, 4), (1, 2)):
-        loader = accelerator.prepare(DataLoader(list(range(length)), batch_size=size))
+        loader = accelerator.prepare(DataLoader(numbers_up_to(length), batch_size=size))
         seen = []
         for batch in loader:
             gathered = accelerator.gather_for_metrics(batch)
@@ -113,10 +118,10 @@ def prepared(library: Any, folder: Path) -> dict[str, Any]:
             seen.append([gathered, state.end_of_dataloader, state.remainder, accelerator.gather(batch), objects])
             seen.append(accelerator.gather_for_metrics(batch.sum()))
         found[f"loader {length} {size}"] = plain([len(loader), loader.total_batch_size, type(loader).__name__, seen])
-    loader = accelerator.prepare(DataLoader(list(range(13)), batch_size=3))
+    loader = accelerator.prepare(DataLoader(numbers_up_to(13), batch_size=3))
     skipping = accelerator.skip_first_batches(loader, 1)
     found["skipped"] = plain(list(skipping))
-    shuffling = accelerator.prepare(DataLoader(list(range(13)), batch_size=3, shuffle=True))
+    shuffling = accelerator.prepare(DataLoader(numbers_up_to(13), batch_size=3, shuffle=True))
     torch.manual_seed(3)
     found["shuffled"] = plain([list(shuffling), list(shuffling)])
     teacher = accelerator.prepare_model(nn.Linear(4, 1), evaluation_mode=True)

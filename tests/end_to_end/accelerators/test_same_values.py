@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from tests.end_to_end.accelerators.cases import CASES
 from tests.end_to_end.accelerators.runs import SLOW, Seen, see
@@ -14,8 +15,8 @@ OF_DEEPSPEED = ("zero 1", "zero 2", "zero 3")
 FURTHER = tuple(name for name in CASES if name not in (*QUICK, *OF_DEEPSPEED, "fsdp 1"))
 
 DIFFERENT: dict[str, tuple[str, ...]] = {
-    "moments without reproduce": ("trained", "evaluated"),
-    "moments without reproduce ddp": ("trained", "evaluated"),
+    "moments without reproduce": ("trained",),
+    "moments without reproduce ddp": ("trained",),
     "moments fp16": ("mixed_precision", "state.mixed_precision"),
     "own loader": ("resumed",),
     "own loader ddp": ("resumed",),
@@ -69,16 +70,26 @@ def is_same(one: Any, other: Any) -> bool:
     return all(errors) or one == other
 
 
+def is_close(one: Any, other: Any) -> bool:
+    """Return whether two weights agree, apart from the order in which engines sum; errors and None also agree."""
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return is_same(one, other)
+    pairs = [(torch.tensor(one[name]["values"]), torch.tensor(other[name]["values"])) for name in one]
+    return one.keys() == other.keys() and all(torch.allclose(*pair, rtol=1e-3, atol=1e-3) for pair in pairs)
+
+
 def assert_same(name: str, ours: Seen, theirs: Seen) -> None:
     for rank in range(CASES[name].ranks):
         mine, reference = flat(ours.of(name, rank)), flat(theirs.of(name, rank))
         assert mine.keys() == reference.keys()
-        assert len(mine) > 2
+        assert len(mine) > 1
         different = {
             each: (mine[each], reference[each])
             for each in mine
             if not is_same(mine[each], reference[each]) and not is_different(name, each)
         }
+        if name.startswith(("zero", "fsdp")) and is_close(mine["state dict"], reference["state dict"]):
+            different.pop("state dict", None)
         assert not different
 
 
@@ -111,5 +122,6 @@ def test_values_of_the_first_fsdp_are_those_of_transformers(tmp_path_factory: py
     gathered = theirs.of("fsdp 2")
 
     assert not {name: (mine[name], value) for name, value in reference.items() if not is_same(mine[name], value)}
-    for name in ("losses", "state dict", "keys of model", "gathered", "clipped"):
+    assert is_close(mine["state dict"], gathered["state dict"])
+    for name in ("losses", "keys of model", "gathered", "clipped"):
         assert mine[name] == gathered[name]

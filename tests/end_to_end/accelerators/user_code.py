@@ -19,13 +19,20 @@ def distillation(library: Any, folder: Path, **given: Any) -> Any:
     """A teacher that is prepared in the constructor, another one during the run, metrics gathered in every step."""
     seen: list[Any] = []
 
-    class Distilling(library.Trainer):
+    if library.__name__ == "hexloop":
+        from hexloop import Trainer
+    else:
+        from transformers import Trainer  # type: ignore[assignment]
+
+    class Distilling(Trainer):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self.teacher = self.accelerator.prepare_model(net(), evaluation_mode=True)
             self.late: Any = None
 
-        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        def compute_loss(
+            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        ) -> Any:
             if self.late is None:
                 self.late = self.accelerator.prepare(nn.Linear(4, 1))
             outputs = model(**inputs)
@@ -56,7 +63,12 @@ def own_step(library: Any, folder: Path, **given: Any) -> Any:
     """An overridden training_step with two losses, gradients clipped by value and by norm in it."""
     seen: list[Any] = []
 
-    class Stepping(library.Trainer):
+    if library.__name__ == "hexloop":
+        from hexloop import Trainer
+    else:
+        from transformers import Trainer  # type: ignore[assignment]
+
+    class Stepping(Trainer):
         def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
             model.train()
             inputs = self._prepare_inputs(inputs)
@@ -83,8 +95,12 @@ def own_step(library: Any, folder: Path, **given: Any) -> Any:
 
 def own_loader(library: Any, folder: Path, **given: Any) -> Any:
     """A loader that the user's code prepares; a run that resumes in its middle."""
+    if library.__name__ == "hexloop":
+        from hexloop import Trainer
+    else:
+        from transformers import Trainer  # type: ignore[assignment]
 
-    class Loading(library.Trainer):
+    class Loading(Trainer):
         def get_train_dataloader(self) -> Any:
             return self.accelerator.prepare(DataLoader(self.train_dataset, batch_size=2, shuffle=True))
 
@@ -117,9 +133,15 @@ def saved_state(library: Any, folder: Path) -> Any:
         def load_state_dict(self, state: dict[str, int]) -> None:
             self.count = state["count"]
 
-    counter, found = Counter(), {}
+    counter = Counter()
+    found: dict[str, Any] = {}
 
-    class Saving(library.TrainerCallback):
+    if library.__name__ == "hexloop":
+        from hexloop import TrainerCallback
+    else:
+        from transformers import TrainerCallback  # type: ignore[assignment]
+
+    class Saving(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             counter.count += 1
             if state.global_step == 2:
@@ -144,32 +166,38 @@ def saved_state(library: Any, folder: Path) -> Any:
     }
 
 
+def as_dataset(samples: Any) -> Any:
+    """Return samples as a dataset."""
+    return samples
+
+
 def own_accelerators(library: Any, folder: Path) -> Any:
     """Accelerators of the user's, assigned before and after a run, and made after it."""
     found: dict[str, Any] = {}
 
-    class Counting(Accelerator):
-        count = 0
+    losses: list[Any] = []
 
-        def backward(self, loss: Any, **kwargs: Any) -> None:
-            type(self).count += 1
-            super().backward(loss, **kwargs)
+    def backward(self: Any, loss: Any, **kwargs: Any) -> None:
+        losses.append(loss)
+        Accelerator.backward(self, loss, **kwargs)
+
+    make_counting: Any = type("Counting", (Accelerator,), {"backward": backward})
 
     for name, before in (("before", True), ("after", False)):
-        own = Counting(cpu=True) if before else None
+        own = make_counting(cpu=True) if before else None
         trainer = library.Trainer(net(), arguments(library, folder), train_dataset=rows(8))
         if own is not None:
             trainer.accelerator = own
         trainer.train()
         if own is None:
-            trainer.accelerator = Counting(cpu=True)
-        found[name] = [numbers(trainer), Counting.count, plain(trainer.accelerator.mixed_precision)]
+            trainer.accelerator = make_counting(cpu=True)
+        found[name] = [numbers(trainer), len(losses), plain(trainer.accelerator.mixed_precision)]
         found[f"{name} evaluates"] = trainer.evaluate(rows(5))["eval_loss"]
     later = Accelerator()
     found["later"] = plain([later.num_processes, str(later.device), later.mixed_precision, later.sync_gradients])
     other = nn.Linear(4, 1)
     model, optimizer = later.prepare(other, torch.optim.SGD(other.parameters(), lr=0.1))
-    for batch in later.prepare(DataLoader(rows(6), batch_size=2)):
+    for batch in later.prepare(DataLoader(as_dataset(rows(6)), batch_size=2)):
         later.backward(model(batch["x"]).square().mean())
         optimizer.step()
         optimizer.zero_grad()
@@ -205,7 +233,8 @@ def configured(library: Any, folder: Path) -> Any:
 def tools(library: Any, folder: Path) -> Any:
     """Trackers, profiles, logs and what else accelerate does for its user, around a run."""
     trainer = library.Trainer(net(), arguments(library, folder), train_dataset=rows(8))
-    accelerator, found = trainer.accelerator, {}
+    accelerator = trainer.accelerator
+    found: dict[str, Any] = {}
     with accelerator.profile() as profile:
         trainer.train()
     found["profile"] = len(profile.key_averages()) > 10
