@@ -197,6 +197,8 @@ class TrainerBase:
         if self.model_init is not None and (self.state.global_step > 0 or self.args.reproduce is not None):
             with seeded(self.adapters.device, self.args.seed):
                 self.model = self.model_wrapped = self.call_model_init(self._trial)
+            if self._own_optimizer:
+                self.optimizer = None
             self.optimizer = self.lr_scheduler = None  # also one that the user set: it holds the old model
 
     @standard
@@ -294,10 +296,14 @@ class TrainerBase:
         self.model_wrapped = self.model
 
     def _forget_own_optimizer(self) -> None:
-        """Drop the optimizer and the schedule that an earlier run made; keep the user's, and what they drive."""
+        """Drop the optimizer and the schedule that an earlier run made; keep the user's, and what they drive.
+
+        With `reproduce` the optimizer is kept, with its moments, as in transformers.
+        """
         if self._own_scheduler:
             self.lr_scheduler = None
-        if self._own_optimizer and getattr(self.lr_scheduler, "optimizer", None) is not self.optimizer:
+        is_driven = getattr(self.lr_scheduler, "optimizer", None) is self.optimizer
+        if self._own_optimizer and not is_driven and self.args.reproduce is None:
             self.optimizer = None
 
     def _prepare_for_run(self, model: Any, total_steps: int) -> Any:

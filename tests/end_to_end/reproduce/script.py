@@ -223,6 +223,8 @@ CASES: dict[str, dict[str, Any]] = {
         "gradient_accumulation_steps": 3,
         "logging_steps": 3,
     },
+    "two runs": {"model": "dropout", "runs": 2, "max_steps": 12},
+    "two runs with model_init": {"model_init": True, "runs": 2, "max_steps": 12},
     "stream on two ranks": {**AUGMENTED, "stream": True, "ranks": 2},
     "split batches on two ranks": {
         "model": "dropout",
@@ -234,7 +236,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 """What is special about each case: arguments, and what is not one of them."""
 
-OWN = ("own_loss", "loaders", "data", "model", "stream", "eval_data", "metrics", "model_init", "ranks")
+OWN = ("runs", "own_loss", "loaders", "data", "model", "stream", "eval_data", "metrics", "model_init", "ranks")
 
 
 def make_model(kind: str) -> nn.Module:
@@ -329,7 +331,8 @@ def run(library: str, case: dict[str, Any], folder: Path, changes: dict[str, Any
         data_collator=pad if kind in ("tokens", "table") else None,
         compute_metrics=metrics if own.get("metrics") else None,
     )
-    trainer.train(**({"resume_from_checkpoint": resume} if resume else {}))
+    for _ in range(own.get("runs", 1)):
+        trainer.train(**({"resume_from_checkpoint": resume} if resume else {}))
     end = [trainer.evaluate()] if evaluated is not None else []
     weights = {name: digest(tensor) for name, tensor in trainer.model.state_dict().items()}
     return {"logs": [without_times(each) for each in trainer.state.log_history + end], "weights": weights}
