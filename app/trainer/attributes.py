@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, Self, TypeVar, overload
 
 from hexloop.app.run.memory_metrics import MemoryTracker
 from hexloop.app.trainer.base import TrainerBase
 from hexloop.app.wiring.evaluation import standard_loss
 from hexloop.app.wiring.parts import TrainerParts
+
+Value = TypeVar("Value")
+
+
+class derived(Generic[Value]):  # noqa: N801: a decorator, like property
+    """A property that other values may be assigned to."""
+
+    def __init__(self, method: Callable[[Any], Value]) -> None:
+        self._method = method
+        self.__doc__ = method.__doc__
+
+    @overload
+    def __get__(self, owner: None, kind: type) -> Self: ...
+
+    @overload
+    def __get__(self, owner: object, kind: type) -> Value: ...
+
+    def __get__(self, owner: object | None, kind: type) -> Self | Value:
+        return self if owner is None else self._method(owner)
 
 
 class TrainerAttributes(TrainerBase):
@@ -31,32 +50,32 @@ class TrainerAttributes(TrainerBase):
     def _collect_parts(self) -> TrainerParts:
         raise NotImplementedError
 
-    # Engines
+    # Engines: assigned values are for overrides to read, and do not change what a run does
 
-    @property
+    @derived
     def is_deepspeed_enabled(self) -> bool:
         """Whether the run trains with DeepSpeed."""
         return bool(self.args.deepspeed)
 
-    @property
+    @derived
     def is_fsdp_enabled(self) -> bool:
         """Whether the run trains with FSDP."""
         sharded = self.adapters.parallelism.capabilities.sharded and not self.is_deepspeed_enabled
         return bool(self.args.fsdp) or sharded
 
-    @property
+    @derived
     def is_fsdp_xla_enabled(self) -> bool:
         """False: there is no FSDP on XLA."""
         return False
 
     is_fsdp_xla_v1_enabled = is_fsdp_xla_v2_enabled = is_fsdp_xla_enabled
 
-    @property
+    @derived
     def is_distributed_loading_by_transformers(self) -> bool:
         """False: models that transformers shards while it loads them are refused."""
         return False
 
-    @property
+    @derived
     def deepspeed(self) -> Any:
         """The engine of DeepSpeed, None if the run does not train with it."""
         return self.model_wrapped if self.is_deepspeed_enabled and self.model_wrapped is not self.model else None
