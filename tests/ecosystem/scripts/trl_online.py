@@ -27,7 +27,6 @@ VARIANTS = {
     "completions": {"log_completions": True},
     "dr_grpo": {"loss_type": "dr_grpo"},
     "dapo": {"loss_type": "dapo", "mask_truncated_completions": True},
-    "callbacks": {},
     "unshuffled": {"shuffle_dataset": False},
     "epochs": {"max_steps": -1, "num_train_epochs": 0.25},
     "best": {
@@ -105,7 +104,7 @@ def main():
     )
     trainer.train()
     if variant == "resume":
-        trainer.train(resume_from_checkpoint=True)
+        trainer.train(resume_from_checkpoint=f"{trainer.args.output_dir}/checkpoint-4")
     trainer.save_model()
     trainer.log_metrics("eval", trainer.evaluate())
 

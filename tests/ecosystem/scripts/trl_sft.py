@@ -118,7 +118,7 @@ def main():
     )
     trainer.train()
     if variant.startswith("resume"):
-        trainer.train(resume_from_checkpoint=True)
+        trainer.train(resume_from_checkpoint=f"{trainer.args.output_dir}/checkpoint-6")
     trainer.remove_callback(RichProgressCallback)
     trainer.save_model()
     trainer.log_metrics("eval", trainer.evaluate())
