@@ -99,7 +99,7 @@ def share_run(args: TrainingArguments, adapters: Adapters, model: Any) -> None:
     options = options_of(args, adapters, model)
     if options.configured:
         share_state(options)
-    elif options.processes.connected:
+    elif options.processes.connected and options.processes.of_torch:
         when_imported(lambda: share_state(options))
 
 
