@@ -65,8 +65,9 @@ def check(program: Program) -> int:
 
     In a process of a launch, all processes of the launch run the program together, and the first prints.
     Raises ConfigurationError if the libraries cannot be compared: the program writes elsewhere than into its output
-    folder, it uses no Trainer, or the launch uses several machines.
+    folder, it uses no Trainer, the launch uses several machines, or there is no such program.
     """
+    program.refuse_missing()
     if find_spec(TRANSFORMERS) is None:
         raise ConfigurationError(
             "hexloop run --check needs transformers, which is not installed; install it with `pip install "

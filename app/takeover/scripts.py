@@ -52,6 +52,16 @@ class Program:
                 return INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
         return 0
 
+    def refuse_missing(self) -> None:
+        """Raise ConfigurationError if there is no such script or module; other problems show when it runs."""
+        with _as_main_program(self):
+            try:
+                self._refuse_missing()
+            except ConfigurationError:
+                raise
+            except Exception:  # of a package that contains the module
+                return
+
     def _refuse_missing(self) -> None:
         if not self.is_module:
             if not os.path.exists(self.name):

@@ -13,7 +13,7 @@ from hexloop.app.wiring.parts import TrainerParts
 Value = TypeVar("Value")
 
 
-class derived(Generic[Value]):  # noqa: N801: a decorator, like property
+class derived(Generic[Value]):  # noqa: N801 (a decorator, like property)
     """A property that other values may be assigned to."""
 
     def __init__(self, method: Callable[[Any], Value]) -> None:
@@ -86,7 +86,8 @@ class TrainerAttributes(TrainerBase):
     def gather_function(self) -> Callable[..., Any]:
         """How overridden evaluation loops gather tensors: `accelerator.gather_for_metrics`, or what was assigned.
 
-        The standard evaluation loop gathers by itself, each row once.
+        The standard evaluation loop gathers by itself, each row once. With `reproduce`, it keeps repeated rows as long
+        as `accelerator.gather` is assigned.
         """
         return self._own_gather_function or self.accelerator.gather_for_metrics
 

@@ -277,6 +277,8 @@ class TrainerHooks(TrainerStages):
             requests=self._requests,
             preparation=self._preparation,
             kept_loaders=self._kept_loaders,
+            gathers_all_rows=self._own_gather_function is not None
+            and self._own_gather_function == self.accelerator.gather,
             trial=self._trial,
             run=None if self._session is None else self._session.run,
             modes=None if self._session is None else self._session.learner.modes,

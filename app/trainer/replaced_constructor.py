@@ -45,9 +45,7 @@ def _adapters(trainer: Any) -> Adapters:
 
 def _handler(trainer: Any) -> CallbackHandler:
     listeners = all_callbacks(trainer.args, (), False)
-    return CallbackHandler(
-        listeners, trainer.model, trainer.processing_class, trainer.optimizer, trainer.lr_scheduler
-    )
+    return CallbackHandler(listeners, trainer.model, trainer.processing_class, trainer.optimizer, trainer.lr_scheduler)
 
 
 def _dispatcher(trainer: Any) -> EventDispatcher:

@@ -7,14 +7,14 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, ClassVar
 
-from torch import Tensor
+from torch import Tensor, no_grad
 from torch.nn.functional import pad
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.sequence_to_sequence import Seq2SeqTrainingArguments
 from hexloop.app.trainer.trainer import Trainer
-from hexloop.app.wiring.evaluation import PredictionOutput
-from hexloop.app.wiring.parts import standard
+from hexloop.app.wiring.evaluation import PredictionOutput, loss_of_generation
+from hexloop.app.wiring.parts import is_overridden, standard
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.run import Evaluation
 
@@ -126,7 +126,11 @@ class Seq2SeqTrainer(Trainer):
         """Evaluate. gen_kwargs: keywords of `generate`; the arguments provide a missing `max_length` or `num_beams`."""
         if gen_kwargs or not self._asks_for_each:  # each of several data sets uses the keywords of the whole call
             self._gen_kwargs = _with_defaults(self.args, gen_kwargs)
-        return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        self.gather_function = self.accelerator.gather
+        try:
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        finally:
+            self.gather_function = None
 
     def predict(
         self,
@@ -137,12 +141,27 @@ class Seq2SeqTrainer(Trainer):
     ) -> PredictionOutput:
         """Predict like `Trainer.predict`, gen_kwargs as in `evaluate`. Generated tokens: (samples, tokens)."""
         self._gen_kwargs = _with_defaults(self.args, gen_kwargs)
-        return super().predict(test_dataset, ignore_keys, metric_key_prefix)
+        self.gather_function = self.accelerator.gather
+        try:
+            return super().predict(test_dataset, ignore_keys, metric_key_prefix)
+        finally:
+            self.gather_function = None
 
     def evaluation_in_training(self) -> Evaluation:
         """Return the evaluation of a run, which generates as the arguments specify."""
         self._gen_kwargs = _with_defaults(self.args, {})
-        return super().evaluation_in_training()
+        if (
+            self.args.reproduce is not None
+            and self.args.predict_with_generate
+            and _has_evaluated(self.state.log_history)
+        ):
+            _state_defaults(self.model.generation_config)  # as the evaluation before a resume did
+        if not is_overridden(self, "evaluate"):
+            self.gather_function = self.accelerator.gather
+        try:
+            return (yield from super().evaluation_in_training())
+        finally:
+            self.gather_function = None
 
     def prediction_step(
         self,
@@ -159,15 +178,31 @@ class Seq2SeqTrainer(Trainer):
         """
         if not self.args.predict_with_generate or prediction_loss_only:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        raw = inputs
+        if is_overridden(self, "_prepare_inputs") or is_overridden(self, "_prepare_input"):
+            inputs = self._prepare_inputs(dict(inputs))
         labels = inputs.get(LABELS)
         given, optional = gen_kwargs or self._gen_kwargs, ("max_length", "num_beams")
         keywords = {name: value for name, value in given.items() if value is not None or name not in optional}
         generate = self.adapters.precision.wrap(self.model.generate)
-        generated = self._padded(generate(**_without_labels(inputs), **keywords))
-        loss = None if labels is None else super().prediction_step(model, inputs, True)[0]
+        tokens = generate(**_without_labels(inputs), **keywords)
+        if self.args.reproduce is not None:
+            _state_defaults(self.model.generation_config)
+        generated = self._padded(tokens)
+        loss = None
+        if labels is not None and self.args.reproduce is None:
+            loss = super().prediction_step(model, raw, True)[0]
+        elif labels is not None:
+            loss = self._transformers_loss(model, inputs)
         if self.args.prediction_loss_only:
             return loss, None, None
         return loss, generated, None if labels is None else self._padded(labels)
+
+    def _transformers_loss(self, model: Any, inputs: Any) -> Tensor:
+        with no_grad():
+            compute = loss_of_generation(self._collect_parts())
+            loss: Tensor = self.adapters.precision.wrap(compute)(model, inputs)
+        return loss.detach().mean()
 
     def _padded(self, tokens: Tensor) -> Tensor:
         """Return `tokens`, (rows, length), padded on the right to the length of the model's generation config.
@@ -178,9 +213,12 @@ class Seq2SeqTrainer(Trainer):
         length, longest = tokens.shape[-1], getattr(config, "max_length", None) or DEFAULT_LENGTH
         if length >= longest:
             longest = max(length, (getattr(config, "max_new_tokens", None) or 0) + 1)
-        if length == longest:
-            return tokens
-        return pad(tokens, (0, longest - length), value=_padding_token(self.processing_class, self.model))
+        return tokens if length == longest else self._pad_tensors_to_max_len(tokens, longest)
+
+    def _pad_tensors_to_max_len(self, tensor: Tensor, max_length: int) -> Tensor:
+        """Return a tensor, (rows, length), padded on the right to `max_length` with the padding token."""
+        padding = _padding_token(self.processing_class, self.model)
+        return pad(tensor, (0, max_length - tensor.shape[-1]), value=padding)
 
 
 def _with_defaults(args: Seq2SeqTrainingArguments, keywords: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,6 +230,21 @@ def _with_defaults(args: Seq2SeqTrainingArguments, keywords: Mapping[str, Any]) 
     if completed.get("num_beams") is None and args.generation_num_beams is not None:
         completed["num_beams"] = args.generation_num_beams
     return completed
+
+
+def _has_evaluated(history: Sequence[Mapping[str, Any]]) -> bool:
+    return any(name.startswith("eval_") for entry in history for name in entry)
+
+
+def _state_defaults(config: Any) -> None:
+    """Set the options that a generation config leaves open to the defaults, as transformers does after each batch.
+
+    A `max_length` that is set counts the tokens with which generation starts, the default one does not: after the first
+    batch, sequences are shorter by one token.
+    """
+    config._from_model_config = False
+    if hasattr(config, "_get_default_generation_params"):  # earlier releases set all options when a config is made
+        config.update(**config._get_default_generation_params(), defaults_only=True)
 
 
 def _without_labels(inputs: Mapping[str, Any]) -> dict[str, Any]:

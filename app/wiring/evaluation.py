@@ -175,6 +175,12 @@ def _with_forward_in_half(parts: TrainerParts, compute: Callable[..., Any]) -> C
     return compute_in_half
 
 
+def loss_of_generation(parts: TrainerParts) -> ComputeLoss:
+    """Return the loss of transformers' Seq2SeqTrainer in evaluation: no function of the user's, and no item count."""
+    loss = TransformersLoss(False, smoother=parts.label_smoother)
+    return _with_forward_in_half(parts, loss) if is_only_forward_in_half(parts) else loss
+
+
 def _overridden_loss(parts: TrainerParts, standard: LossChoice) -> LossChoice:
     """Return the loss of an overridden `compute_loss`, which gets a copy of the batch and may remove entries of it.
 
@@ -255,9 +261,6 @@ def standard_prediction_step(parts: TrainerParts) -> Callable[..., Any]:
     if precision.name in HALF_FORMATS:
         wrap = wrap_model_alone if is_only_forward_in_half(parts) else wrap_in_full_precision
 
-    def prepare(inputs: Any) -> Any:
-        return parts.hooks.prepare_inputs(shallow_copy(inputs))
-
     config = getattr(parts.model, "config", None)
     step = PredictionStep(
         compute,
@@ -268,13 +271,8 @@ def standard_prediction_step(parts: TrainerParts) -> Callable[..., Any]:
     )
     if not parts.hooks.prepares_inputs:
         return step
-    return lambda model, inputs, *given, **named: step(model, prepare(inputs), *given, **named)
-
-
-def _overridden_prediction_step(parts: TrainerParts) -> Any:
-    """Return the user's prediction step, which may call the model itself: its forward then computes in half."""
-    step: Any = parts.hooks.prediction_step.method
-    return _with_forward_in_half(parts, step) if parts.adapters.precision.name in HALF_FORMATS else step
+    prepare = parts.hooks.prepare_inputs
+    return lambda model, inputs, *given, **named: step(model, prepare(shallow_copy(inputs)), *given, **named)
 
 
 def predicted_items(parts: TrainerParts, loss: LossChoice, inputs: Any) -> Any:
@@ -324,7 +322,10 @@ def make_evaluator(
     overridden = parts.hooks.prediction_step.overridden
     takes_any = overridden or parts.hooks.compute_loss.overridden
     ranks = SingleRank() if adapters.collectives.world_size == 1 else tensor_gatherer(adapters.device.name)
-    step = _overridden_prediction_step(parts) if overridden else standard_prediction_step(parts)
+    kept: Callable[[], int | None] = (lambda: None) if parts.gathers_all_rows else rows_to_keep
+    step = parts.hooks.prediction_step.method if overridden else standard_prediction_step(parts)
+    if overridden and adapters.precision.name in HALF_FORMATS:  # it may call the model itself
+        step = _with_forward_in_half(parts, step)
     return TorchEvaluator(
         model,
         loader,
@@ -334,7 +335,7 @@ def make_evaluator(
         parts.compute_metrics,
         parts.preprocess_logits_for_metrics or (lambda logits, _labels: logits),
         options,
-        TruncatedRanks(ranks, rows_to_keep, args.eval_batch_size) if reproduces else ranks,
+        TruncatedRanks(ranks, kept, args.eval_batch_size) if reproduces else ranks,
         modes=parts.modes,
     )
 
@@ -377,10 +378,9 @@ def _created(folder: str | None) -> str | None:
         if folder is not None:
             os.makedirs(folder, exist_ok=True)
     except OSError as error:
-        problem = (
+        raise ConfigurationError(
             f"predictions_folder={folder!r} does not exist and cannot be created ({error}); choose another folder."
-        )
-        raise ConfigurationError(problem) from error
+        ) from error
     return folder
 
 

@@ -184,7 +184,8 @@ class TrainerParts:
     model_wrapped: the model as the parallelism adapter prepared it; the model itself outside of a run.
     makes_optimizer, makes_scheduler: whether the arguments choose them. own_optimizer: whether the user set none.
     standard_optimizer, standard_scheduler: what the standard methods made, whether or not it is used.
-    kept_loaders: the evaluation loaders whose workers persist, with `reproduce`.
+    kept_loaders: the evaluation loaders whose workers persist, with `reproduce`. gathers_all_rows: whether evaluation
+    with `reproduce` keeps the rows that fill up the batches of processes.
     signature_columns: the columns of the data that are kept; None for those that forward takes.
     train_batch_size: samples of a micro-batch of this process. trial: of a hyperparameter search. run, modes: the run
     in progress, and the modes that its evaluations change; None between runs. backward: called in every step with its
@@ -226,6 +227,7 @@ class TrainerParts:
     requests: Requests
     preparation: PreparationTime
     kept_loaders: KeptLoaders
+    gathers_all_rows: bool
     trial: Any
     run: Run[Any, Any] | None
     modes: Modes | None

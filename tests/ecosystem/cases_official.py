@@ -7,6 +7,7 @@ from tests.ecosystem.cases import Case
 STEPS = (
     *("--max_steps", "20", "--per_device_train_batch_size", "4", "--learning_rate", "0.001", "--save_steps", "10"),
     *("--do_train", "--do_eval", "--eval_strategy", "steps", "--eval_steps", "10", "--use_cpu"),
+    *("--per_device_eval_batch_size", "5"),  # the last batch is smaller
 )
 
 
@@ -37,6 +38,10 @@ def official(
 
 
 GENERATE = ("--predict_with_generate",)
+SCRATCH = (
+    *("--model_type", "gpt2", "--tokenizer_name", "{inputs}/gpt2", "--block_size", "16"),
+    *("--config_overrides", "n_embd=32,n_layer=2,n_head=2,n_positions=64,vocab_size=80"),
+)
 LANGUAGES = ("--source_lang", "en_XX", "--target_lang", "xx_XX")
 
 CASES = [
@@ -47,6 +52,13 @@ CASES = [
     official("ner-smoothed", "bert", "tags", "--label_smoothing_factor", "0.1", "--lr_scheduler_type", "cosine",
              "--warmup_steps", "5", "--load_best_model_at_end", "--metric_for_best_model", "f1", script="ner.py"),
     official("clm", "gpt2", "text", "--block_size", "16", predict=False),
+    Case(
+        name="clm-from-scratch",
+        environment="libraries",
+        script="clm.py",
+        arguments=(*SCRATCH, *files("text", "train", "validation"), *STEPS),
+        inputs=("gpt2", "text"),
+    ),
     official("clm-streaming", "llama", "text", "--block_size", "16", "--streaming", script="clm.py", predict=False),
     official("clm-accumulating", "llama", "text", "--block_size", "16", "--gradient_accumulation_steps", "3",
              "--dataloader_num_workers", "2", script="clm.py", predict=False),

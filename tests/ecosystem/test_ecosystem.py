@@ -35,7 +35,7 @@ def test_agrees_to_the_last_bit(case: Case, tmp_path: Path) -> None:
     script = prepared(case, tmp_path)
     command = launched(case, "-m", "hexloop", "run", "--check", *script)
     done = run(python_of(case.environment), *command, folder=tmp_path)
-    report = done.stdout[-2000:] + done.stderr[-8000:]
+    report = done.stdout[-1000:] + done.stderr[-4000:]
     assert done.returncode == 0, report
     found = AGREES.search(done.stdout)
     assert found, report

@@ -4,7 +4,6 @@ import argparse
 
 import tiny_chat
 from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
-
 from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArguments, set_seed
 
 SAVES = {"save_strategy": "steps", "save_steps": 5}

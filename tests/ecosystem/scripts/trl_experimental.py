@@ -98,7 +98,7 @@ def rows(name, number, seed):
             }
         )
     if name in ("gkd", "iw_opd"):
-        return Dataset.from_dict({"messages": [u + r for u, r in zip(user, right)]})
+        return Dataset.from_dict({"messages": [u + r for u, r in zip(user, right, strict=True)]})
     if name == "ppo":
         encode = tiny_chat.tokenizer()
         encode.padding_side = "left"

@@ -44,7 +44,10 @@ def names_a_colour(completions, **kwargs):
 
 
 def is_short(completions, completion_ids, thing, **kwargs):
-    return [1.0 - len(ids) / 16 + (name in text(each)) for each, ids, name in zip(completions, completion_ids, thing)]
+    return [
+        1.0 - len(ids) / 16 + (name in text(each))
+        for each, ids, name in zip(completions, completion_ids, thing, strict=True)
+    ]
 
 
 def text(completion):

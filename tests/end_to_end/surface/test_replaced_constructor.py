@@ -57,9 +57,10 @@ def test_a_class_with_its_own_constructor_and_loop(tmp_path: Path) -> None:
     assert len(trainer.callback_handler.callbacks[0].logs) == len(trainer.state.log_history) == 4
     assert trainer.deepspeed == "assigned"
     assert trainer.compute_metrics is None
-    assert trainer.evaluate(rows(4))["eval_loss"] == small_trainer(
-        tmp_path, parts={"model": trainer.model}
-    ).evaluate(rows(4))["eval_loss"]
+    assert (
+        trainer.evaluate(rows(4))["eval_loss"]
+        == small_trainer(tmp_path, parts={"model": trainer.model}).evaluate(rows(4))["eval_loss"]
+    )
 
     saved = load_file(tmp_path / "checkpoint-4" / "model.safetensors")
     assert all(torch.equal(saved[name], tensor) for name, tensor in trainer.model.state_dict().items())

@@ -92,6 +92,14 @@ def test_a_script_that_fails(tmp_path: Path) -> None:
     assert last_line(done.stderr).endswith("failed with transformers (exit code 1)")
 
 
+def test_programs_that_do_not_exist(tmp_path: Path) -> None:
+    """They are named in one line, before anything runs."""
+    for words in (("missing.py",), ("-m", "missing_module")):
+        done = python(*RUN, "--check", *words, folder=tmp_path)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert f"{words[-1]!r}, but there is no such" in done.stderr
+
+
 @pytest.mark.matrix
 def test_a_script_that_trains_nothing(tmp_path: Path) -> None:
     """There is nothing to compare, which is an error."""
