@@ -56,9 +56,9 @@ def save_model(parts: TrainerParts, folder: str, state_dict: Mapping[str, Any] |
     logging.getLogger("hexloop").info("Saved the model to %s.", folder)
 
 
-def save_state(parts: TrainerParts) -> None:
-    """Write trainer_state.json to the output folder."""
-    _write(parts, STATE, _state_document(parts))
+def save_state(parts: TrainerParts, folder: str | None = None) -> None:
+    """Write trainer_state.json to a folder, by default the output folder."""
+    _write(parts, STATE, _state_document(parts), folder)
 
 
 @define
@@ -222,9 +222,9 @@ def _saved_results(parts: TrainerParts) -> dict[str, Any]:
     return saved
 
 
-def _write(parts: TrainerParts, name: str, data: bytes) -> None:
-    """Write a file of the output folder."""
-    folder = str(parts.args.output_dir)
+def _write(parts: TrainerParts, name: str, data: bytes, folder: str | None = None) -> None:
+    """Write a file of a folder, by default the output folder."""
+    folder = folder or str(parts.args.output_dir)
     if is_elsewhere(folder):
         _replace(_storage_for(parts, folder), [File(name, [data])])
     else:

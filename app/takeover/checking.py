@@ -32,6 +32,9 @@ LONGEST_RUN = timedelta(days=7)
 NOT_COMPARED = ("runtime", "per_second", "_time", "time_", "mem_", "total_flos")
 """Parts of the names of logged values that measure the machine: readings of the clock and of memory, and estimates."""
 
+EPISODES_PER_SECOND = "eps"
+"""What trl's PPOTrainer calls them; as part of a name it may mean something else."""
+
 Record: TypeAlias = dict[str, Any]
 
 
@@ -208,8 +211,12 @@ def differences(one: Sequence[Record], other: Sequence[Record]) -> Iterator[Diff
             return
         values, others = left["values"], right["values"]
         for name in [*values, *(name for name in others if name not in values)]:
-            if not any(part in name for part in NOT_COMPARED) and not _equal(values.get(name), others.get(name)):
+            if _is_compared(name) and not _equal(values.get(name), others.get(name)):
                 yield Difference(left["trainer"], left["step"], name, values.get(name), others.get(name))
+
+
+def _is_compared(name: str) -> bool:
+    return name != EPISODES_PER_SECOND and not any(part in name for part in NOT_COMPARED)
 
 
 def _described(place: tuple[str, int, int] | None) -> str:
@@ -230,6 +237,6 @@ def _summary(records: Sequence[Record]) -> str:
         "weights" if record["kind"] == "weights" else "values"
         for record in records
         for name in record["values"]
-        if not any(part in name for part in NOT_COMPARED)
+        if _is_compared(name)
     )
     return f"{values['values']:,} values at {len(steps):,} steps, and {values['weights']:,} tensors of final weights"

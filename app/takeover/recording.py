@@ -30,6 +30,9 @@ TRANSFORMERS, HEXLOOP = "transformers", "hexloop"
 TEMPORARY = "temporary"
 """The folder, inside that of the check, for the program's temporary files."""
 
+RECORDED = "_is_recorded_by_hexloop"
+"""The attribute of a Trainer that is recorded already."""
+
 CACHES = (
     "HF_HOME",
     "HF_HUB_CACHE",
@@ -229,6 +232,9 @@ def record(library: str, program: Program, recorder: Recorder, folders: OutputFo
         arguments.report_to, arguments.push_to_hub = "none", False
 
     def listen(trainer: Any) -> None:
+        if RECORDED in vars(trainer):
+            return
+        vars(trainer)[RECORDED] = True
         callback = type("Recording", (TrainingRecord, classes.TrainerCallback), {})
         trainer.add_callback(callback(recorder, next(numbers), lambda: trainer.model))
 
@@ -237,7 +243,8 @@ def record(library: str, program: Program, recorder: Recorder, folders: OutputFo
         if library == HEXLOOP:
             undo.enter_context(takeover(reproduce=TRANSFORMERS))
         undo.callback(call_before(classes.TrainingArguments, "__post_init__", adjust))
-        undo.callback(call_after(classes.Trainer, "__init__", listen))
+        for method in ("__init__", "add_callback"):  # a subclass may replace the constructor, as trl's PPOTrainer does
+            undo.callback(call_after(classes.Trainer, method, listen))
         undo.callback(_replace(classes.Trainer, "push_to_hub", lambda *_, **__: None))
         return program.run()
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hexloop.app.trainer.attributes import TrainerAttributes
+from hexloop.app.trainer.replaced_constructor import MAKERS, made_late
 from hexloop.app.wiring.parts import standard
 from hexloop.domain.errors import ConfigurationError, Problem, RunStateError
 
@@ -111,7 +112,12 @@ class LegacyNames(TrainerAttributes):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Raise AttributeError; for an internal method of transformers the error states what to use."""
+            """Return an attribute that a replaced constructor has not set.
+
+            Raises AttributeError for any other name; for an internal method of transformers it states what to use.
+            """
+            if name in MAKERS and "args" in vars(self):
+                return made_late(self, name)
             instead = INSTEAD.get(name) or RETIRED.get(name) or ATTRIBUTES_INSTEAD.get(name)
             known = f": {instead}" if instead else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{known}")

@@ -244,8 +244,16 @@ class TrainerHooks(TrainerStages):
     def _save_checkpoint(self, model: Any, trial: Any = None, metrics: Any = None) -> None:
         """Take a checkpoint of the run as it is, published when this returns.
 
-        If overridden, it replaces the default save. The caller calls `on_save`. Raises RunStateError if no run is live.
+        If overridden, it replaces the default save. The caller calls `on_save`. In a subclass with its own `train`, it
+        writes the model and the state, without optimizer and schedule, to the folder of the step. Otherwise it raises
+        RunStateError if no run is live.
         """
+        if self._session is None and not type(self).train.__module__.startswith("hexloop."):
+            folder = f"{self._get_output_dir(trial)}/checkpoint-{self.state.global_step}"
+            self.save_model(folder, _internal_call=True)
+            if self.args.should_save:
+                saving.save_state(self._collect_parts(), folder)
+            return
         session = self._live("_save_checkpoint")
         for event in session.checkpoints.take(session.run.state):
             self._dispatcher.dispatch(event)

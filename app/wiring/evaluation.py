@@ -275,12 +275,6 @@ def standard_prediction_step(parts: TrainerParts) -> Callable[..., Any]:
     return lambda model, inputs, *given, **named: step(model, prepare(shallow_copy(inputs)), *given, **named)
 
 
-def _overridden_prediction_step(parts: TrainerParts) -> Any:
-    """Return the user's prediction step, which may call the model itself: its forward then computes in half."""
-    step: Any = parts.hooks.prediction_step.method
-    return _with_forward_in_half(parts, step) if parts.adapters.precision.name in HALF_FORMATS else step
-
-
 def predicted_items(parts: TrainerParts, loss: LossChoice, inputs: Any) -> Any:
     """Return the item count of a batch that is predicted; None if the loss needs none."""
     return item_count(inputs, parts.label_names, loss.shifted) if loss.normalises else None

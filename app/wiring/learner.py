@@ -276,7 +276,10 @@ def reduced_precision(parts: TrainerParts, wrapped: Any) -> Iterator[None]:
 
     With `reproduce` always, because callbacks may call the model. No-op in full precision.
     """
-    precision, asked = parts.adapters.precision, parts.args.reproduce is not None or parts.hooks.training_step.overridden
+    precision, asked = (
+        parts.adapters.precision,
+        parts.args.reproduce is not None or parts.hooks.training_step.overridden,
+    )
     if not asked or precision.name not in HALF_FORMATS:
         yield
         return

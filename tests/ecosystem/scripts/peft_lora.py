@@ -3,9 +3,7 @@
 import argparse
 
 import tiny_chat
-import torch
 from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
-
 from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArguments, set_seed
 
 SAVES = {"save_strategy": "steps", "save_steps": 5}
@@ -92,7 +90,6 @@ def main():
     )
     after = again.evaluate()
     assert abs(before["eval_loss"] - after["eval_loss"]) < 1e-6, (before, after)
-    assert not torch.is_grad_enabled() or model.peft_config
 
 
 if __name__ == "__main__":

@@ -5,13 +5,35 @@ import random
 import tempfile
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast, set_seed
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PreTrainedTokenizerFast,
+    set_seed,
+)
 
 COLOURS = ["red", "green", "blue", "yellow", "black", "white", "brown", "pink"]
 THINGS = ["apple", "river", "house", "stone", "train", "cloud", "horse", "lamp", "book", "road"]
 VERBS = ["sees", "likes", "paints", "moves", "wants", "finds"]
-OTHERS = ["what", "is", "the", "a", "colour", "of", "it", "who", "not", "and", "very", "user", "assistant", "system", "?", "."]
+OTHERS = [
+    "what",
+    "is",
+    "the",
+    "a",
+    "colour",
+    "of",
+    "it",
+    "who",
+    "not",
+    "and",
+    "very",
+    "user",
+    "assistant",
+    "system",
+    "?",
+    ".",
+]
 SPECIAL = ["<pad>", "<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 
 CHAT_TEMPLATE = (
@@ -83,7 +105,9 @@ def questions(number, seed=0):
         question = f"what colour is the {thing} ?" if draw.random() < 0.5 else f"who {verb} the {colour} {thing} ?"
         length = draw.randint(0, 4)
         answer = f"the {thing} is {colour}" + " and very" * length + f" {colour} ."
-        wrong = f"it is not {other} ." if draw.random() < 0.5 else f"a {other} {thing} {verb} the {draw.choice(THINGS)} ."
+        wrong = (
+            f"it is not {other} ." if draw.random() < 0.5 else f"a {other} {thing} {verb} the {draw.choice(THINGS)} ."
+        )
         rows.append((question, answer, wrong))
     return rows
 

@@ -4,7 +4,6 @@ import argparse
 import importlib
 
 import tiny_chat
-import torch
 from datasets import Dataset
 from trl import DistillationConfig, DistillationTrainer
 
@@ -32,9 +31,7 @@ SETTINGS = {
     "distillation": {"max_completion_length": 8},
     "gkd": {**SHORT, "max_new_tokens": 8, "lmbda": 0.5},
     "gmpo": ONLINE,
-    "gold": {**SHORT, "max_completion_length": 8, "lmbda": 0.5},
     "gspo_token": ONLINE,
-    "grpo_with_replay_buffer": {**ONLINE, "replay_buffer_size": 4, "eval_strategy": "no"},
     "iw_opd": {"max_completion_length": 8, "max_length": 64},
     "minillm": {**ONLINE},
     "nash_md": PAIRWISE,
@@ -42,7 +39,7 @@ SETTINGS = {
     "orpo": {**SHORT, "generate_during_eval": False},
     "ppo": {},
     "prm": {**SHORT},
-    "sdft": ONLINE,
+    "sdft": {**ONLINE, "distillation_topk": 8},
     "sdpo": {**ONLINE},
     "ssd": {"max_completion_length": 8},
     "tpo": {**SHORT},
@@ -54,9 +51,7 @@ NAMES = {
     "cpo": "CPO",
     "gkd": "GKD",
     "gmpo": "GMPO",
-    "gold": "GOLD",
     "gspo_token": "GRPO",
-    "grpo_with_replay_buffer": "GRPOWithReplayBuffer",
     "iw_opd": "IWOPD",
     "minillm": "MiniLLM",
     "nash_md": "NashMD",
@@ -70,8 +65,8 @@ NAMES = {
     "tpo": "TPO",
     "xpo": "XPO",
 }
-TEACHERS = ("distillation", "gkd", "gold", "iw_opd", "minillm")
-REWARDED = ("gmpo", "gspo_token", "grpo_with_replay_buffer", "sdpo", "a2po")
+TEACHERS = ("distillation", "gkd", "iw_opd", "minillm")
+REWARDED = ("gmpo", "gspo_token", "sdpo", "a2po")
 JUDGED = ("nash_md", "online_dpo", "xpo")
 
 
@@ -102,8 +97,8 @@ def rows(name, number, seed):
                 "labels": [[place % 2 == 0 for place, _ in enumerate(answer.split(" and "))] for _, answer, _ in pairs],
             }
         )
-    if name in ("gkd", "gold", "iw_opd"):
-        return Dataset.from_dict({"messages": [u + r for u, r in zip(user, right)]})
+    if name in ("gkd", "iw_opd"):
+        return Dataset.from_dict({"messages": [u + r for u, r in zip(user, right, strict=True)]})
     if name == "ppo":
         encode = tiny_chat.tokenizer()
         encode.padding_side = "left"
@@ -145,7 +140,6 @@ def main():
             "response_length": 6,
             "num_sample_generations": 0,
             "logging_steps": 1,
-            "save_strategy": "no",
         }
     more = {}
     if name in TEACHERS:
@@ -179,11 +173,10 @@ def main():
     )
     trainer.train()
     if chosen.resume:
-        trainer.train(resume_from_checkpoint=f"{chosen.output_dir}/checkpoint-3")
+        trainer.train(resume_from_checkpoint=f"{trainer.args.output_dir}/checkpoint-3")
     trainer.save_model()
-    if trainer.args.eval_strategy != "no":
+    if name not in ("ppo", *JUDGED):
         trainer.log_metrics("eval", trainer.evaluate())
-    assert torch.is_grad_enabled()
 
 
 if __name__ == "__main__":

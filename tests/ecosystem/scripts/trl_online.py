@@ -27,7 +27,6 @@ VARIANTS = {
     "completions": {"log_completions": True},
     "dr_grpo": {"loss_type": "dr_grpo"},
     "dapo": {"loss_type": "dapo", "mask_truncated_completions": True},
-    "callbacks": {},
     "unshuffled": {"shuffle_dataset": False},
     "epochs": {"max_steps": -1, "num_train_epochs": 0.25},
     "best": {
@@ -45,7 +44,10 @@ def names_a_colour(completions, **kwargs):
 
 
 def is_short(completions, completion_ids, thing, **kwargs):
-    return [1.0 - len(ids) / 16 + (name in text(each)) for each, ids, name in zip(completions, completion_ids, thing)]
+    return [
+        1.0 - len(ids) / 16 + (name in text(each))
+        for each, ids, name in zip(completions, completion_ids, thing, strict=True)
+    ]
 
 
 def text(completion):
@@ -105,7 +107,7 @@ def main():
     )
     trainer.train()
     if variant == "resume":
-        trainer.train(resume_from_checkpoint=True)
+        trainer.train(resume_from_checkpoint=f"{trainer.args.output_dir}/checkpoint-4")
     trainer.save_model()
     trainer.log_metrics("eval", trainer.evaluate())
 

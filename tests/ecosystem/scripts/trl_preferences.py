@@ -32,8 +32,6 @@ VARIANTS = {
     "epochs": {"max_steps": -1, "num_train_epochs": 1.5},
     "centered": {"center_rewards_coefficient": 0.1},
     "apo": {"loss_type": "apo_zero_unpaired"},
-    "group_by_length": {"train_sampling_strategy": "group_by_length"},
-    "model_init_kwargs": {},
 }
 
 
@@ -97,7 +95,7 @@ def main():
     )
     trainer.train()
     if variant.startswith("resume"):
-        trainer.train(resume_from_checkpoint=f"{chosen.output_dir}/checkpoint-6")
+        trainer.train(resume_from_checkpoint=f"{trainer.args.output_dir}/checkpoint-6")
     trainer.save_model()
     trainer.log_metrics("eval", trainer.evaluate())
 

@@ -17,7 +17,12 @@ VARIANTS = {
     "lora": {"learning_rate": 1e-3},
     "padding_free": {"padding_free": True, "max_length": None},
     "iterable": {},
-    "best": {"load_best_model_at_end": True, "save_strategy": "steps", "save_steps": 5, "metric_for_best_model": "loss"},
+    "best": {
+        "load_best_model_at_end": True,
+        "save_strategy": "steps",
+        "save_steps": 5,
+        "metric_for_best_model": "loss",
+    },
     "dict": {"eval_on_start": True},
     "bf16": {"bf16": True, "gradient_checkpointing": True},
     "nll": {"loss_type": "nll"},
@@ -33,7 +38,12 @@ VARIANTS = {
     "callable": {},
     "metrics": {"eval_on_start": True, "loss_type": "nll"},
     "batch_metrics": {"loss_type": "nll", "batch_eval_metrics": True, "eval_accumulation_steps": 2},
-    "tokens_seen": {"include_num_input_tokens_seen": "non_padding", "optim": "adafactor", "lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": '{"min_lr": 1e-4}'},
+    "tokens_seen": {
+        "include_num_input_tokens_seen": "non_padding",
+        "optim": "adafactor",
+        "lr_scheduler_type": "cosine_with_min_lr",
+        "lr_scheduler_kwargs": '{"min_lr": 1e-4}',
+    },
     "path": {"model_init_kwargs": {"dtype": "float32"}},
     "callbacks": {"disable_tqdm": True},
     "unpacked_evaluation": {"packing": True, "eval_packing": False, "max_length": 48},
@@ -64,7 +74,9 @@ def most_likely(logits, labels):
 
 
 def accuracy(prediction, compute_result=None):
-    right = (prediction.predictions[..., :-1] == prediction.label_ids[..., 1:]) & (prediction.label_ids[..., 1:] != -100)
+    right = (prediction.predictions[..., :-1] == prediction.label_ids[..., 1:]) & (
+        prediction.label_ids[..., 1:] != -100
+    )
     return {"right": float(right.sum())}
 
 
@@ -99,7 +111,9 @@ def main():
         held_out = {"first": held_out, "second": rows(variant, 9, 3)}
     more = {}
     if "lora" in variant:
-        more["peft_config"] = LoraConfig(r=4, lora_alpha=8, lora_dropout=0.1, target_modules="all-linear", task_type="CAUSAL_LM")
+        more["peft_config"] = LoraConfig(
+            r=4, lora_alpha=8, lora_dropout=0.1, target_modules="all-linear", task_type="CAUSAL_LM"
+        )
     if "metrics" in variant:
         more["preprocess_logits_for_metrics"] = most_likely
         more["compute_metrics"] = accuracy
@@ -118,7 +132,7 @@ def main():
     )
     trainer.train()
     if variant.startswith("resume"):
-        trainer.train(resume_from_checkpoint=True)
+        trainer.train(resume_from_checkpoint=f"{trainer.args.output_dir}/checkpoint-6")
     trainer.remove_callback(RichProgressCallback)
     trainer.save_model()
     trainer.log_metrics("eval", trainer.evaluate())

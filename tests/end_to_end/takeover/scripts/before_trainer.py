@@ -4,7 +4,6 @@ import logging
 
 from accelerate.logging import get_logger
 from accelerate.utils import gather_object
-
 from transformers import HfArgumentParser, Trainer, TrainingArguments
 
 (arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
