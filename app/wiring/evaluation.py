@@ -323,7 +323,9 @@ def make_evaluator(
     takes_any = overridden or parts.hooks.compute_loss.overridden
     ranks = SingleRank() if adapters.collectives.world_size == 1 else tensor_gatherer(adapters.device.name)
     kept: Callable[[], int | None] = (lambda: None) if parts.gathers_all_rows else rows_to_keep
-    step = _overridden_prediction_step(parts) if overridden else standard_prediction_step(parts)
+    step = parts.hooks.prediction_step.method if overridden else standard_prediction_step(parts)
+    if overridden and adapters.precision.name in HALF_FORMATS:  # it may call the model itself
+        step = _with_forward_in_half(parts, step)
     return TorchEvaluator(
         model,
         loader,
