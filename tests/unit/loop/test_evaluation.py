@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from hexloop.domain.evaluation import evaluate, predict
+from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.evaluation import BestMetric, evaluate, predict
 from hexloop.domain.events import AnyEvent, Evaluated, EvaluationBegan, EvaluationInterrupted, Logged
-from hexloop.testing import LeastSquaresEvaluator, LinearModel, ManualClock
-from tests.unit.loop.small import ROWS, Row, names
+from hexloop.domain.loop import StandardLearner
+from hexloop.domain.state import RunState
+from hexloop.testing import (
+    LeastSquares,
+    LeastSquaresEvaluator,
+    LinearModel,
+    ManualClock,
+    PlainPrecision,
+    SingleProcess,
+)
+from tests.unit.loop.small import ROWS, Row, every, make_small, names
 
 
 class RecordingEvaluator(LeastSquaresEvaluator):
@@ -119,3 +131,42 @@ def test_a_failed_evaluation_restores_training_mode() -> None:
     with pytest.raises(ArithmeticError, match="no number"):
         list(predict(evaluator, 0, nothing, lambda: False))
     assert evaluator.calls == ["begin", "closed", "end"]
+
+
+def test_a_missing_best_metric_is_a_warning_if_it_is_not_required() -> None:
+    """The evaluation is not the best, and the state is as before; a required metric is an error, also a KeyError."""
+    state = RunState(run="small")
+    with pytest.warns(UserWarning, match=r"the evaluation has no 'eval_f1', but eval_loss; no evaluation is recorded"):
+        assert not BestMetric("f1", required=False).observe(state, {"eval_loss": 1.0})
+    assert state.best_metric is None
+    with pytest.raises(KeyError, match=r"no 'eval_f1'\. Choose one of: eval_loss") as raised:
+        BestMetric("f1").observe(state, {"eval_loss": 1.0})
+    assert isinstance(raised.value, ConfigurationError)
+
+
+@pytest.mark.parametrize("observes", [True, False])
+def test_the_schedule_receives_the_metrics_once(observes: bool) -> None:
+    """From the run, unless the evaluation passes them itself."""
+    small = make_small(triggers=every(evaluate=4), schedule_observes=observes)
+    observed: list[dict[str, float]] = []
+    small.run.scheduler = Mock(wraps=small.run.scheduler, observe=observed.append)
+    evaluations = [event.metrics for event in small.events() if isinstance(event, Evaluated)]
+    assert len(evaluations) == 4
+    assert observed == (evaluations if observes else [])
+
+
+def test_a_learner_runs_the_given_backward() -> None:
+    """It replaces the standard backward pass, and trains to the same parameters if it does the same."""
+    losses: list[float] = []
+
+    def learner(trainable: LeastSquares) -> StandardLearner[Any, Any]:
+        def backward(loss: Any) -> None:
+            losses.append(float(loss))
+            SingleProcess().backward(loss)
+
+        return StandardLearner(trainable, PlainPrecision(), SingleProcess(), backward=backward)
+
+    standard, own = make_small(), make_small(learner=learner)
+    standard.events(), own.events()
+    assert own.parameters == standard.parameters
+    assert len(losses) == 16
