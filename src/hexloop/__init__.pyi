@@ -69,6 +69,7 @@ from .domain.errors import (
     DataError as DataError,
     HexloopError as HexloopError,
     InputsError as InputsError,
+    MissingCheckpointError as MissingCheckpointError,
     NewerSchemaError as NewerSchemaError,
     NotFiniteError as NotFiniteError,
     RunStateError as RunStateError,
