@@ -11,22 +11,6 @@ class HexloopError(Exception):
     """Base of all errors of hexloop."""
 
 
-class Problem(str):
-    """A sentence for `ConfigurationError`, with the names of the arguments it is about.
-
-    kind: a further class of the error, which code written for other libraries may expect.
-    """
-
-    names: tuple[str, ...]
-    kind: type[Exception] | None
-
-    def __new__(cls, sentence: str, names: Iterable[str] = (), kind: type[Exception] | None = None) -> Problem:
-        """Make a problem from `sentence`, which is about the arguments `names`."""
-        problem = super().__new__(cls, sentence)
-        problem.names, problem.kind = tuple(names), kind
-        return problem
-
-
 class ConfigurationError(HexloopError, ValueError):
     """A configuration that cannot work. `problems` lists everything that is wrong with it, one sentence each.
 
@@ -36,7 +20,7 @@ class ConfigurationError(HexloopError, ValueError):
     def __new__(cls, problems: str | Iterable[str]) -> Self:
         """Make an error of the kinds that the problems state."""
         listed = (problems,) if isinstance(problems, str) else problems if isinstance(problems, Sequence) else ()
-        kinds = (each.kind for each in listed if isinstance(each, Problem) and each.kind)
+        kinds = filter(None, (getattr(each, "kind", None) for each in listed))  # see `hexloop.domain.wording.Problem`
         made: type[Self] = _of_kinds(cls, tuple(dict.fromkeys(kinds)))  # type: ignore[arg-type]  # types are hashable
         return OSError.__new__(made) if issubclass(made, OSError) else super().__new__(made)  # as Python requires
 

@@ -10,8 +10,9 @@ from typing import TypeVar
 from attrs import frozen
 
 from hexloop.domain import events
-from hexloop.domain.errors import ConfigurationError, Problem
+from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.state import RunState
+from hexloop.domain.wording import Problem
 from hexloop.ports.clock import Clock
 from hexloop.ports.evaluator import Evaluator
 

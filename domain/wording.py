@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from enum import Enum
 
-from hexloop.domain.errors import ConfigurationError, Problem
+from hexloop.domain.errors import ConfigurationError
 
 _shortened = reprlib.Repr()
 _shortened.maxstring = _shortened.maxother = 80
@@ -33,6 +33,22 @@ class RefusalError(ValueError):
         self.remedy = remedy
         self.kind = kind
         super().__init__(f"{because}; {remedy}")
+
+
+class Problem(str):
+    """A sentence for `ConfigurationError`, with the names of the arguments it is about.
+
+    kind: a further class of the error, which code written for other libraries may expect.
+    """
+
+    names: tuple[str, ...]
+    kind: type[Exception] | None
+
+    def __new__(cls, sentence: str, names: Iterable[str] = (), kind: type[Exception] | None = None) -> Problem:
+        """Make a problem from `sentence`, which is about the arguments `names`."""
+        problem = super().__new__(cls, sentence)
+        problem.names, problem.kind = tuple(names), kind
+        return problem
 
 
 def problem(values: Mapping[str, object], refusal: RefusalError) -> Problem:

@@ -26,8 +26,8 @@ from hexloop.app.arguments.declaration import (
     takes,
 )
 from hexloop.app.arguments.legacy import DISCOURAGED_ARGUMENTS, LEGACY_ARGUMENTS, ONLY_IF_GIVEN, Given
-from hexloop.domain.errors import ConfigurationError, Problem
-from hexloop.domain.wording import RefusalError, did_you_mean, problem, shown_as
+from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.wording import Problem, RefusalError, did_you_mean, problem, shown_as
 
 SEQ2SEQ_ARGUMENTS = frozenset(
     {"generation_config", "generation_max_length", "generation_num_beams", "predict_with_generate", "sortish_sampler"}

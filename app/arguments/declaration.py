@@ -16,7 +16,8 @@ from typing import Any, TypeVar, dataclass_transform
 import attrs
 
 from hexloop.app.arguments.conversion import Check, converter, finite
-from hexloop.domain.errors import ConfigurationError, Problem
+from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.wording import Problem
 
 T = TypeVar("T")
 

@@ -21,8 +21,8 @@ from hexloop.app.arguments.base import Arguments
 from hexloop.app.arguments.conversion import Hook
 from hexloop.app.arguments.conversion import converter as value_converter
 from hexloop.app.arguments.declaration import annotations_of, declarations
-from hexloop.domain.errors import ConfigurationError, Problem
-from hexloop.domain.wording import RefusalError, did_you_mean, enumeration, problem, shown
+from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.wording import Problem, RefusalError, did_you_mean, enumeration, problem, shown
 
 T = TypeVar("T")
 

@@ -21,8 +21,8 @@ from hexloop.app.arguments.base import Arguments, unknown_name
 from hexloop.app.arguments.conversion import decoded
 from hexloop.app.arguments.declaration import annotations_of, declarations
 from hexloop.app.arguments.legacy import LEGACY_ARGUMENTS
-from hexloop.domain.errors import ConfigurationError, Problem
-from hexloop.domain.wording import enumeration, parse_truth
+from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.wording import Problem, enumeration, parse_truth
 
 MISSING: Any = dataclasses.MISSING
 

@@ -17,8 +17,8 @@ from hexloop.app.arguments import options
 from hexloop.app.arguments.base import legacy_names_of
 from hexloop.app.arguments.documents import Document, KeyPath, SourceLocation, read_json, read_yaml
 from hexloop.app.arguments.legacy import DISCOURAGED_ARGUMENTS
-from hexloop.domain.errors import ConfigurationError, Problem
-from hexloop.domain.wording import RefusalError, did_you_mean, problem
+from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.wording import Problem, RefusalError, did_you_mean, problem
 
 
 def HfArg(  # noqa: N802 - transformers' name

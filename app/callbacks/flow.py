@@ -13,10 +13,11 @@ from hexloop.app.callbacks.base import TrainerCallback, TrainerControl
 from hexloop.app.callbacks.progress import PrinterCallback, ProgressCallback
 from hexloop.app.callbacks.trackers import chosen_trackers, tracker_callbacks
 from hexloop.app.callbacks.trainer_state import NO_PLAN, ExportableState, TrainerState
-from hexloop.domain.errors import ConfigurationError, Problem
+from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.evaluation import BestMetric, patience_after
 from hexloop.domain.state import RunState
 from hexloop.domain.triggers import Interval, Trigger, Triggers
+from hexloop.domain.wording import Problem
 
 
 class DefaultFlowCallback(TrainerCallback):

@@ -13,7 +13,8 @@ from hexloop.app.callbacks.base import EVENTS, TrainerCallback, TrainerControl
 from hexloop.app.callbacks.flow import FLOW_EVENTS, is_default_flow
 from hexloop.app.callbacks.trainer_state import TrainerState
 from hexloop.domain import events
-from hexloop.domain.errors import ConfigurationError, Problem
+from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.wording import Problem
 
 Item = TypeVar("Item")
 

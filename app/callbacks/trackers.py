@@ -10,7 +10,7 @@ from typing import Any
 
 from hexloop.app.callbacks.base import EVENTS
 from hexloop.app.engines import plugin_names
-from hexloop.domain.errors import Problem
+from hexloop.domain.wording import Problem
 
 TRACKERS = {
     "azure_ml": ("azureml.core", "azureml-sdk"),

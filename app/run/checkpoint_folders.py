@@ -35,13 +35,13 @@ def sorted_checkpoints(folder: str, prefix: str, by_time: bool, best: str | None
     return ordered
 
 
-def make_output_folder(args: TrainingArguments, storage: Storage) -> None:
-    """Make the output folder, in which scripts write files of their own, in a process that saves.
+def make_output_folder(args: TrainingArguments, storage: Storage, rank: int) -> None:
+    """Make the output folder, in which scripts write files of their own, in a process that saves, given its rank.
 
     No-op for a storage that is no folder, and for a folder that cannot be made, which a run reports when it starts.
     """
     folder = storage.capabilities.local_folder
-    if args.should_save and folder is not None:
+    if folder is not None and args.should_save and (rank == 0 or args.save_on_each_node):
         with suppress(OSError):
             os.makedirs(folder, exist_ok=True)
 

@@ -19,8 +19,9 @@ from hexloop.app.wiring.state import parameter_shapes
 from hexloop.app.wiring.storage import as_location, is_missing, storage_for
 from hexloop.domain.checkpoints.manifest import checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps
-from hexloop.domain.errors import ConfigurationError, MissingCheckpointError, Problem, StorageError
+from hexloop.domain.errors import ConfigurationError, MissingCheckpointError, StorageError
 from hexloop.domain.ranks import run_on_all_ranks, run_on_rank0
+from hexloop.domain.wording import Problem
 from hexloop.ports.collectives import Json
 from hexloop.ports.storage import Storage
 

@@ -29,8 +29,9 @@ from hexloop.app.wiring.model import (
 )
 from hexloop.app.wiring.parts import KeptLoaders, PreparationTime, is_overridden, standard
 from hexloop.app.wiring.state import is_sharded
-from hexloop.domain.errors import ConfigurationError, Problem
+from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.requests import Requests
+from hexloop.domain.wording import Problem
 
 
 class TrainerBase:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from hexloop.app.trainer.attributes import TrainerAttributes
 from hexloop.app.trainer.replaced_constructor import MAKERS, made_late
 from hexloop.app.wiring.parts import standard
-from hexloop.domain.errors import ConfigurationError, Problem, RunStateError
+from hexloop.domain.errors import ConfigurationError, RunStateError
+from hexloop.domain.wording import Problem
 
 # Old and unsupported names
 

@@ -88,7 +88,7 @@ class Trainer(TrainerHooks, LegacyNames):
         refusals.settle()
         self._session, self._requests, self._preparation = None, Requests(), PreparationTime()
         self._kept_loaders = KeptLoaders()
-        make_output_folder(self.args, self.adapters.storage)
+        make_output_folder(self.args, self.adapters.storage, self.adapters.collectives.rank)
         self._memory.start("init")
         self.model_init = model_init
         set_log_level(self.args)

@@ -72,7 +72,6 @@ from .domain.errors import (
     MissingCheckpointError as MissingCheckpointError,
     NewerSchemaError as NewerSchemaError,
     NotFiniteError as NotFiniteError,
-    Problem as Problem,
     RunStateError as RunStateError,
     StorageError as StorageError,
     StorageFullError as StorageFullError,

@@ -14,8 +14,8 @@ from attrs import frozen
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
-from hexloop.domain.errors import ConfigurationError, Problem
-from hexloop.domain.wording import did_you_mean, parse_truth
+from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.wording import Problem, did_you_mean, parse_truth
 
 
 @frozen

@@ -15,7 +15,8 @@ from torch.optim import SGD
 from torch.utils.data import IterableDataset
 
 import hexloop
-from hexloop.domain.errors import ConfigurationError, Problem
+from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.wording import Problem
 from tests.end_to_end.small.models import net, rows
 
 
