@@ -120,7 +120,7 @@ def share_run(args: TrainingArguments, adapters: Adapters, model: Any, then: Cal
 
     if options.configured:
         share()
-    elif options.processes.connected:
+    elif options.processes.connected and options.processes.of_torch:
         when_imported(share)
 
 

@@ -38,7 +38,8 @@ def _certain_parameters(parts: TrainerParts) -> Mapping[str, Parameter] | None:
     It is not if the user changes the inputs on the way, or forward is decorated or wrapped by another model.
     """
     model = parts.unwrapped_model
-    changed = parts.hooks.prepare_inputs.overridden or getattr(model, "_forward_pre_hooks", None)
+    hooks = parts.hooks
+    changed = hooks.prepare_inputs.overridden or hooks.prepare_input.overridden or model._forward_pre_hooks
     if changed or hasattr(model, "get_base_model") or parts.compute_loss_func is not None or parts.label_smoother:
         return None
     with suppress(TypeError, ValueError):
@@ -61,7 +62,7 @@ def _check_names(parts: TrainerParts, parameters: Mapping[str, Parameter], names
         similar = did_you_mean(missing[0], left_out, "")
         told = (
             f" The data's {_columns_text(left_out)} not among them, because forward takes no such argument."
-            if left_out and parts.args.remove_unused_columns
+            if left_out and parts.args.remove_unused_columns and parts.signature_columns is None
             else ""
         )
         hint = f" ({similar})" if similar else ""

@@ -68,6 +68,7 @@ from .domain.errors import (
     DamagedCheckpointError as DamagedCheckpointError,
     DataError as DataError,
     HexloopError as HexloopError,
+    InputsError as InputsError,
     NewerSchemaError as NewerSchemaError,
     NotFiniteError as NotFiniteError,
     RunStateError as RunStateError,

@@ -1,4 +1,6 @@
-"""The same training with six libraries: fused AdamW, linear schedule, gradient norm clipped to 1, shuffled batches.
+"""The same training with six libraries, and with code for transformers during a takeover by hexloop.
+
+It uses fused AdamW, a linear schedule, gradient norms clipped to 1, and shuffled batches.
 
 Each function trains for `steps` steps. If a library has a Trainer, it is used with its default callbacks, without a
 progress bar, and without saves.
@@ -56,6 +58,14 @@ def by_transformers(model: nn.Module, dataset: Any, steps: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         args = TrainingArguments(**trainer_arguments(folder, steps))
         Trainer(model, args, data_collator=collate, train_dataset=dataset).train()
+
+
+def by_takeover(model: nn.Module, dataset: Any, steps: int) -> None:
+    """The code for transformers' Trainer, during a takeover by hexloop."""
+    import hexloop
+
+    with hexloop.takeover():
+        by_transformers(model, dataset, steps)
 
 
 def _parts(model: nn.Module, dataset: Any, steps: int) -> tuple[torch.optim.Optimizer, Any, DataLoader[Any]]:
@@ -138,6 +148,7 @@ def by_lightning(model: nn.Module, dataset: Any, steps: int) -> None:
 LIBRARIES: dict[str, Callable[[nn.Module, Any, int], None]] = {
     "bare": bare,
     "hexloop": by_hexloop,
+    "hexloop run": by_takeover,
     "Lightning Fabric": by_fabric,
     "accelerate": by_accelerate,
     "Lightning Trainer": by_lightning,

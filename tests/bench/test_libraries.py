@@ -11,7 +11,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from tests.bench.libraries import LIBRARIES, silence
 from tests.bench.workloads import BATCH, WORKLOADS
 
-NEEDS = {"Lightning Fabric": "lightning", "Lightning Trainer": "lightning", "transformers": "transformers"}
+NEEDS = {
+    "Lightning Fabric": "lightning",
+    "Lightning Trainer": "lightning",
+    "transformers": "transformers",
+    "hexloop run": "transformers",
+}
 STEPS = 5
 
 

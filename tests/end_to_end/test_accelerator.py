@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator as RealAccelerator
+from accelerate.state import PartialState
 from torch.utils.data import DataLoader
 
 from hexloop import Trainer
 from hexloop.domain.errors import ConfigurationError
+from hexloop.testing import SimulatedDevice
 from tests.end_to_end.small.models import rows
 from tests.end_to_end.small.trainers import same_weights, small_trainer, weights
 
@@ -211,3 +213,19 @@ def test_runs_do_not_share_their_signals(tmp_path: Path) -> None:
             seen.append(one.accelerator.sync_gradients)
     second.close()
     assert seen == [False, True] * 2
+
+
+def test_a_device_that_torch_does_not_have(tmp_path: Path) -> None:
+    """A Trainer can be made; what needs accelerate's own state is refused, with the reason."""
+    PartialState()
+    trainer = small_trainer(tmp_path, parts={"device": SimulatedDevice()}, use_cpu=False)
+    assert trainer.accelerator.is_main_process
+    with pytest.raises(ConfigurationError, match="need a device of torch, and the run's is 'simulated:0'"):
+        trainer.accelerator.gradient_state  # noqa: B018
+    with pytest.raises(ConfigurationError, match="its device is cpu, the run's simulated"):
+        small_trainer(
+            tmp_path,
+            parts={"device": SimulatedDevice()},
+            use_cpu=False,
+            accelerator_config={"use_configured_state": True},
+        )

@@ -371,7 +371,7 @@ def test_a_column_that_the_tokenizer_does_not_pad_is_named() -> None:
 
 
 def test_inputs_that_the_user_completes_are_accepted(tmp_path: Path) -> None:
-    """An overridden `_prepare_inputs`, a hook or a decorator may add what forward needs."""
+    """An overridden `_prepare_inputs` or `_prepare_input`, a hook or a decorator may add what forward needs."""
 
     class Completes(Trainer):
         def _prepare_inputs(self, inputs: Any) -> Any:
@@ -380,6 +380,12 @@ def test_inputs_that_the_user_completes_are_accepted(tmp_path: Path) -> None:
     data = [{"xx": row["x"], "labels": row["labels"]} for row in rows(4)]
     given: dict[str, Any] = {"remove_unused_columns": False}
     assert small_trainer(tmp_path, Completes, parts={"train_dataset": data}, **given).train().global_step == 1
+
+    class CompletesEntries(Trainer):
+        def _prepare_input(self, data: Any) -> Any:
+            return {"x": data["xx"], "labels": data["labels"]} if isinstance(data, dict) else data
+
+    assert small_trainer(tmp_path, CompletesEntries, parts={"train_dataset": data}, **given).train().global_step == 1
 
     model = net()
     model.register_forward_pre_hook(

@@ -109,7 +109,9 @@ class Collating:
         return default_data_collator(features)
 
 
-def test_skipped_rows_are_not_collated_and_shown_in_a_bar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_skipped_rows_are_not_collated_and_shown_in_a_bar(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Iterable data is skipped row by row; with `disable_tqdm=False` a progress bar counts the rows."""
     storage, collate = MemoryStorage(), Collating()
     make = making(tmp_path, lambda: Streamed("none"), parts=lambda: {"data_collator": collate}, max_steps=5)
@@ -121,6 +123,7 @@ def test_skipped_rows_are_not_collated_and_shown_in_a_bar(tmp_path: Path, capsys
     assert collate.batches == [expected[12:16], expected[16:20]]
     assert capsys.readouterr().err == ""
 
+    monkeypatch.setattr("hexloop.app.callbacks.console.is_terminal", lambda _stream: True)
     make = making(tmp_path, lambda: Streamed("none"), max_steps=5, disable_tqdm=False)
     make(storage).train(resume_from_checkpoint=True)
     shown = capsys.readouterr().err

@@ -44,6 +44,15 @@ class Processes:
         """Whether torch.distributed connects them, as accelerate's functions require."""
         return self.world_size == 1 or (dist.is_initialized() and dist.get_world_size() == self.world_size)
 
+    @property
+    def of_torch(self) -> bool:
+        """Whether torch has their device, which an adapter for another one may only simulate."""
+        try:
+            torch.device(self.device)
+        except RuntimeError:
+            return False
+        return True
+
 
 def shared_state(processes: Processes) -> Any:
     """Return accelerate's `PartialState`, made from the run unless it describes these processes already.
@@ -57,6 +66,11 @@ def shared_state(processes: Processes) -> Any:
             f"accelerate's functions need torch.distributed, which does not connect the {processes.world_size} "
             "processes of this run. Use the Trainer's own methods, or start the processes with torchrun."
         )
+    if not processes.of_torch:
+        raise ConfigurationError(
+            f"accelerate's functions need a device of torch, and the run's is {processes.device!r}. Use the Trainer's "
+            "own methods, or pass another device=... to the Trainer."
+        )
     if PartialState._shared_state and differences(processes):
         AcceleratorState._reset_state(reset_partial_state=True)
     if not PartialState._shared_state:
@@ -69,17 +83,19 @@ def differences(processes: Processes) -> list[str]:
     """Return how accelerate's state differs from the processes of a run; the state exists."""
     from accelerate.state import PartialState
 
-    state, device = PartialState(), torch.device(processes.device)
-    found = []
+    state, found = PartialState(), []
     if (state.num_processes, state.process_index) != (processes.world_size, processes.rank):
         found.append(
             f"it has process {state.process_index} of {state.num_processes}, the run process {processes.rank} of "
             f"{processes.world_size}"
         )
-    indices = {each.index for each in (state.device, device)} - {None}
-    if state.device.type != device.type or len(indices) > 1:
-        found.append(f"its device is {state.device}, the run's {device}")
+    if not processes.of_torch or not _are_same(state.device, torch.device(processes.device)):
+        found.append(f"its device is {state.device}, the run's {processes.device}")
     return found
+
+
+def _are_same(one: torch.device, other: torch.device) -> bool:
+    return one.type == other.type and len({one.index, other.index} - {None}) <= 1
 
 
 def refuse_other_state(processes: Processes, mixed_precision: str) -> None:

@@ -87,7 +87,7 @@ class TransformersLoss:
             smoothing = {"shift_labels": True} if self.shifts else {}
             loss = self.smoother(outputs, labels, **smoothing, num_items_in_batch=count)
         else:
-            loss = loss_from_outputs(outputs, inputs)
+            loss = loss_from_outputs(outputs, inputs, model)
         if self.factor != 1 and (self.passes_count or self.function is not None) and count is not None:
             loss = loss * self.factor
         return (loss, outputs) if return_outputs else loss

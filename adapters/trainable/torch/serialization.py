@@ -99,6 +99,7 @@ PARAMETER = "__parameter__"
 """The key that marks, in JSON, the name of a parameter that is a key of a dictionary."""
 
 _MARKS = frozenset({TENSOR, TUPLE, PAIRS, DTYPE, OBJECT, PARAMETER})
+_TEXT = frozenset({str})
 
 Classes = Mapping[str, type[Any]]
 
@@ -139,6 +140,8 @@ class StateEncoder:
         """Return `value`, called `name`, as JSON. Raises CheckpointError for a value that cannot be stored."""
         if isinstance(value, Tensor):
             return self._tensor(value, name, parameter)
+        if isinstance(value, dict):
+            return self._dictionary(value, name, parameter)
         if value is None or isinstance(value, bool | str):
             return value
         if isinstance(value, Integral):
@@ -147,8 +150,6 @@ class StateEncoder:
             return float(value)
         if isinstance(value, torch.dtype):
             return {DTYPE: str(value).removeprefix("torch.")}
-        if isinstance(value, dict):
-            return self._dictionary(value, name, parameter)
         if isinstance(value, list | tuple):
             items = [self.encode(inner, f"{name}.{index}", parameter) for index, inner in enumerate(value)]
             return {TUPLE: items} if isinstance(value, tuple) else items
@@ -169,7 +170,7 @@ class StateEncoder:
         return {TENSOR: known} if tensor.dtype == parameter.dtype else {TENSOR: known, OWN_TYPE: True}
 
     def _dictionary(self, value: dict[Any, Any], name: str, parameter: Tensor | None) -> dict[str, Any]:
-        if all(isinstance(key, str) for key in value) and not _MARKS & value.keys():
+        if _TEXT.issuperset(map(type, value)) and _MARKS.isdisjoint(value):
             return {key: self.encode(inner, f"{name}.{key}", parameter) for key, inner in value.items()}
         return {
             PAIRS: [
