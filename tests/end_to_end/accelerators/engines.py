@@ -24,7 +24,7 @@ OF_FSDP = [
     "cpu_ram_efficient_loading",
 ]  # fmt: skip
 OF_DEEPSPEED = [
-    "zero_stage", "gradient_accumulation_steps", "gradient_clipping", "zero3_init_flag", "is_zero3_init_enabled",
+    "zero_stage", "gradient_accumulation_steps", "gradient_clipping", "zero3_init_flag",
 ]  # fmt: skip
 FURTHER_KEYS = ("train_batch_size", "timers", "zero_force_ds_cpu_optimizer")
 """What hexloop writes into DeepSpeed's configuration, and accelerate leaves to DeepSpeed."""
