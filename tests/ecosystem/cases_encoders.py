@@ -8,13 +8,16 @@ SMALLER_SET = {"sentence_transformer-best", "sentence_transformer-datasets", "sp
 OLDER, NEWER = "sentence_transformers_5_2", "libraries"
 
 
-def variants(script: str, *names: str, environment: str = NEWER) -> list[Case]:
+def variants(script: str, *names: str, environment: str = NEWER, processes: int = 1) -> list[Case]:
     """Return a case for each variant of a script."""
     cases = []
     for variant in names:
         name = f"{script}-{variant}" if environment != OLDER else f"{script}-5.2-{variant}"
-        arguments = ("--variant", variant)
-        cases.append(Case(name, environment, f"{script}.py", arguments, smaller_set=name in SMALLER_SET))
+        name += "-two-processes" if processes == 2 else ""
+        arguments, smaller = ("--variant", variant), name in SMALLER_SET
+        cases.append(
+            Case(name, environment, f"{script}.py", arguments, processes=processes, smaller_set=smaller)
+        )
     return cases
 
 
@@ -22,6 +25,7 @@ CASES = [
     *variants("sentence_transformer", "pairs", "cosine", "best", "evaluators", "datasets", "proportional", "labels"),
     *variants("sentence_transformer", "softmax", "cached", "matryoshka", "lora", "model_init", "iterable", "workers"),
     *variants("sentence_transformer", "resumed", "router"),
+    *variants("sentence_transformer", "datasets", processes=2),
     *variants("cross_encoder", "binary", "classes", "ranking", "lists"),
     *variants("sparse_encoder", "splade", "scheduled", "best", "csr"),
     *variants("few_shot", "logistic", "differentiable", "best", "triplets", "contrastive", "distillation", "model_init"),

@@ -50,6 +50,7 @@ settings = {
     "save_strategy": "steps",
     "save_steps": 4,
     "report_to": "none",
+    "use_cpu": True,
 }
 rows = tiny.labelled(30, seed=3)
 topics = list(zip(rows["sentence"], rows["label"], strict=True))
