@@ -102,6 +102,8 @@ class OutputStream:
     _row: int = 0
     _bars: dict[int, bytes] = field(factory=dict)
     _returns_since_erased: int | None = None
+    _above: bool = False
+    _skipped_rows: int | None = None
 
     @property
     def bar(self) -> bytes:
@@ -128,6 +130,7 @@ class OutputStream:
 
     def end(self) -> None:
         """Print an unfinished line, as the process prints nothing more."""
+        self._end_rows(b"")
         if self._line:
             self._whole(self._line)
             self._line = b""
@@ -149,7 +152,9 @@ class OutputStream:
 
     def _piece(self, piece: bytes) -> None:
         if self._starts_line(piece):
-            self._moving = False
+            self._moving, self._above = False, True
+        if self._skipped_rows is not None and piece != b"\n":
+            self._end_rows(piece)
         if piece == b"\n":
             self._newline()
         elif piece == b"\r":
@@ -190,9 +195,25 @@ class OutputStream:
         if self._moving:
             self._row, self._moving, self._fresh = self._row + 1, False, True
             self._draw(b"\n")
+        elif self._skipped_rows is not None:
+            self._skipped_rows += 1
         else:
             self._whole(self._line)
             self._line = b""
+            self._above, self._skipped_rows = False, 0 if self._above else None
+
+    def _end_rows(self, piece: bytes) -> None:
+        """Print the newlines that follow a line above the bars: as empty lines, unless a bar is drawn below them.
+
+        tqdm draws its bars in any order, and moves to the row of each by newlines.
+        """
+        rows, self._skipped_rows = self._skipped_rows or 0, None
+        if piece == b"\r" and rows:
+            self._row, self._moving = rows, True
+            self._draw(b"\n" * rows)
+        else:
+            for _ in range(rows):
+                self._whole(b"")
 
     def _whole(self, line: bytes) -> None:
         if self.bar == b"":

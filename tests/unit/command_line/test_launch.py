@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakSet
@@ -166,16 +167,27 @@ class Pieces(io.StringIO):
         return len(text)
 
 
+class OrderedBars(WeakSet[Any]):
+    """Bars in the order of their rows, or in the reverse order; tqdm's own set has any order."""
+
+    reverse = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(sorted(super().__iter__(), key=lambda bar: abs(getattr(bar, "pos", 0)), reverse=self.reverse))
+
+
 class Bar(tqdm):  # type: ignore[type-arg]
     """A bar whose position does not depend on bars that other tests have left."""
 
     monitor_interval = 0
-    _instances: ClassVar[WeakSet[Any]] = WeakSet()
+    _instances: ClassVar[OrderedBars] = OrderedBars()
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_lines_above_bars_stay_in_their_order(rank: int) -> None:
+@pytest.mark.parametrize("reverse", [False, True])
+def test_lines_above_bars_stay_in_their_order(rank: int, reverse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages that a worker writes above its bars, one or two, stay above them, between the lines of its output."""
+    monkeypatch.setattr(OrderedBars, "reverse", reverse)
     pieces = Pieces()
     with Bar(total=2, file=pieces, ncols=40, mininterval=0, ascii=True) as outer:
         for number in (1, 2):
@@ -203,6 +215,15 @@ def test_lines_above_bars_stay_in_their_order(rank: int) -> None:
     expected = ["message 1", "line 1", "inner 1", "message 2", "line 2", "inner 2"]
     assert rows[: len(expected)] == expected
     assert [row[:4] for row in rows[len(expected) :]] == (["100%"] if rank == 0 else [])
+
+
+def test_empty_lines_above_bars_are_kept(capfd: pytest.CaptureFixture[str]) -> None:
+    """Newlines after a message are empty lines unless a bar is drawn after them, also at the end of the output."""
+    stream = OutputStream(Screen(), 2, 1, b"[rank 1] ")
+    stream.take(b"\r 50%|##  |\r           \ra message\n\na line\n\r 60%|##  |\r           \rthe last\n\n")
+    stream.end()
+    labelled = [f"[rank 1] {line}\n" for line in ("a message", "", "a line", "the last", "")]
+    assert capfd.readouterr().err == "".join(labelled)
 
 
 @pytest.mark.parametrize("on_a_terminal", [False, True])
