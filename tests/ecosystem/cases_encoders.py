@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from tests.ecosystem.cases import Case
 
-SMALLER_SET = {"sentence_transformer-best", "sentence_transformer-datasets", "sparse_encoder-scheduled", "few_shot-best"}
+SMALLER_SET = {
+    "sentence_transformer-best",
+    "sentence_transformer-datasets",
+    "sparse_encoder-scheduled",
+    "few_shot-best",
+}
 OLDER, NEWER = "sentence_transformers_5_2", "libraries"
 
 
@@ -15,9 +20,7 @@ def variants(script: str, *names: str, environment: str = NEWER, processes: int 
         name = f"{script}-{variant}" if environment != OLDER else f"{script}-5.2-{variant}"
         name += "-two-processes" if processes == 2 else ""
         arguments, smaller = ("--variant", variant), name in SMALLER_SET
-        cases.append(
-            Case(name, environment, f"{script}.py", arguments, processes=processes, smaller_set=smaller)
-        )
+        cases.append(Case(name, environment, f"{script}.py", arguments, processes=processes, smaller_set=smaller))
     return cases
 
 
@@ -28,8 +31,12 @@ CASES = [
     *variants("sentence_transformer", "datasets", processes=2),
     *variants("cross_encoder", "binary", "classes", "ranking", "lists"),
     *variants("sparse_encoder", "splade", "scheduled", "best", "csr"),
-    *variants("few_shot", "logistic", "differentiable", "best", "triplets", "contrastive", "distillation", "model_init"),
-    *variants("sentence_transformer", "pairs", "best", "evaluators", "datasets", "softmax", "iterable", environment=OLDER),
+    *variants(
+        "few_shot", "logistic", "differentiable", "best", "triplets", "contrastive", "distillation", "model_init"
+    ),
+    *variants(
+        "sentence_transformer", "pairs", "best", "evaluators", "datasets", "softmax", "iterable", environment=OLDER
+    ),
     *variants("sentence_transformer", "resumed", environment=OLDER),
     *variants("cross_encoder", "binary", environment=OLDER),
     *variants("sparse_encoder", "best", environment=OLDER),

@@ -79,7 +79,8 @@ elif variant == "ranking":
     loss = losses.MultipleNegativesRankingLoss(model, num_negatives=2)
 elif variant == "lists":
     lists = [
-        {"query": one["query"], "docs": one["positive"] + one["negative"], "labels": [1] * 4 + [0] * 6} for one in samples
+        {"query": one["query"], "docs": one["positive"] + one["negative"], "labels": [1] * 4 + [0] * 6}
+        for one in samples
     ]
     from datasets import Dataset
 
