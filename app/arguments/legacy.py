@@ -247,7 +247,7 @@ LEGACY_ARGUMENTS: dict[str, LegacyArgument] = {
 """By name. A value of None has no effect."""
 
 ONLY_IF_GIVEN = ("save_safetensors",)
-"""Legacy names that have a value only if one was given, which is then kept: libraries look whether the argument exists."""
+"""Legacy names that have a value only if one was given: libraries look whether the argument exists."""
 
 DISCOURAGED_ARGUMENTS = {
     "logging_dir": "pass loggers=[TensorBoard(folder)] to the Trainer, or set TENSORBOARD_LOGGING_DIR",

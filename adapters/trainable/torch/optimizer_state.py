@@ -63,7 +63,7 @@ class OptimizerState:
     loaded tensor, but a tensor whose type differs from its parameter's (8-bit state, float32 moments of bfloat16
     weights) keeps its type, which torch would change. Construct it before the first step; see `GroupValues`.
     Parameters that are not the model's, such as those of a loss function, are saved and loaded with the state, because
-    nothing else would contain their values. They have the names "outside.0", "outside.1", ... in the order of the groups.
+    nothing else would contain their values. Their names are "outside.0", "outside.1", ... in the order of the groups.
     layout: how tensors are distributed over the ranks. One rank exports a distributed tensor as a whole, the others
     export an empty part of it.
     """
@@ -188,8 +188,8 @@ class OptimizerState:
                 value = decoder.decode(saved[name], parameter.device)
                 if not isinstance(value, Tensor) or value.shape != parameter.shape:
                     raise ValueError(
-                        f"The saved {name}, a parameter of the optimizer that is not the model's, is no tensor of shape "
-                        f"{tuple(parameter.shape)}; resume with the same loss function."
+                        f"The saved {name}, a parameter of the optimizer that is not the model's, is no tensor of "
+                        f"shape {tuple(parameter.shape)}; resume with the same loss function."
                     )
                 pairs.append((parameter, value))
         return pairs

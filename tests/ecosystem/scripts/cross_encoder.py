@@ -50,6 +50,7 @@ settings = {
     "save_strategy": "steps",
     "save_steps": 4,
     "report_to": "none",
+    "use_cpu": True,
 }
 rows = tiny.labelled(30, seed=3)
 topics = list(zip(rows["sentence"], rows["label"], strict=True))
@@ -78,7 +79,8 @@ elif variant == "ranking":
     loss = losses.MultipleNegativesRankingLoss(model, num_negatives=2)
 elif variant == "lists":
     lists = [
-        {"query": one["query"], "docs": one["positive"] + one["negative"], "labels": [1] * 4 + [0] * 6} for one in samples
+        {"query": one["query"], "docs": one["positive"] + one["negative"], "labels": [1] * 4 + [0] * 6}
+        for one in samples
     ]
     from datasets import Dataset
 

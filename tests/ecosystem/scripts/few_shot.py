@@ -26,7 +26,7 @@ class Embeddings(TrainerCallback):
     def __init__(self) -> None:
         self.means: list[float] = []
 
-    def on_log(self, args, state, control, model, st_model, st_args, logs, **kwargs) -> None:  # noqa: ANN001
+    def on_log(self, args, state, control, model, st_model, st_args, logs, **kwargs) -> None:
         """Record the mean, without a draw of random numbers."""
         assert isinstance(model, SetFitModel)
         assert isinstance(args, TrainingArguments)
@@ -42,6 +42,11 @@ def few_shot_model(seed: int = 0, differentiable: bool = False) -> SetFitModel:
     torch.manual_seed(seed)
     head = SetFitHead(32, 3, device="cpu") if differentiable else LogisticRegression()
     return SetFitModel(body, head, labels=list(tiny.TOPICS))
+
+
+def fresh_model() -> SetFitModel:
+    """Return the model to start from."""
+    return few_shot_model()
 
 
 train = tiny.labelled(12, column="text")
@@ -78,14 +83,14 @@ elif variant == "distillation":
     train, evaluation = train.remove_columns("label"), None
     settings |= {"eval_strategy": "no", "eval_steps": None}
 elif variant == "model_init":
-    given = {"model_init": lambda: few_shot_model()}
+    given = {"model_init": fresh_model}
     train, evaluation = train.rename_column("text", "words"), evaluation.rename_column("text", "words")
     column_mapping = {"words": "text", "label": "label"}
 elif variant != "logistic":
     parser.error(f"unknown variant {variant}")
 
 
-def accuracy(predicted, labels) -> dict[str, float]:  # noqa: ANN001
+def accuracy(predicted, labels) -> dict[str, float]:
     """Return the share of correct predictions."""
     return {"accuracy": float((torch.as_tensor(predicted) == torch.as_tensor(labels)).float().mean())}
 

@@ -53,6 +53,7 @@ settings = {
     "save_strategy": "steps",
     "save_steps": 4,
     "report_to": "none",
+    "use_cpu": True,
 }
 
 if variant == "pairs":

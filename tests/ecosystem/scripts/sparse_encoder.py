@@ -30,6 +30,7 @@ settings = {
     "save_strategy": "steps",
     "save_steps": 4,
     "report_to": "none",
+    "use_cpu": True,
 }
 train, evaluation = tiny.triplets(64), tiny.triplets(16, seed=1)
 if variant == "csr":

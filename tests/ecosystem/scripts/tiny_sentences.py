@@ -100,7 +100,9 @@ def scored_pairs(count: int, seed: int = 0) -> Dataset:
     rows = []
     for _ in range(count):
         one, other = (draw.choice(list(TOPICS)) for _ in range(2))
-        rows.append({"sentence1": sentence(one, draw), "sentence2": sentence(other, draw), "score": float(one == other)})
+        rows.append(
+            {"sentence1": sentence(one, draw), "sentence2": sentence(other, draw), "score": float(one == other)}
+        )
     return Dataset.from_list(rows)
 
 
