@@ -97,7 +97,8 @@ class TrainingArguments(
                 setattr(self, name, _parsed(name, value))
         super().__post_init__()
         self._validate_args()
-        if self.surroundings.world_size == 1 and not self.accelerator_config.use_configured_state:
+        configured = getattr(self.accelerator_config, "use_configured_state", False)
+        if self.surroundings.world_size == 1 and not configured:
             from hexloop.app.joining import share_accelerate_state
 
             share_accelerate_state(self)

@@ -285,7 +285,8 @@ def _join_early(arguments: Any) -> None:
 
     Libraries and scripts call functions of accelerate between the arguments and the Trainer.
     """
-    if arguments.surroundings.world_size > 1 and not arguments.accelerator_config.use_configured_state:
+    configured = getattr(arguments.accelerator_config, "use_configured_state", False)
+    if arguments.surroundings.world_size > 1 and not configured:
         share_accelerate_state(arguments)
 
 

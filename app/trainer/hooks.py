@@ -248,9 +248,10 @@ class TrainerHooks(TrainerStages):
         writes the model and the state, without optimizer and schedule, to the folder of the step. Otherwise it raises
         RunStateError if no run is live.
         """
-        if self._session is None and not type(self).train.__module__.startswith("hexloop."):
+        trainer: Any = self
+        if self._session is None and not type(trainer).train.__module__.startswith("hexloop."):
             folder = f"{self._get_output_dir(trial)}/checkpoint-{self.state.global_step}"
-            self.save_model(folder, _internal_call=True)
+            trainer.save_model(folder, _internal_call=True)
             if self.args.should_save:
                 saving.save_state(self._collect_parts(), folder)
             return

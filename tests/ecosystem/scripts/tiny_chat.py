@@ -38,7 +38,8 @@ SPECIAL = ["<pad>", "<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|> ' + message['role'] + ' ' }}"
-    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + ' <|im_end|> ' }}{% endgeneration %}"
+    "{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] + ' <|im_end|> ' }}{% endgeneration %}"
     "{% else %}{{ message['content'] + ' <|im_end|> ' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|> assistant ' }}{% endif %}"
 )

@@ -54,7 +54,8 @@ def test_a_class_with_its_own_constructor_and_loop(tmp_path: Path) -> None:
     before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
     trainer.train()
     assert any((one != other).any() for one, other in zip(before, trainer.model.parameters(), strict=True))
-    assert len(trainer.callback_handler.callbacks[0].logs) == len(trainer.state.log_history) == 4
+    noting: Any = trainer.callback_handler.callbacks[0]
+    assert len(noting.logs) == len(trainer.state.log_history) == 4
     assert trainer.deepspeed == "assigned"
     assert trainer.compute_metrics is None
     assert (

@@ -1,5 +1,8 @@
 """A script that uses accelerate's functions after it has made its arguments, and before it makes a Trainer."""
 
+# A user's script, without types.
+# mypy: ignore-errors
+
 import logging
 
 from accelerate.logging import get_logger
