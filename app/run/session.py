@@ -21,7 +21,7 @@ from hexloop.app.run.journal import RunJournal, journal_for, totals_over_ranks
 from hexloop.app.run.memory_metrics import MemoryStages
 from hexloop.app.run.stages import Report, Stages, after_each_step, choose_best_metric, wait_while_paused
 from hexloop.app.wiring.counting import RunCounters, make_counters
-from hexloop.app.wiring.data import batch_preparation, global_batch_size, stop_workers, training_data
+from hexloop.app.wiring.data import global_batch_size, stop_workers, training_data
 from hexloop.app.wiring.learner import (
     AfterStep,
     RunLearner,
@@ -33,6 +33,7 @@ from hexloop.app.wiring.learner import (
 )
 from hexloop.app.wiring.model import Observer, patched, scheduler_adapter
 from hexloop.app.wiring.parts import TrainerParts
+from hexloop.app.wiring.transfer import batch_preparation
 from hexloop.domain.checkpoints.manifest import checkpoint_name
 from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.domain.evaluation import speed_metrics

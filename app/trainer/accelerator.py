@@ -148,7 +148,8 @@ def _sharing_setting(name: str) -> Any:
         return getattr(self._parts.args.accelerator_config, name)
 
     def set_(self: Accelerator, value: Any) -> None:
-        self._parts.args.accelerator_config.assign(name, value)
+        config: Any = self._parts.args.accelerator_config
+        config.assign(name, value)
         if self._real is not None:
             setattr(self._real.dataloader_config, name, value)
 

@@ -40,19 +40,17 @@ from hexloop.adapters.batches.torch.reproduction import (
 from hexloop.adapters.batches.torch.shares import Dispatcher
 from hexloop.adapters.batches.torch.stream import StreamLoader
 from hexloop.adapters.batches.torch.structure import Transfer, batch_fingerprint, map_entries, shallow_copy, transfer_to
-from hexloop.adapters.trainable.torch.forward import forward_parameters, named_by_position, used_columns
+from hexloop.adapters.trainable.torch.forward import forward_parameters, used_columns
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.data import AcceleratorConfig
 from hexloop.app.callbacks.progress import SkipProgressBar, shows_bars
-from hexloop.app.wiring.first_batch import check_first_batch
 from hexloop.app.wiring.parts import TrainerParts
+from hexloop.app.wiring.transfer import Inspect
 from hexloop.domain.errors import ConfigurationError, DataError
 from hexloop.ports.batches import Batches, Padding
 
 __all__ = ["batch_fingerprint", "example_count", "length_of", "map_entries", "random_fingerprint", "rows_to_keep"]
 """Adapters' names that the rest of the app gets from here."""
-
-Inspect = Callable[[Any], None]
 
 Loaders = TypeVar("Loaders", LoaderFactory, ReproducingFactory)
 
@@ -251,28 +249,6 @@ def evaluation_batches(parts: TrainerParts, loader: Any) -> Iterable[Any]:
         return cast(Iterable[Any], loader)
     shared = _shares(parts, loader, lambda batch: batch, lambda _batch: None, no_progress, unsharded_batches(loader))
     return _batches_of_shares(shared)
-
-
-def batch_preparation(parts: TrainerParts) -> tuple[Transfer, Inspect]:
-    """Return how a training batch gets to the device, and how the first one is checked before.
-
-    The user's own step or loss may take any batch; the standard ones take mappings of stacked tensors.
-    """
-    takes_any = parts.hooks.compute_loss.overridden or parts.hooks.training_step.overridden
-    transfer = batch_transfer(parts, takes_any)
-    if takes_any:
-        return transfer, lambda _batch: None
-    named = named_by_position(parts.model, parts.has_own_loss)
-    return transfer, lambda batch: check_first_batch(parts, named(batch))
-
-
-def batch_transfer(parts: TrainerParts, takes_any: bool) -> Transfer:
-    """Return what moves a batch to the device and, unless the user's code `takes_any` batch, names its tensors."""
-    transfer = transfer_to(parts.adapters.device.name, non_blocking=True)
-    if takes_any:
-        return transfer
-    named = named_by_position(parts.model, parts.has_own_loss)
-    return lambda batch: named(transfer(batch))
 
 
 def prepared_inputs(inputs: Any, device: str) -> Any:

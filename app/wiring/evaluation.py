@@ -36,10 +36,11 @@ from hexloop.adapters.trainable.torch.trainable import (
     item_count,
 )
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.wiring.data import batch_transfer, evaluation_batches
+from hexloop.app.wiring.data import evaluation_batches
 from hexloop.app.wiring.model import default_label_names, with_past
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import is_sharded, refuse_unprepared
+from hexloop.app.wiring.transfer import batch_transfer
 from hexloop.domain.errors import ConfigurationError
 
 __all__ = ["EvalLoopOutput", "PredictionOutput"]

@@ -1,18 +1,44 @@
-"""The check of the first batch, before the model is called with it: is it a mapping, and what its forward takes?"""
+"""How a batch gets to the device and into the model, and the check of the first one: is it what forward takes?"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from inspect import Parameter, signature
 from typing import Any
 
-from hexloop.adapters.batches.torch.structure import row_count
+from hexloop.adapters.batches.torch.structure import Transfer, row_count, transfer_to
+from hexloop.adapters.trainable.torch.forward import named_by_position
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.errors import DataError, InputsError
 from hexloop.domain.wording import did_you_mean, enumeration
 
 BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+
+
+Inspect = Callable[[Any], None]
+
+
+def batch_preparation(parts: TrainerParts) -> tuple[Transfer, Inspect]:
+    """Return how a training batch gets to the device, and how the first one is checked before.
+
+    The user's own step or loss may take any batch; the standard ones take mappings of stacked tensors.
+    """
+    takes_any = parts.hooks.compute_loss.overridden or parts.hooks.training_step.overridden
+    transfer = batch_transfer(parts, takes_any)
+    if takes_any:
+        return transfer, lambda _batch: None
+    named = named_by_position(parts.model, parts.has_own_loss)
+    return transfer, lambda batch: check_first_batch(parts, named(batch))
+
+
+def batch_transfer(parts: TrainerParts, takes_any: bool) -> Transfer:
+    """Return what moves a batch to the device and, unless the user's code `takes_any` batch, names its tensors."""
+    transfer = transfer_to(parts.adapters.device.name, non_blocking=True)
+    if takes_any:
+        return transfer
+    named = named_by_position(parts.model, parts.has_own_loss)
+    return lambda batch: named(transfer(batch))
 
 
 def check_first_batch(parts: TrainerParts, batch: Any) -> None:
