@@ -170,7 +170,7 @@ class TrainerBase:
 
         Raises ConfigurationError if there is no `model_init`, if it takes more, or if it returns None.
         """
-        arguments = (trial,) if takes_trial(self.model_init) else ()
+        arguments = (trial,) if takes_trial(self.model_init, trial) else ()
         adapters: Adapters | None = vars(self).get("adapters")  # a subclass may call this before the constructor
         with nullcontext() if adapters is None else adapters.engine.model_init(self.args):
             model = self.model_init(*arguments)  # type: ignore[misc]
@@ -366,8 +366,8 @@ class TrainerBase:
         return self.optimizer
 
 
-def takes_trial(model_init: Callable[..., Any] | None) -> bool:
-    """Return whether a `model_init` takes the trial of a search.
+def takes_trial(model_init: Callable[..., Any] | None, trial: Any) -> bool:
+    """Return whether a `model_init` takes the trial of a search; without one, an optional argument is left out.
 
     Raises ConfigurationError, also of the class that transformers raises, if it is None or takes more.
     """
@@ -375,11 +375,12 @@ def takes_trial(model_init: Callable[..., Any] | None) -> bool:
         raise ConfigurationError(Problem("The Trainer has no model_init; pass one to its constructor.", kind=TypeError))
     bound = len(model_init.args) + len(model_init.keywords) if isinstance(model_init, partial) else 0
     function = model_init.func if isinstance(model_init, partial) else model_init
-    count = len(inspect.signature(function).parameters) - bound
+    parameters = inspect.signature(function).parameters.values()
+    count = len(parameters) - bound
     if count > 1:
         problem = (
             f"model_init takes {count} arguments, but it is called with the trial of a search, or without any; let it "
             "take at most one."
         )
         raise ConfigurationError(Problem(problem, kind=RuntimeError))
-    return count == 1
+    return count == 1 and (trial is not None or any(each.default is each.empty for each in parameters))

@@ -321,7 +321,6 @@ def make_evaluator(
         preparation_seconds=parts.preparation.seconds,
     )
     overridden = parts.hooks.prediction_step.overridden
-    takes_any = overridden or parts.hooks.compute_loss.overridden
     ranks = SingleRank() if adapters.collectives.world_size == 1 else tensor_gatherer(adapters.device.name)
     kept: Callable[[], int | None] = (lambda: None) if parts.gathers_all_rows else rows_to_keep
     step = parts.hooks.prediction_step.method if overridden else standard_prediction_step(parts)
@@ -331,7 +330,7 @@ def make_evaluator(
         model,
         loader,
         step if args.past_index < 0 else with_past(args.past_index, step),
-        batch_transfer(parts, takes_any),
+        batch_transfer(parts, overridden or parts.hooks.compute_loss.overridden),
         row_count,
         parts.compute_metrics,
         parts.preprocess_logits_for_metrics or (lambda logits, _labels: logits),
