@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -37,17 +36,10 @@ def see(library: str, names: Sequence[str], folder: Path) -> Seen:
     """Run cases with a library."""
     folder = folder / library
     folder.mkdir(parents=True)
-    request = {"library": library, "port": _free_ports(), "cases": {name: str(folder / name) for name in names}}
+    request = {"library": library, "cases": {name: str(folder / name) for name in names}}
     document = folder / "request.json"
     document.write_text(json.dumps(request))
     command = [sys.executable, "-m", "tests.end_to_end.accelerators.script", str(document)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SLOW, check=False)
     return Seen(folder, done.stdout + done.stderr)
-
-
-def _free_ports() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return min(port, 64000)

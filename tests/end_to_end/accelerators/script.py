@@ -1,6 +1,6 @@
 """Looks at `trainer.accelerator` with either library: `python -m tests.end_to_end.accelerators.script REQUEST`.
 
-REQUEST is a JSON document: the library, the names of the cases in `cases.py`, a folder for each, and a port. Each case
+REQUEST is a JSON document: the library, the names of the cases in `cases.py`, and a folder for each. Each case
 runs in a process of its own, forked after the imports; with several ranks in as many.
 """
 
@@ -46,17 +46,18 @@ def main(request: dict[str, Any]) -> int:
     _ = module.Trainer, module.TrainingArguments
     importlib.import_module("accelerate")
     from tests.end_to_end.accelerators.cases import CASES
+    from tests.engines.processes import free_port
 
     failed = 0
-    for number, (name, place) in enumerate(request["cases"].items()):
-        folder, ranks, children = Path(place), CASES[name].ranks, []
+    for name, place in request["cases"].items():
+        folder, ranks, children = Path(place), CASES[name].ranks, list[int]()
+        port = str(free_port())
         folder.mkdir(parents=True, exist_ok=True)
         for rank in range(ranks):
             child = os.fork()
             if child == 0:
                 os.environ.update(CASES[name].environment)
                 if ranks > 1:
-                    port = str(request["port"] + number)
                     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
                     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_WORLD_SIZE": str(ranks)}
                     os.environ |= {"TORCH_GLOO_LAZY_INIT": "1", "OMP_NUM_THREADS": "1"}
