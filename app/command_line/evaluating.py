@@ -60,6 +60,8 @@ def predict(options: Namespace) -> ExitCode:
     with redirect_stdout(sys.stderr):
         recipe = read_recipe(options.recipe, ("model",), options, options.unknown, problems)
         recipe.arguments.eval_do_concat_batches = True
+        # nothing is evaluated, and the Trainer gets no data for it
+        recipe.arguments.eval_strategy, recipe.arguments.load_best_model_at_end = "no", False
         trainer = recipe.make_trainer(())
         checkpoint = _load_weights(trainer, options)
         predicted = trainer.predict(_prediction_dataset(recipe))
