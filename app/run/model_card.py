@@ -284,5 +284,5 @@ def _number(value: Any) -> str:
 
 
 def _versions() -> dict[str, str]:
-    modules = {title: sys.modules.get(package) for title, package in PACKAGES.items()}
-    return {title: module.__version__ for title, module in modules.items() if hasattr(module, "__version__")}
+    versions = {title: getattr(sys.modules.get(name), "__version__", None) for title, name in PACKAGES.items()}
+    return {title: version for title, version in versions.items() if version is not None}

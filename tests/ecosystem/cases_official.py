@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.ecosystem.cases import Case
 
 STEPS = (
@@ -17,7 +19,7 @@ def files(data: str, *splits: str) -> tuple[str, ...]:
 
 
 def official(
-    name: str, model: str, data: str, *arguments: str, script: str = "", predict: bool = True, **options: bool | int
+    name: str, model: str, data: str, *arguments: str, script: str = "", predict: bool = True, **options: Any
 ) -> Case:
     """Return the case of a script with the usual options."""
     splits = ("train", "validation", "test") if predict else ("train", "validation")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import transformers
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 
 import hexloop
 from tests.end_to_end.parity.scripts.comparing import assert_same_arrays
@@ -127,3 +127,19 @@ def test_generation_uses_prepared_inputs(tmp_path: Path) -> None:
         trainer.__class__, trainer.data_collator = Renaming, collate
         shapes.append(trainer.predict(digits(4)).predictions.shape)
     assert shapes[0] == shapes[1]
+
+
+def test_an_overridden_padding_is_called(tmp_path: Path) -> None:
+    """Sequences that are shorter than the config's length are padded by the user's method."""
+    padding = []
+    for library in LIBRARIES:
+        trainer = trainer_of(library, tmp_path, MODELS["T5"](), {"generation_max_length": 5}, compute_metrics=None)
+
+        class Padding(type(trainer)):  # type: ignore[misc]  # the class is known at run time only
+            def _pad_tensors_to_max_len(self, tensor: Any, max_length: int) -> Any:
+                return pad(tensor, (0, max_length - tensor.shape[-1]), value=7)
+
+        trainer.__class__ = Padding
+        predicted = trainer.predict(digits(4))
+        padding.append((predicted.predictions[:, -1].tolist(), predicted.label_ids[:, -1].tolist()))
+    assert padding[0] == padding[1] == ([7] * 4, [7] * 4)

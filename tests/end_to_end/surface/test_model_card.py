@@ -52,7 +52,7 @@ def test_a_card_of_a_plain_module_states_the_run(tmp_path: Path) -> None:
 
 
 def test_a_card_of_code_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Versions are those of the imported modules, so that hexloop on PYTHONPATH, without a package's metadata, works."""
+    """Versions are those of the imported modules, so hexloop on PYTHONPATH, without a package's metadata, works."""
     monkeypatch.setattr(sys, "meta_path", [each for each in sys.meta_path if not hasattr(each, "find_distributions")])
     card = card_of(small_trainer(tmp_path), tmp_path)
 
