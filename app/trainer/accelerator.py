@@ -367,7 +367,7 @@ def _sharing_setting(name: str) -> Any:
     def get(self: Accelerator) -> Any:
         return getattr(self._parts.args.accelerator_config, name)
 
-    def set_(self: Accelerator, value: Any) -> None:
+    def set_(self: Any, value: Any) -> None:
         self._parts.args.accelerator_config.assign(name, value)
         if self._real is not None:
             setattr(self._real.dataloader_config, name, value)

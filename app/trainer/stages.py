@@ -42,7 +42,7 @@ class TrainerStages(TrainerInternals):
 
     # The whole run
 
-    def _train_to_the_end(self, resume_from: str | bool | None, ignored: list[str] | None) -> Any:
+    def _train_to_the_end(self, resume_from: str | bool | None, ignored: list[str] | None) -> TrainOutput:
         """Train, by an overridden `_inner_training_loop` if there is one; `is_in_train` is true from here on.
 
         The method receives the folder of the checkpoint that a run resumes from.

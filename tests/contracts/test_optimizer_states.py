@@ -253,7 +253,7 @@ def test_an_unknown_class_is_never_instantiated(tmp_path: Path) -> None:
 def with_outside(value: float) -> tuple[nn.Module, nn.Parameter, torch.optim.Optimizer]:
     """Return a model, and an optimizer that also updates a parameter that is not the model's, such as a loss's."""
     ours, outside = model(), nn.Parameter(torch.full((7,), value))
-    groups = [{"params": [outside], "lr": 0.5}, {"params": list(ours.parameters())}]
+    groups: list[dict[str, Any]] = [{"params": [outside], "lr": 0.5}, {"params": list(ours.parameters())}]
     return ours, outside, torch.optim.AdamW(groups, lr=0.1)
 
 
@@ -272,7 +272,8 @@ def test_a_parameter_outside_of_the_model_is_saved_with_the_optimizer() -> None:
 def test_a_parameter_outside_of_the_model_of_another_shape_is_refused() -> None:
     ours, _, optimizer = with_outside(1.0)
     again, other = model(), nn.Parameter(torch.ones(5))
-    new = torch.optim.AdamW([{"params": [other], "lr": 0.5}, {"params": list(again.parameters())}], lr=0.1)
+    groups: list[dict[str, Any]] = [{"params": [other], "lr": 0.5}, {"params": list(again.parameters())}]
+    new = torch.optim.AdamW(groups, lr=0.1)
     with pytest.raises(ValueError, match=r"saved outside\.0.*tensor of shape \(5,\); resume with the same loss"):
         OptimizerState(again, new).load(OptimizerState(ours, optimizer).export())
     assert torch.equal(other, torch.ones(5))
