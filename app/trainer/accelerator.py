@@ -171,7 +171,8 @@ def adopted(parts: AcceleratorParts, assigned: Any) -> Any:
         return assigned
     wiring.refuse_other_accelerator(assigned, parts.args, parts.adapters)
     for name in wiring.SHARING:
-        setattr(parts.args.accelerator_config, name, getattr(assigned.dataloader_config, name))
+        config: Any = parts.args.accelerator_config
+        config.assign(name, getattr(assigned.dataloader_config, name))
     made = Accelerator(parts, assigned)
     vars(made).update({name: getattr(assigned, name) for name in wiring.overridden(assigned) if name in METHODS})
     return made

@@ -32,7 +32,7 @@ class FineTuningConfig(TrainingArguments):
 
 def test_every_name_exists_or_names_the_public_way(tmp_path: Path) -> None:
     """Fields, methods and attributes of a constructed object."""
-    theirs = transformers.TrainingArguments(str(tmp_path), use_cpu=True)
+    theirs: Any = transformers.TrainingArguments(str(tmp_path), use_cpu=True)
     ours = TrainingArguments(str(tmp_path), use_cpu=True)
     names = {name for name in (*dir(type(theirs)), *vars(theirs)) if not name.startswith("__")}
 
@@ -86,7 +86,7 @@ def test_an_accelerator_config_is_an_object(tmp_path: Path) -> None:
     with pytest.raises(NotImplementedError, match=r"make one: AcceleratorConfig\(\)"):
         TrainingArguments(str(tmp_path), accelerator_config=kind)
 
-    made = TrainingArguments(str(tmp_path), accelerator_config={"use_configured_state": True})
+    made: Any = TrainingArguments(str(tmp_path), accelerator_config={"use_configured_state": True})
     config: Any = made.accelerator_config
     assert config.use_configured_state
     made.check()
