@@ -222,7 +222,7 @@ def _with_overridden_boundary(
             "grad_norm": last.gradient_norm,
             "model": parts.model_wrapped,
             "trial": parts.trial,
-            "epoch": parts.state.epoch,
+            "epoch": run.state.epoch,
             "ignore_keys_for_eval": parts.ignore_keys_for_eval,
             "start_time": start_time,
             "learning_rate": run.state.learning_rate,

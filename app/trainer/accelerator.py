@@ -170,8 +170,8 @@ def adopted(parts: AcceleratorParts, assigned: Any) -> Any:
     if not wiring.is_accelerator(assigned):
         return assigned
     wiring.refuse_other_accelerator(assigned, parts.args, parts.adapters)
+    config: Any = parts.args.accelerator_config
     for name in wiring.SHARING:
-        config: Any = parts.args.accelerator_config
         config.assign(name, getattr(assigned.dataloader_config, name))
     made = Accelerator(parts, assigned)
     vars(made).update({name: getattr(assigned, name) for name in wiring.overridden(assigned) if name in METHODS})

@@ -354,6 +354,25 @@ class OwnBoundary(Trainer):
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 
 
+@pytest.mark.parametrize("max_steps", [-1, 4])
+def test_a_boundary_receives_the_number_of_its_epoch(tmp_path: Path, max_steps: int) -> None:
+    """After each optimizer step and each epoch, as in transformers."""
+    found: list[list[tuple[int, int]]] = []
+    for library in (transformers, hexloop):
+        seen: list[tuple[int, int]] = []
+
+        def note(self: Any, *values: Any, seen: list[tuple[int, int]] = seen, **named: Any) -> None:
+            seen.append((self.state.global_step, values[4]))
+
+        kind = type("Noting", (library.Trainer,), {"_maybe_log_save_evaluate": note})
+        given: dict[str, Any] = {**DEFAULTS, "num_train_epochs": 2, "max_steps": max_steps, "save_strategy": "no"}
+        args = library.TrainingArguments(output_dir=str(tmp_path / library.__name__), **given)
+        kind(model=net(), args=args, train_dataset=rows(12)).train()
+        found.append(seen)
+    assert found[0] == found[1]
+    assert {epoch for _, epoch in found[0]} == {0, 1}
+
+
 class Saves(TrainerCallback):
     def __init__(self) -> None:
         self.steps: list[int] = []
@@ -604,8 +623,8 @@ def test_a_boundary_may_have_parameters_of_its_own_or_of_earlier_releases(tmp_pa
         seen["model"] = trainer.model_wrapped
 
         if kind is OwnNames:
-            assert seen["own"] == (True, True, seen["model"], 0.25, ["logits"], True, {"learning_rate"})
-    assert seen["earlier"][::2] == (True, 0.25)
+            assert seen["own"] == (True, True, seen["model"], 0, ["logits"], True, {"learning_rate"})
+    assert seen["earlier"][::2] == (True, 0)
     assert seen["keywords"] == {
         "tr_loss", "grad_norm", "model", "trial", "epoch", "ignore_keys_for_eval", "start_time", "learning_rate"
     }  # fmt: skip
