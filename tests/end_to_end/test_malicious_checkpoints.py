@@ -300,6 +300,7 @@ def test_a_malicious_checkpoint_is_refused(whole: Path, tmp_path: Path, name: st
     if apart:
         split(checkpoint)
     spoil(checkpoint)
+    (tmp_path / "output").mkdir()
     before = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*"))
     told = refused_by_resume(checkpoint, tmp_path / "output")
     assert any(word in told for word in words.split("|")), told
