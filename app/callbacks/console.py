@@ -148,6 +148,9 @@ def size_text(size: int) -> str:
 CELL = 10
 """The least width of a cell: that of a number with four digits and an exponent."""
 
+LINES_BELOW_HEADER = 20
+"""After as many lines the header of the rows is repeated."""
+
 
 def is_evaluation(logs: Mapping[str, Any]) -> bool:
     """Return whether a log is that of an evaluation: it has a time that is not the training's."""
@@ -155,25 +158,28 @@ def is_evaluation(logs: Mapping[str, Any]) -> bool:
 
 
 class AlignedRows:
-    """Rows of named cells below a header, in the width of the terminal.
+    """Rows of named cells below a header, in the width of the terminal. A row that is too wide continues below it.
 
-    The header is repeated when the columns change, or after `interrupt`. A row that is too wide continues below it.
+    The header is repeated when the columns change, and after 20 lines, so that it stays in sight.
     """
 
     def __init__(self) -> None:
         self._columns: tuple[str, ...] = ()
+        self._lines = 0
 
     def interrupt(self) -> None:
-        """Repeat the header before the next row, because something else was printed below the last one."""
-        self._columns = ()
+        """Count a line that was printed between the rows."""
+        self._lines += 1
 
     def lines(self, row: Mapping[str, Any], width: int) -> list[str]:
         """Return the lines of a row, with the header if it is needed. width: characters in a line."""
         cells = {name: str(value) for name, value in row.items()}
-        headed, self._columns = self._columns == tuple(cells), tuple(cells)
+        blocks = _blocks(cells, width)
+        headed = len(blocks) == 1 and self._columns == tuple(cells) and self._lines < LINES_BELOW_HEADER
+        self._columns, self._lines = tuple(cells), self._lines + 1 if headed else 0
         lines: list[str] = []
-        for names in _blocks(cells, width):
-            if not headed or lines:
+        for names in blocks:
+            if not headed:
                 lines.append("  ".join(name.rjust(CELL) for name in names))
             lines.append("  ".join(cells[name].rjust(max(CELL, len(name))) for name in names))
         return lines

@@ -123,16 +123,19 @@ def test_a_closed_pipe_ends_the_lines_and_not_the_run(monkeypatch: pytest.Monkey
 
 
 def test_rows_are_aligned_below_one_header() -> None:
-    """The header is repeated only if the columns change or something came between."""
+    """The header is repeated if the columns change, and after 20 lines, those between the rows included."""
     rows = AlignedRows()
     first = rows.lines({"step": "4", "epoch": "0.5", "eval_accuracy": "0.9062"}, 80)
     assert first == ["      step       epoch  eval_accuracy", "         4         0.5         0.9062"]
     assert rows.lines({"step": "1,000", "epoch": "10", "eval_accuracy": "1"}, 80) == [
         "     1,000          10              1"
     ]
-    rows.interrupt()
-    assert len(rows.lines({"step": "8", "epoch": "1", "eval_accuracy": "1"}, 80)) == 2
     assert len(rows.lines({"step": "8", "epoch": "1", "test_accuracy": "1"}, 80)) == 2
+    headed = []
+    for step in range(24):
+        rows.interrupt()
+        headed.append(len(rows.lines({"step": str(step), "epoch": "1", "test_accuracy": "1"}, 80)) == 2)
+    assert headed == [step in (10, 21) for step in range(24)]
 
 
 def test_a_wide_row_continues_below() -> None:
