@@ -68,7 +68,7 @@ def share_accelerate_state(args: JoinArguments) -> None:
     """
     from hexloop.adapters.accelerator.accelerate.importing import when_imported
 
-    when_imported(partial(accelerate_state, args))
+    when_imported("arguments", partial(accelerate_state, args))
 
 
 def backend_for(args: JoinArguments) -> str:

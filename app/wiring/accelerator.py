@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 
@@ -110,19 +111,20 @@ def loss_scale(adapters: Adapters) -> RunScaler | None:
 def share_run(args: TrainingArguments, adapters: Adapters, model: Any, then: Callable[[], None]) -> None:
     """Let accelerate's functions find the run: now if accelerate is imported, else as soon as it is.
 
-    then: called afterwards.
+    then: a method that is called afterwards, if its object still exists.
     Raises ConfigurationError if `use_configured_state` asks for a state that does not exist or differs from the run.
     """
-    options = options_of(args, adapters, model)
+    options, reference = options_of(args, adapters, model), WeakMethod(then)
 
     def share() -> None:
         share_state(options)
-        then()
+        if (call := reference()) is not None:
+            call()
 
     if options.configured:
         share()
     elif options.processes.connected and options.processes.of_torch:
-        when_imported(share)
+        when_imported("run", share)
 
 
 def make(args: TrainingArguments, adapters: Adapters, model: Any, build: BuildArguments | None = None) -> Any:
