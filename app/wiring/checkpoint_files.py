@@ -159,7 +159,7 @@ def load_folder_weights(model: torch.nn.Module, folder: str) -> LoadedKeys:
     """Load the weights in a folder into a model; return the keys that were missing or unexpected.
 
     The folder is a checkpoint, or what `save_model` or `save_pretrained` wrote: safetensors, in one file or with an
-    index. Raises CheckpointError if there are none, or if a shape differs.
+    index. Raises CheckpointError if there are none, or if a shape differs; the model is then unchanged.
     """
     from hexloop.adapters.trainable.torch.model_state import ModelState
 
@@ -170,11 +170,10 @@ def load_folder_weights(model: torch.nn.Module, folder: str) -> LoadedKeys:
     def open_file(path: str, start: int = 0, /) -> Iterator[memoryview]:
         return chunks_of(paths[path], start)
 
-    saved = {part.name: part for part in parts_of(MODEL, paths, open_file)}
-    state = ModelState(model)
-    present = state.named_tensors().keys()
-    state.load(part for name, part in saved.items() if name in present)
-    return LoadedKeys(sorted(present - saved.keys()), sorted(saved.keys() - present))
+    try:
+        return LoadedKeys(*ModelState(model).load_present(parts_of(MODEL, paths, open_file)))
+    except ValueError as error:
+        raise CheckpointError(f"{folder}: {error}") from error
 
 
 def torch_dtype(name: str) -> torch.dtype:

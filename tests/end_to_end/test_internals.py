@@ -18,7 +18,7 @@ from torch.utils.data import SequentialSampler
 from hexloop import Trainer, TrainerCallback
 from hexloop.app.trainer.compatibility import INSTEAD, RETIRED
 from hexloop.domain.errors import CheckpointError, ConfigurationError, RunStateError
-from tests.end_to_end.small.models import rows
+from tests.end_to_end.small.models import Net, net, rows
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
 
 SAVING: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
@@ -657,6 +657,36 @@ def test_weights_are_loaded_outside_of_a_run(tmp_path: Path, caplog: pytest.LogC
     assert all(same_weights(weights(each), weights(trainer)) for each in (first, second, third))
     with pytest.raises(CheckpointError, match="has no weights"):
         first._load_from_checkpoint(str(tmp_path / "nothing"))
+
+
+class WithHead(Net):
+    """The small model with a further layer."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__(dropout)
+        self.head = torch.nn.Linear(1, 1)
+
+
+def test_weights_that_fit_in_part_are_loaded_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Outside of a run, missing and unknown names are logged, as in transformers; other shapes are refused."""
+    plain, larger = small_trainer(tmp_path / "plain"), small_trainer(tmp_path, parts={"model": net(kind=WithHead)})
+    larger.save_model(str(tmp_path / "larger"))
+    plain.save_model(str(tmp_path / "plain"))
+    with torch.no_grad():
+        for parameter in [*plain.model.parameters(), *larger.model.parameters()]:
+            parameter.zero_()
+    plain._load_from_checkpoint(str(tmp_path / "larger"))
+    assert "head.weight" in caplog.text
+    assert "does not have" in caplog.text
+    assert same_weights(weights(plain), dict(net().state_dict()))
+    caplog.clear()
+    larger._load_from_checkpoint(str(tmp_path / "plain"))
+    assert "lack" in caplog.text
+    assert same_weights({name: weights(larger)[name] for name in weights(plain)}, weights(plain))
+    other = small_trainer(tmp_path, parts={"model": torch.nn.Sequential()})
+    other.model.layers = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    with pytest.raises(CheckpointError, match="shape"):
+        other._load_from_checkpoint(str(tmp_path / "plain"))
 
 
 def test_replacing_call_event_routes_every_event(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -67,11 +67,28 @@ class ModelState:
         Raises ValueError, changing nothing, if a tensor is missing, unknown or of a different shape.
         """
         found = {part.name: part for part in parts}
-        problems = self.differences(list(found.values()))
+        self._refuse(self.differences(list(found.values())))
+        self._fill(found)
+
+    def load_present(self, parts: Iterable[Part]) -> tuple[list[str], list[str]]:
+        """Copy the parts that the module has; return the names that are missing, and those that are unknown.
+
+        Raises ValueError, changing nothing, if a shape differs.
+        """
+        found = {part.name: part for part in parts}
+        self._refuse(self._other_shapes(found))
+        self._fill(found)
+        return self._unmatched(found.keys())
+
+    @staticmethod
+    def _refuse(problems: Sequence[str]) -> None:
         if problems:
             raise ValueError(f"The saved weights do not fit the model: {'; '.join(problems)}.")
+
+    def _fill(self, found: Mapping[str, Part]) -> None:
+        """Copy the parts that the module has, and set the extra state that is among them."""
         own, decoder = self._state(), StateDecoder(found)
-        extra = {name: decoder.decode(json_value(found[name])) for name in self._extra()}
+        extra = {name: decoder.decode(json_value(found[name])) for name in self._extra() if name in found}
         with torch.no_grad():
             self._copy({name: own[name] for name in found if name in own}, found)
         for name, value in extra.items():
@@ -89,29 +106,42 @@ class ModelState:
     def differences(self, parts: Sequence[Part], types: bool = False) -> list[str]:
         """Return how saved tensors differ from the model's: missing, unknown, other shapes and optionally types."""
         found = {part.name: part for part in parts}
+        missing, unknown = self._unmatched(found.keys())
+        listed = [
+            [f"{name} is not in the checkpoint" for name in missing],
+            [f"{name} is not in the model" for name in unknown],
+            self._other_shapes(found),
+        ]
+        if types:
+            listed.append(
+                [
+                    f"{name} has type {part.dtype} in the checkpoint and {DTYPES.get(own.dtype)} in the model"
+                    for name, part, own in self._in_both(found)
+                    if part.dtype != DTYPES.get(own.dtype)
+                ]
+            )
+        return [problem for problems in listed for problem in _shortened(problems)]
+
+    def _unmatched(self, names: Collection[str]) -> tuple[list[str], list[str]]:
+        """Return the module's names that are not among `names`, and those of `names` that the module does not have."""
         own, extra = self._state(), self._extra()
-        shapes = {name: shape_of(tensor, tensor, self._layout) for name, tensor in own.items()}
         owners = _owners(self._model, own)
-        held = {owners.get(name, name) for name in found}
-        belonging = {name for name in found if any(name == each or name.startswith(f"{each}.") for each in extra)}
-        both = sorted(name for name in found.keys() & own.keys() if found[name].dtype != JSON)
-        listed = {
-            "missing": [f"{name} is not in the checkpoint" for name in sorted({*owners.values(), *extra} - held)],
-            "unknown": [
-                f"{name} is not in the model" for name in sorted(found.keys() - own.keys() - belonging)
-            ],
-            "shapes": [
-                f"{name} has shape {found[name].shape} in the checkpoint and {shapes[name]} in the model"
-                for name in both
-                if found[name].shape != shapes[name]
-            ],
-            "types": [
-                f"{name} has type {found[name].dtype} in the checkpoint and {DTYPES.get(own[name].dtype)} in the model"
-                for name in both
-                if types and found[name].dtype != DTYPES.get(own[name].dtype)
-            ],
-        }  # fmt: skip
-        return [problem for problems in listed.values() for problem in _shortened(problems)]
+        held = {owners.get(name, name) for name in names}
+        belonging = {name for name in names if any(name == each or name.startswith(f"{each}.") for each in extra)}
+        return sorted({*owners.values(), *extra} - held), sorted({*names} - own.keys() - belonging)
+
+    def _other_shapes(self, found: Mapping[str, Part]) -> list[str]:
+        both = [(name, part.shape, shape_of(own, own, self._layout)) for name, part, own in self._in_both(found)]
+        return [
+            f"{name} has shape {saved} in the checkpoint and {shape} in the model"
+            for name, saved, shape in both
+            if saved != shape
+        ]
+
+    def _in_both(self, found: Mapping[str, Part]) -> list[tuple[str, Part, Tensor]]:
+        """Return the tensors that the module and the parts have, by name."""
+        own = self._state()
+        return [(name, found[name], own[name]) for name in sorted(own) if name in found and found[name].dtype != JSON]
 
     def _state(self) -> dict[str, Tensor]:
         state = self._layout.state(self._model)
