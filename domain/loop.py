@@ -263,7 +263,7 @@ def end_pass(run: Run[Batch, Loss]) -> None:
     run.control.should_training_stop = True
 
 
-def finish_run(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
+def finish_run(run: Run[Batch, Loss]) -> Generator[AnyEvent, None, None]:
     """Wait for the last save, log the totals of the run, and load the best weights if the run is to end with them."""
     state, start = run.state, run.start
     yield from _resolving_saves(run, run.checkpoints.finish())

@@ -157,8 +157,8 @@ class Run(Generic[Batch, Loss]):
     further_figures: Callable[[], Mapping[str, float]] = dict
     windows: Callable[[Generator[Batch, None, None], int], Generator[list[Batch], None, None]] = windows
     evaluate_first: bool = False
-    around_epoch: Callable[[Iterator[AnyEvent]], Iterator[AnyEvent]] = iter
-    around_finish: Callable[[Iterator[AnyEvent]], Iterator[AnyEvent]] = iter
+    around_epoch: Callable[[Generator[AnyEvent, None, None]], Iterator[AnyEvent]] = iter
+    around_finish: Callable[[Generator[AnyEvent, None, None]], Iterator[AnyEvent]] = iter
     schedule_observes: bool = True
     agreement: Agreement = field()
     cleanups: Sequence[Callable[[], None]] = ()

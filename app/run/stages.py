@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ VALUES = frozenset(
 )
 """The parameters of `_maybe_log_save_evaluate`."""
 
+Events = Generator[AnyEvent, None, None]
 Dispatch = Callable[[AnyEvent], None]
 Report = Callable[[dict[str, float]], None]
 
@@ -59,7 +61,7 @@ class Stages:
     dispatch: Dispatch = field(init=False)
     start_time: float = field(factory=time.time, init=False)
     position: tuple[int, int] = field(default=(0, 0), init=False)
-    _pending: dict[str, Iterator[AnyEvent]] = field(factory=dict, init=False)
+    _pending: dict[str, Events] = field(factory=dict, init=False)
 
     def start(self, resumed: str | None) -> None:
         """Let the overridden methods carry out their stages. Called once the run is restored."""
@@ -91,10 +93,11 @@ class Stages:
                 "train() or stream() instead."
             )
         last: AnyEvent | None = None
-        for last in events:
-            self.dispatch(last)
-            if isinstance(last, Paused):
-                wait_while_paused(self.parts)
+        with closing(events):
+            for last in events:
+                self.dispatch(last)
+                if isinstance(last, Paused):
+                    wait_while_paused(self.parts)
         assert last is not None  # each stage ends with an event of its own
         return last
 
@@ -110,7 +113,7 @@ class Stages:
                 "the data or the checkpoint to start elsewhere."
             )
 
-    def _epoch(self, events: Iterator[AnyEvent]) -> Iterator[AnyEvent]:
+    def _epoch(self, events: Events) -> Iterator[AnyEvent]:
         """Run an epoch in an overridden `_run_epoch`."""
         plan, parts = self.run.plan, self.parts
         batches = plan.batches_per_epoch
@@ -132,12 +135,12 @@ class Stages:
         )
         yield from ()
 
-    def _end(self, events: Iterator[AnyEvent]) -> Iterator[AnyEvent]:
+    def _end(self, events: Events) -> Iterator[AnyEvent]:
         """End the run in an overridden `_finalize_training`."""
         ended: list[TrainEnded] = []
         hooks, args = self.parts.hooks, self.parts.args
 
-        def noting() -> Iterator[AnyEvent]:
+        def noting() -> Events:
             for event in self._end_and_push(events) if hooks.finish_current_push.overridden else events:
                 yield event
                 ended.extend([event] if isinstance(event, TrainEnded) else [])
@@ -162,7 +165,7 @@ class Stages:
             if isinstance(event, TrainEnded):
                 self.parts.hooks.finish_current_push()
 
-    def _carry_out(self, hook: Hook, method: str, events: Iterator[AnyEvent], *values: Any, **named: Any) -> Any:
+    def _carry_out(self, hook: Hook, method: str, events: Events, *values: Any, **named: Any) -> Any:
         """Call the overridden method of a stage. Raises RunStateError if it does not go through the events."""
         self._pending[method] = events
         result = hook(*values, **named)

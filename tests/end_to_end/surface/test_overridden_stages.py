@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -662,3 +663,40 @@ def test_a_parallel_mode_is_that_of_transformers(tmp_path: Path) -> None:
     assert mode == theirs.NOT_PARALLEL
     assert mode != theirs.DISTRIBUTED
     assert mode in {theirs.NOT_PARALLEL.value: 1, hexloop.ParallelMode.NOT_PARALLEL: 2}
+
+
+class Closing(list[Any]):
+    """A loader that notes when a pass ends."""
+
+    ended = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            yield from super().__iter__()
+        finally:
+            self.ended += 1
+
+
+@pytest.mark.parametrize("overrides", [False, True])
+def test_an_epoch_that_fails_ends_the_pass_over_the_data(tmp_path: Path, overrides: bool) -> None:
+    """The loader's generator is closed when the error propagates, whether or not _run_epoch is overridden."""
+    batches = Closing([{name: each[name][None] for name in each} for each in rows(4)])
+
+    class Own(Trainer):
+        def get_train_dataloader(self) -> Any:
+            return batches
+
+        if overrides:
+
+            def _run_epoch(self, *args: Any, **named: Any) -> None:
+                super()._run_epoch(*args, **named)
+
+    class Failing(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            raise ZeroDivisionError
+
+    trainer = small_trainer(tmp_path, Own, parts={"callbacks": [Failing()]})
+    with pytest.raises(ZeroDivisionError) as caught:
+        trainer.train()
+    assert caught.value.__traceback__ is not None  # whose frames keep an open generator alive
+    assert batches.ended == 1
