@@ -52,9 +52,15 @@ def _dispatcher(trainer: Any) -> EventDispatcher:
     return EventDispatcher(trainer.callback_handler, trainer.args, trainer.state, trainer.control)
 
 
+OF_MODEL = ("is_model_parallel", "place_model_on_device", "model_accepts_loss_kwargs", "can_return_loss")
+"""The attributes that depend on the model."""
+
+
 def _of_model(name: str) -> Callable[[Any], Any]:
     def value(trainer: Any) -> Any:
+        assigned = {each: vars(trainer)[each] for each in OF_MODEL if each in vars(trainer)}
         trainer.note_model()
+        vars(trainer).update(assigned)
         return vars(trainer)[name]
 
     return value
@@ -68,10 +74,7 @@ MAKERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
         "data_collator": lambda trainer: default_collator(trainer.processing_class),
         "label_names": lambda trainer: trainer.args.label_names or default_label_names(trainer.model, False),
         "main_input_name": lambda trainer: getattr(trainer.model, "main_input_name", "input_ids"),
-        **{
-            name: _of_model(name)
-            for name in ("is_model_parallel", "place_model_on_device", "model_accepts_loss_kwargs", "can_return_loss")
-        },
+        **{name: _of_model(name) for name in OF_MODEL},
         "control": lambda trainer: TrainerControl(),
         "state": lambda trainer: TrainerState(
             is_local_process_zero=trainer.is_local_process_zero(), is_world_process_zero=trainer.is_world_process_zero()

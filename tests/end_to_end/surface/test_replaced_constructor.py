@@ -73,3 +73,19 @@ def test_without_arguments_there_are_no_such_attributes() -> None:
     """Before a constructor has set the arguments, a class sees what it has set itself."""
     trainer = Trainer.__new__(Trainer)
     assert not any(hasattr(trainer, name) for name in ("adapters", "model", "state", "_dispatcher"))
+
+
+class WithAnswers(Trainer):
+    """Assigns attributes that depend on the model."""
+
+    def __init__(self, model: Any, args: Any) -> None:
+        self.args, self.model = args, model
+        self.model_accepts_loss_kwargs, self.place_model_on_device = True, False
+
+
+def test_attributes_that_depend_on_the_model_stay_as_they_were_assigned(tmp_path: Path) -> None:
+    """The first look at one that is not assigned changes no other."""
+    trainer = WithAnswers(net(), arguments(tmp_path))
+    assert not trainer.can_return_loss
+    assert trainer.model_accepts_loss_kwargs
+    assert not trainer.place_model_on_device
