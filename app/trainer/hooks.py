@@ -87,6 +87,7 @@ class TrainerHooks(TrainerStages):
         """Set the live session, which accelerate's state shows, if there is one."""
         if session is None and self._session is not None:
             data.end_pass(self._session.run.batches)
+            self._session.run.signals["sync_gradients"] = True  # a run may end in the middle of a window
         self._session = session
         if session is not None:
             session.run.signals = sharing.shown(session.run.signals)

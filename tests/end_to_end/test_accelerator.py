@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -230,3 +231,25 @@ def test_a_device_that_torch_does_not_have(tmp_path: Path) -> None:
             use_cpu=False,
             accelerator_config={"use_configured_state": True},
         )
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_after_a_run_accelerate_prepares_optimizers_that_step(tmp_path: Path, fails: bool) -> None:
+    """Also if the run ended in the middle of a window, after which accelerate would skip every step."""
+
+    class Failing(Trainer):
+        def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+            if fails:
+                raise ZeroDivisionError
+            return super().training_step(model, inputs, num_items_in_batch)
+
+    trainer = small_trainer(tmp_path, Failing, gradient_accumulation_steps=2)
+    real = trainer.accelerator.real
+    with pytest.raises(ZeroDivisionError) if fails else nullcontext():
+        trainer.train()
+    assert trainer.accelerator.sync_gradients
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = real.prepare(torch.optim.SGD([weight], lr=0.5))
+    weight.sum().backward()
+    optimizer.step()
+    assert weight.item() == 0.5
