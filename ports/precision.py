@@ -40,4 +40,4 @@ class Precision(Protocol[Loss]):
         """Yield the loss scale and its history, if there is one."""
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Restore an exported state."""
+        """Restore an exported state, without the gradients of an update that was begun and not completed."""

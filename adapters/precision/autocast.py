@@ -11,6 +11,7 @@ from attrs import field, frozen
 from torch import Tensor
 
 from hexloop.adapters.precision.plain import PlainPrecision
+from hexloop.domain.errors import RunStateError
 from hexloop.domain.json_documents import json_part, only_value
 from hexloop.ports.state import Part
 from hexloop.ports.trainable import Optimizer
@@ -49,7 +50,13 @@ class Fp16Precision:
         return _under_autocast(forward, self._device_type, torch.float16)
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Return the loss times the loss scale."""
+        """Return the loss times the loss scale. Raises RunStateError between `unscale` and `step`."""
+        if self._unscaled:
+            raise RunStateError(
+                "A backward pass would add scaled gradients to those that were unscaled already and not stepped. Clip "
+                "and unscale only where accelerator.sync_gradients is true, and step the optimizer with "
+                "accelerator.scaler.step before the next backward pass."
+            )
         return self._scaler.scale(loss)
 
     def unscale(self, optimizer: Optimizer) -> None:
@@ -74,7 +81,10 @@ class Fp16Precision:
         yield json_part("scaler", self._scaler.state_dict())
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Restore an exported loss scale."""
+        """Restore an exported loss scale, and forget gradients that were unscaled and not stepped."""
+        if self._unscaled:
+            self._scaler = torch.amp.GradScaler(self._device_type)
+            self._unscaled.clear()
         self._scaler.load_state_dict(only_value(parts, "scaler"))
 
 

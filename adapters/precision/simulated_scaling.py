@@ -92,3 +92,4 @@ class SimulatedScaling:
     def load(self, parts: Iterable[Part]) -> None:
         """Restore an export."""
         self.loss_scale, self._good_updates, self._updates = only_value(parts, "scaler")
+        self._unscaled = False
