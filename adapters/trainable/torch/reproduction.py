@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from attrs import define, field, frozen
 from torch import Tensor, nn
+from torch.nn import Parameter
 
 from hexloop.adapters.trainable.torch.trainable import (
     IGNORED_LABEL,
@@ -114,6 +115,10 @@ class TransformersTrainable(TorchTrainable):
         self.enter_training_mode()
         loss: Tensor = self._compute_loss(self.model, batch, num_items_in_batch=window_items)
         return loss if self.scaled(window_items) else loss / self._batches
+
+    def _outside(self) -> list[Parameter]:
+        """Return none: transformers clears the gradients of the model alone."""
+        return []
 
     def enter_training_mode(self) -> None:
         """Put the model and all its modules in training mode."""

@@ -176,9 +176,15 @@ class TorchTrainable:
     _counted: deque[tuple[Any, Count]] = field(factory=deque, init=False)
 
     def __attrs_post_init__(self) -> None:
-        gradients = Gradients(self.model.parameters(), self._layout)
+        gradients = Gradients(self.model.parameters(), self._layout, self._outside())
         self.clip = gradients.clip
         self.clear_gradients = gradients.clear
+
+    def _outside(self) -> list[Parameter]:
+        """Return the optimizer's parameters that are not the model's, such as those of a loss function."""
+        of_model = {id(parameter) for parameter in self.model.parameters()}
+        updated = (each for group in self.optimizer.param_groups for each in group["params"])
+        return [each for each in updated if id(each) not in of_model] if self._layout.whole else []
 
     def count_items(self, window: Sequence[Any]) -> Count | PendingCount | None:
         """Return the items of the window over all ranks; None if every loss already has its final weight.
@@ -248,11 +254,15 @@ class Gradients:
     If all are dense, plain tensors on one device, measuring them takes three kernels and clipping two; otherwise the
     general functions of torch are used. This is checked again whenever the number of gradients changes.
     layout: how the parameters are sharded. Each rank measures and clips its own shards.
+    outside: further parameters, whose gradients are cleared as well, and neither measured nor clipped.
     """
 
-    def __init__(self, parameters: Iterable[Parameter], layout: TorchLayout = WHOLE) -> None:
+    def __init__(
+        self, parameters: Iterable[Parameter], layout: TorchLayout = WHOLE, outside: Iterable[Parameter] = ()
+    ) -> None:
         self._layout = layout
         self._parameters = tuple(parameters)
+        self._cleared = (*self._parameters, *outside)
         self._count = -1
         self._uniform = False
 
@@ -284,7 +294,7 @@ class Gradients:
 
     def clear(self) -> None:
         """Set every gradient to None."""
-        for parameter in self._parameters:
+        for parameter in self._cleared:
             parameter.grad = None
 
 
