@@ -18,7 +18,7 @@ from hexloop.app.trainer.stages import TrainerStages
 from hexloop.app.wiring import accelerator as sharing
 from hexloop.app.wiring import data
 from hexloop.app.wiring.counting import floating_point_operations
-from hexloop.app.wiring.evaluation import standard_loss, standard_prediction_step
+from hexloop.app.wiring.evaluation import LossChoice, standard_loss, standard_prediction_step
 from hexloop.app.wiring.parts import Hooks, TrainerParts, is_overridden, standard
 from hexloop.domain.errors import DataError, RunStateError
 from hexloop.domain.loop import log_evaluate_save
@@ -28,6 +28,9 @@ class TrainerHooks(TrainerStages):
     """What each hook does unless it is overridden; an override may call it."""
 
     _window_outside_run: int | None = None
+
+    _standard_loss: tuple[Any, LossChoice] | None = None
+    """The loss that the standard `compute_loss` last computed, after the values that it depends on."""
 
     # The accelerator
 
@@ -88,7 +91,7 @@ class TrainerHooks(TrainerStages):
         if session is None and self._session is not None:
             data.end_pass(self._session.run.batches)
             self._session.run.signals["sync_gradients"] = True  # a run may end in the middle of a window
-        self._session = session
+        self._session, self._standard_loss = session, None
         if session is not None:
             session.run.signals = sharing.shown(session.run.signals)
 
@@ -144,7 +147,19 @@ class TrainerHooks(TrainerStages):
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Return the loss of a batch, with `return_outputs` together with the outputs of the model."""
-        return standard_loss(self._collect_parts()).compute(model, inputs, return_outputs, num_items_in_batch)
+        return self._loss_as_it_is_now().compute(model, inputs, return_outputs, num_items_in_batch)
+
+    def _loss_as_it_is_now(self) -> LossChoice:
+        """Return the standard loss by the present attributes: made again if one changed, as steps may call it often."""
+        values = (
+            *(self.model, self.model_accepts_loss_kwargs, self.compute_loss_func, self.label_smoother),
+            *(self.args.label_smoothing_factor, self.args.loss_weighting, self.args.average_tokens_across_devices),
+            self.args.reproduce,
+            tuple(self.label_names),
+        )
+        if self._standard_loss is None or self._standard_loss[0] != values:
+            self._standard_loss = values, standard_loss(self._collect_parts())
+        return self._standard_loss[1]
 
     @standard
     def get_batch_samples(

@@ -363,3 +363,23 @@ def test_parts_that_exclude_each_other_are_refused(tmp_path: Path) -> None:
         )
 
     assert len(raised.value.problems) == 3
+
+
+def test_compute_loss_follows_attributes_that_are_assigned(tmp_path: Path) -> None:
+    """Between two calls of the standard method, within a run or outside of one."""
+    found: list[float] = []
+
+    class Changing(Trainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            self.compute_loss_func = (
+                None if len(found) % 2 else lambda *_, **__: torch.ones(1, requires_grad=True).sum()
+            )
+            loss = super().compute_loss(*args, **kwargs)
+            found.append(float(loss.detach()))
+            return loss
+
+    trainer = small_trainer(tmp_path, Changing)
+    trainer.train()
+    trainer.compute_loss(trainer.model, {name: value[None] for name, value in rows(1)[0].items()})
+    assert found[::2] == [1.0, 1.0, 1.0]
+    assert 1.0 not in found[1::2]
