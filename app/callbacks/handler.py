@@ -172,7 +172,7 @@ class CallbackHandler:
         self, event: str, args: Any, state: TrainerState, control: TrainerControl, **extras: Any
     ) -> TrainerControl:
         """Call the callbacks for `event`; return `control`, with the switches of every control that they returned."""
-        self.call(self._listeners()[event], args, state, control, **extras)
+        self.call(tuple(_listeners(self._callbacks, event)), args, state, control, **extras)
         return control
 
     def _listeners(self) -> dict[str, tuple[Listener, ...]]:

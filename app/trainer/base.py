@@ -198,8 +198,6 @@ class TrainerBase:
         if self.model_init is not None and (self.state.global_step > 0 or self.args.reproduce is not None):
             with seeded(self.adapters.device, self.args.seed):
                 self.model = self.model_wrapped = self.call_model_init(self._trial)
-            if self._own_optimizer:
-                self.optimizer = None
             self.optimizer = self.lr_scheduler = None  # also one that the user set: it holds the old model
 
     @standard
