@@ -369,11 +369,12 @@ def test_compute_loss_follows_attributes_that_are_assigned(tmp_path: Path) -> No
     """Between two calls of the standard method, within a run or outside of one."""
     found: list[float] = []
 
+    def one(*_: Any, **__: Any) -> Tensor:
+        return torch.ones(1, requires_grad=True).sum()
+
     class Changing(Trainer):
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-            self.compute_loss_func = (
-                None if len(found) % 2 else lambda *_, **__: torch.ones(1, requires_grad=True).sum()
-            )
+            self.compute_loss_func = None if len(found) % 2 else one
             loss = super().compute_loss(*args, **kwargs)
             found.append(float(loss.detach()))
             return loss
