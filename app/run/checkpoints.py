@@ -120,13 +120,14 @@ class RunCheckpoints(CheckpointStore):
         return self._save_by_override(state, required)
 
     def take(self, state: RunState) -> list[AnyEvent]:
-        """Take a checkpoint on behalf of a method of the user's; return the events that the caller dispatches.
+        """Take a checkpoint on behalf of a method of the user's, and wait for it; return the events for the caller.
 
         None within an overridden `_save_checkpoint`, whose events the run yields; otherwise all but `Saved`, because
         the user's method announces the save.
         """
         if self._events is None:
-            return [event for event in self._save(state, self._required) if not isinstance(event, Saved)]
+            events = [*self._save(state, self._required), *self.finish()]
+            return [event for event in events if not isinstance(event, Saved)]
         rank0 = self._parts.adapters.collectives.rank == 0
         with self._override.taken_over() if rank0 else nullcontext():
             self._events.extend(self._save(state, self._required))

@@ -273,6 +273,7 @@ class TrainerHooks(TrainerStages):
             return
         session = self._live("_save_checkpoint")
         for event in session.checkpoints.take(session.run.state):
+            session.run.resolve_save_requests(event)
             self._dispatcher.dispatch(event)
 
     @standard

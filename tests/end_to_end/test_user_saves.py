@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import hexloop
-from hexloop import Trainer
+from hexloop import Trainer, TrainerCallback
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.app.command_line import main
@@ -309,3 +310,30 @@ def test_files_written_without_a_checkpoint_are_kept(tmp_path: Path) -> None:
         "checkpoint-2/mine.pt",
         "checkpoint-4/mine.pt",
     ]
+
+
+class SlowStorage(LocalStorage):
+    """Publishes a checkpoint a moment later than training continues."""
+
+    def move(self, source: str, destination: str) -> None:
+        time.sleep(0.2)
+        super().move(source, destination)
+
+
+def test_a_checkpoint_that_a_callback_takes_is_published_when_the_call_returns(tmp_path: Path) -> None:
+    """Although saves are written in the background; a request whose save was in flight is completed."""
+    published: list[bool] = []
+
+    class Taking(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 1:
+                requests.append(trainer.request_save())
+            if state.global_step == 2:
+                trainer._save_checkpoint(trainer.model)
+                published.append((tmp_path / "checkpoint-2" / "manifest.json").exists())
+
+    requests: list[Any] = []
+    trainer = small_trainer(tmp_path, parts={"callbacks": [Taking()], "storage": SlowStorage(tmp_path)})
+    trainer.train()
+    assert published == [True]
+    assert requests[0].wait(0) == "checkpoint-1"
