@@ -52,7 +52,7 @@ def test_gradients_are_not_scaled_between_unscaling_and_the_step() -> None:
     """A further backward pass would add scaled gradients to those that are unscaled already."""
     weight = torch.nn.Parameter(torch.ones(1))
     precision, optimizer = Fp16Precision("cpu"), torch.optim.SGD([weight], lr=0.1)
-    precision.scale(weight.sum()).backward()
+    weight.grad = precision.scale(torch.ones(1))
     precision.unscale(optimizer)
     with pytest.raises(RunStateError, match="unscaled"):
         precision.scale(weight.sum())
@@ -72,14 +72,18 @@ def test_gradients_of_parameters_outside_of_the_model_are_cleared(tmp_path: Path
 
         if by_trainer:
             parts = {"model": model, "optimizers": (optimizer, None), "compute_loss_func": loss}
-            schedule = {"lr_scheduler_type": "constant", "max_grad_norm": 0.0, "train_sampling_strategy": "sequential"}
+            schedule: dict[str, Any] = {
+                "lr_scheduler_type": "constant",
+                "max_grad_norm": 0.0,
+                "train_sampling_strategy": "sequential",
+            }
             small_trainer(tmp_path, parts=parts, **schedule).train()
             return factor.item()
         for first in range(0, 16, 4):
             batch = rows(16)[first : first + 4]
             x, labels = (torch.stack([row[name] for row in batch]) for name in ("x", "labels"))
             optimizer.zero_grad()
-            loss(model(x), labels).backward()
+            (factor.grad,) = torch.autograd.grad(loss(model(x), labels), factor)
             optimizer.step()
         return factor.item()
 
