@@ -75,7 +75,7 @@ class LoaderFactory:
 
     def training(self, dataset: Any, global_batch_size: int) -> OrderedLoader | StreamLoader:
         """Return a loader of the training data. global_batch_size: samples of a batch of all processes together."""
-        keyed_by = self._keyed_by
+        keyed_by, given = self._keyed_by, dataset  # which has the column of lengths
         dataset, collate = self.fitted(dataset)
         if is_iterable(dataset):
             if self.sampling in BY_LENGTH:
@@ -84,7 +84,7 @@ class LoaderFactory:
                     "or group the samples in the dataset itself."
                 )
             return self._stream(dataset, collate, global_batch_size, keyed_by)
-        return self._ordered(dataset, collate, self._training_batches(dataset, global_batch_size, keyed_by))
+        return self._ordered(dataset, collate, self._training_batches(given, global_batch_size, keyed_by))
 
     def evaluation(self, dataset: Any, global_batch_size: int) -> OrderedLoader | StreamLoader:
         """Return a loader of each sample once, in the dataset's own order. Its workers end with each pass."""
