@@ -173,7 +173,7 @@ def test_how_a_run_ends(messages: pytest.LogCaptureFixture, tmp_path: Path) -> N
     given = {"eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True, "save_strategy": "steps"}
     trained(tmp_path, parts=parts, save_steps=1, **given)
     assert re.match(r"Training stopped after 2 of 4 optimization steps \(2 in", messages.messages[-1])
-    assert messages.messages[-1].endswith(": loss has not improved in the last 1 evaluations.")
+    assert messages.messages[-1].endswith(": loss has not improved in the last evaluation.")
 
 
 def test_a_finished_run_has_nothing_to_train(messages: pytest.LogCaptureFixture, tmp_path: Path) -> None:

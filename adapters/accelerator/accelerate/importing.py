@@ -1,4 +1,4 @@
-"""What is done once accelerate is imported, which imports nothing itself: a program may never use accelerate."""
+"""Calls a function once accelerate is imported, without importing it: a program may never use accelerate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import ModuleType
 
 
 class _AfterImport:
-    """Finds accelerate on behalf of the finders behind it, and calls a function once accelerate is imported."""
+    """A finder of modules that finds accelerate by the other finders, and calls a function once it is imported."""
 
     call: Callable[[], object]
 
@@ -38,7 +38,7 @@ _AFTER_IMPORT = _AfterImport()
 
 
 def when_imported(call: Callable[[], object]) -> None:
-    """Call a function now if accelerate is imported, else as soon as it is; it replaces one that still waits."""
+    """Call a function now if accelerate is imported, else as soon as it is; replaces a function that still waits."""
     if "accelerate" in sys.modules:
         call()
         return
