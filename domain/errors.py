@@ -14,7 +14,7 @@ class HexloopError(Exception):
 class ConfigurationError(HexloopError, ValueError):
     """A configuration that cannot work. `problems` lists everything that is wrong with it, one sentence each.
 
-    The error is also of the kinds that its problems state, such as TypeError.
+    The error is also an instance of the kinds that its problems state, such as TypeError.
     """
 
     def __new__(cls, problems: str | Iterable[str]) -> Self:

@@ -107,7 +107,7 @@ class BestMetric:
     def value(self, metrics: Mapping[str, float]) -> float:
         """Return the metric's value.
 
-        Raises ConfigurationError, also a KeyError, with the available metrics if it is missing.
+        Raises ConfigurationError, which is also a KeyError, with the available metrics if it is missing.
         """
         if self.full_name not in metrics:
             problem = (

@@ -126,7 +126,8 @@ class Run(Generic[Batch, Loss]):
     further_figures: additional totals that are logged when the run finishes.
     windows: groups micro-batches into windows, one per optimizer step.
     evaluate_first: evaluate before the first step.
-    around_epoch, around_finish: yield the events of an epoch, or of the end of the run; something else may run them.
+    around_epoch, around_finish: receive the events of an epoch, or of the end of the run, and yield them; by default
+        unchanged.
     schedule_observes: whether the schedule receives the metrics of each evaluation; False if `evaluate` passes them.
     agreement: how ranks agree on requests and flags. cleanups: called however the run ends.
     next_due: no trigger fires before this step; set it to 0 after changing `triggers`.

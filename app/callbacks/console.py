@@ -12,15 +12,15 @@ from typing import Any, TextIO
 from attrs import define, field
 
 COPIED_TO_TERMINAL = "HEXLOOP_TERMINAL"
-"""The environment variable in which `hexloop launch` tells its workers the width of the terminal that it prints on."""
+"""The environment variable in which `hexloop launch` passes the width of its terminal to its workers."""
 
 SECONDS_BETWEEN_LINES = 10.0
-LINES_A_DECADE = 50
-"""A run prints a line every 10 seconds at first, and later when a fiftieth of the time so far has passed."""
+ELAPSED_TIME_DIVISOR = 50
+"""The next line is printed after 10 seconds, or after a fiftieth of the elapsed time if that is longer."""
 
 
 def is_terminal(stream: Any) -> bool:
-    """Return whether a stream shows a terminal that can draw a bar in place: not a file, a pipe or a simple one."""
+    """Return whether a stream is a terminal that can draw a bar in place, not a file, a pipe or a dumb terminal."""
     if os.environ.get(COPIED_TO_TERMINAL):
         return True
     try:
@@ -120,7 +120,7 @@ class ProgressLines:
 
     def _print(self, now: float) -> None:
         self._printed = True
-        self._due = now + max(SECONDS_BETWEEN_LINES, (now - self._began) / LINES_A_DECADE)
+        self._due = now + max(SECONDS_BETWEEN_LINES, (now - self._began) / ELAPSED_TIME_DIVISOR)
         print(self.line(now), file=sys.stderr, flush=True)
 
 
@@ -149,7 +149,7 @@ CELL = 10
 """The least width of a cell: that of a number with four digits and an exponent."""
 
 LINES_BELOW_HEADER = 20
-"""After as many lines the header of the rows is repeated."""
+"""The header of the rows is repeated after this number of lines."""
 
 
 def is_evaluation(logs: Mapping[str, Any]) -> bool:

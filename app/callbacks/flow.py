@@ -90,7 +90,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Stop a resumed run that early stopping had ended, unless the patience is larger now.
 
-        Raises ConfigurationError, also an AssertionError, if there is no metric to compare.
+        Raises ConfigurationError, which is also an AssertionError, if there is no metric to compare.
         """
         if state.global_step > 0 and self.early_stopping_patience_counter >= self.early_stopping_patience:
             control.should_training_stop = True
@@ -145,8 +145,8 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
 def all_callbacks(args: TrainingArguments, given: Sequence[object], own_loggers: bool) -> list[object]:
     """Return the default flow, trackers of transformers, the user's callbacks, and last the progress display.
 
-    That is a progress bar (in a notebook with a table), or printed logs with `disable_tqdm`; nothing if the user passed
-    loggers, which replace it.
+    The display is a progress bar (in a notebook with a table), or printed logs with `disable_tqdm`. If the user passed
+    loggers, they replace display and trackers.
     """
     if own_loggers:
         return [DefaultFlowCallback(), *given]

@@ -114,7 +114,7 @@ class CallbackHandler:
     def add_callback(self, callback: object) -> None:
         """Add a callback after the others; warn if there is one of its class.
 
-        Raises ConfigurationError, also an AttributeError, for an object that has no method of an event.
+        Raises ConfigurationError, which is also an AttributeError, for an object without a method of an event.
         """
         added = callback() if isinstance(callback, type) else callback
         if not any(hasattr(added, event) for event in EVENTS):

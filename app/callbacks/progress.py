@@ -131,7 +131,7 @@ class PrinterCallback(TrainerCallback):
 class ProgressCallback(ProgressDisplay):
     """A bar of optimizer steps, one of evaluation batches during an evaluation, and the logs above them.
 
-    On a terminal, evaluations are rows of a table. Where standard error is no terminal, lines at a bounded rate take
+    On a terminal, evaluations are rows of a table. Where standard error is not a terminal, lines at a bounded rate take
     the place of the bars.
     max_str_len: longer strings in the logs are not shown.
     """

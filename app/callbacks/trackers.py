@@ -51,7 +51,7 @@ def tracker_problem(name: str) -> Problem | None:
 
 
 def _is_installed(module: str) -> bool:
-    """Return whether a module can be imported; a folder of its name, such as the one that wandb writes, is none."""
+    """Return whether a module can be imported; a folder of its name, such as the one that wandb writes, is not one."""
     try:
         spec = find_spec(module)
     except ModuleNotFoundError:  # of a package above it
@@ -81,7 +81,7 @@ def tracker_callbacks(names: Iterable[str]) -> list[object]:
     for name in names:
         try:
             made.append(fail_safe(_callbacks()[name])())
-        except Exception as error:  # packages raise anything, such as an error of the login
+        except Exception as error:  # packages raise any error, such as a failed login
             _warn(name, "start", error)
     return made
 

@@ -38,7 +38,7 @@ def sorted_checkpoints(folder: str, prefix: str, by_time: bool, best: str | None
 def make_output_folder(args: TrainingArguments, storage: Storage, rank: int) -> None:
     """Make the output folder, in which scripts write files of their own, in a process that saves, given its rank.
 
-    No-op for a storage that is no folder, and for a folder that cannot be made, which a run reports when it starts.
+    No-op for a storage that is not a folder, and for a folder that cannot be made; a run reports that when it starts.
     """
     folder = storage.capabilities.local_folder
     if folder is not None and args.should_save and (rank == 0 or args.save_on_each_node):

@@ -1,6 +1,6 @@
 """What a run reports on the logger `hexloop`: its start, what it loads, its evaluations, its saves, and its end.
 
-The names of the facts are those that transformers logs, so that what searches for them in a log finds them.
+Facts have the names that transformers logs, so that programs that search a log find them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class MessagesAboveBars(logging.StreamHandler[Any]):
         """Write a message."""
         try:
             write_above_bars(self.format(record), self.stream)
-        except Exception:  # as all handlers of logging: a message that cannot be written ends nothing
+        except Exception:  # like all handlers of logging, this one does not raise
             self.handleError(record)
 
 
@@ -154,7 +154,7 @@ def _saves(parts: TrainerParts, run: Run[Any, Any]) -> str:
 
 
 def _warn_of_other_runs(parts: TrainerParts, state: RunState) -> None:
-    """With `overwrite_output_dir`, say what becomes of the checkpoints of earlier runs, which are never deleted."""
+    """With `overwrite_output_dir`, warn that the checkpoints of earlier runs are not deleted."""
     args = parts.args
     if not (args.overwrite_output_dir and args.should_log and str(args.save_strategy) != "no"):
         return
@@ -166,8 +166,8 @@ def _warn_of_other_runs(parts: TrainerParts, state: RunState) -> None:
     if others:
         LOGGER.warning(
             "overwrite_output_dir=True deletes nothing: %s holds checkpoints of other runs (up to %s), and they stay. "
-            "One whose name a checkpoint of this run takes is renamed to replaced-1-<name>. Delete those that are not "
-            "needed any more.",
+            "If this run saves a checkpoint of the same name, the earlier one is renamed to replaced-1-<name>. Delete "
+            "checkpoints that are no longer needed.",
             location_of(storage),
             ", ".join(others),
         )
@@ -256,5 +256,6 @@ def _why_stopped(parts: TrainerParts, event: TrainEnded) -> str:
     for callback in parts.callback_handler.callbacks:
         evaluations = getattr(callback, "early_stopping_patience_counter", 0)  # of hexloop or of transformers
         if 0 < getattr(callback, "early_stopping_patience", 0) <= evaluations:
-            return f"{parts.args.metric_for_best_model} has not improved in the last {evaluations} evaluations"
+            since = "evaluation" if evaluations == 1 else f"{evaluations} evaluations"
+            return f"{parts.args.metric_for_best_model} has not improved in the last {since}"
     return "a callback set should_training_stop"

@@ -153,7 +153,7 @@ def _sharing_setting(name: str) -> Any:
         if self._real is not None:
             setattr(self._real.dataloader_config, name, value)
 
-    return property(get, set_, doc=f"`{name}` of `accelerator_config`; assigned, loaders made from then on follow it.")
+    return property(get, set_, doc=f"`{name}` of `accelerator_config`; loaders made after an assignment follow it.")
 
 
 for _name in wiring.SHARING:

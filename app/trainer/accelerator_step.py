@@ -68,7 +68,7 @@ class AcceleratorStep(SharedAccelerator):
         """Add the gradients of `loss`, scaled as the precision requires, to those of the window.
 
         kwargs: of torch's `backward`, such as `retain_graph`. ConfigurationError is raised for them if the engine makes
-        the backward pass itself. If assigned, every step of a run calls the assigned function with its loss.
+        the backward pass itself. If assigned, a run calls the assigned function with the loss of every micro-batch.
         """
         adapters = self._parts.adapters
         capabilities = adapters.parallelism.capabilities
@@ -93,7 +93,7 @@ class AcceleratorStep(SharedAccelerator):
 
     @property
     def sync_gradients(self) -> bool:
-        """Whether the gradients of the present micro-batch are those of an optimizer step."""
+        """Whether the current micro-batch is the last of its optimizer step."""
         run = self._parts.run()
         if run is not None:
             return bool(run.signals["sync_gradients"])
@@ -110,7 +110,7 @@ class AcceleratorStep(SharedAccelerator):
 
     @property
     def gradient_accumulation_steps(self) -> int:
-        """What `backward` divides the loss by, 1 unless assigned.
+        """The number by which `backward` divides the loss: 1, unless it is assigned.
 
         It is not the number of micro-batches of a window, which `gradient_accumulation_steps` of the arguments sets.
         """

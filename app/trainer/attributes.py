@@ -17,7 +17,7 @@ Value = TypeVar("Value")
 
 
 class computed(Generic[Value]):  # noqa: N801  # used like `property`
-    """An attribute that is computed, until a subclass with a loop of its own assigns a value to it."""
+    """An attribute that is computed, unless a subclass with its own training loop has assigned a value to it."""
 
     def __init__(self, compute: Callable[[Any], Value]) -> None:
         self._compute = compute
@@ -34,7 +34,7 @@ class computed(Generic[Value]):  # noqa: N801  # used like `property`
 
 
 class TrainerAttributes(TrainerBase):
-    """Attributes with the meaning that they have in transformers; an assigned value changes what it says."""
+    """Attributes with the meaning that they have in transformers, also where a value is assigned."""
 
     hp_search_backend: Any = None
     """The back end of a hyperparameter search; None outside of one."""

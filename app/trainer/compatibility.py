@@ -69,7 +69,7 @@ class LegacyNames(TrainerAttributes):
         hp_name: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Raise ConfigurationError, also a RuntimeError: there is no hyperparameter search yet."""
+        """Raise ConfigurationError, which is also a RuntimeError: there is no hyperparameter search yet."""
         _refuse("hyperparameter_search", "hexloop has no search yet", SEARCH_YOURSELF, RuntimeError)
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> Any:

@@ -164,7 +164,7 @@ class TrainerInternals(TrainerData, TrainerAttributes):
     def _sorted_checkpoints(
         self, output_dir: str | None = None, checkpoint_prefix: str = "checkpoint", use_mtime: bool = False
     ) -> list[str]:
-        """Return the paths of the checkpoints in a folder, oldest first, with the best one behind all but the newest.
+        """Return the paths of the checkpoints in a folder, oldest first; the best one comes after all but the newest.
 
         use_mtime: by the time of the folder's last change, instead of the step.
         """

@@ -87,7 +87,7 @@ MAKERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
         "_kept_loaders": lambda trainer: KeptLoaders(),
     }
 )
-"""How each attribute is made that the constructor sets."""
+"""For each attribute that the constructor sets, the function that makes it."""
 
 
 def made_late(trainer: Any, name: str) -> Any:

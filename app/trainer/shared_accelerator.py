@@ -45,7 +45,7 @@ DECIDED = {
 
 
 class SharedAccelerator:
-    """The run's processes and device; what else is asked for comes from a real `accelerate.Accelerator`."""
+    """The run's processes and device. All other attributes are those of a real `accelerate.Accelerator`."""
 
     _parts: AcceleratorParts
     _real: Any  # the `accelerate.Accelerator`; None until it is needed

@@ -32,7 +32,7 @@ from hexloop.app.wiring.adapters import Adapters
 from hexloop.domain.errors import ConfigurationError
 
 __all__ = ["is_preparable", "unwrapped_optimizer", "whole_weights", "with_objects_of_run"]
-"""Adapters' names that the rest of the app gets from here."""
+"""Names of adapters that other modules of the app import from here."""
 
 SHARING = ("split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler", "non_blocking")
 """The settings of `accelerator_config` that an Accelerator's loaders follow."""

@@ -259,7 +259,7 @@ def _clip_by_override(parts: TrainerParts, trainable: TorchTrainable, model: Any
     """
     if parts.adapters.parallelism.capabilities.owns_update:
         raise ConfigurationError(
-            "_clip_grad_norm and _get_grad_norm are overridden, but the engine of this run clips the gradients itself "
+            "_clip_grad_norm or _get_grad_norm is overridden, but the engine of this run clips the gradients itself "
             "and never calls them; remove the override, or train with another engine."
         )
     clip, norm_of = parts.hooks.clip_grad_norm, parts.hooks.get_grad_norm

@@ -25,7 +25,7 @@ from hexloop.ports.state import Exportable
 from hexloop.ports.storage import File
 
 __all__ = ["CheckpointContents"]
-"""An adapter's name that the rest of the app gets from here."""
+"""The name of an adapter that other modules of the app import from here."""
 
 SHARDED = frozenset({"model", "optimizer"})
 """State of which no process holds all if the model is sharded."""

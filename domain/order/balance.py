@@ -27,7 +27,7 @@ def balanced_sizes(lengths: Sequence[int], batches: int) -> list[int]:
         raise ValueError(f"{len(lengths)} samples cannot be divided into {batches} batches of at least one sample.")
     unit = [batch_cost(1, length) for length in lengths]
     least, most = unit[0], unit[0] * len(lengths)
-    while least < most:  # for the smallest bound with which the batches, filled up one after another, hold all samples
+    while least < most:  # finds the smallest bound at which batches, filled one after another, hold all samples
         middle = (least + most) // 2
         if _filled(unit, batches, middle) is None:
             least = middle + 1

@@ -195,7 +195,7 @@ def whole_weights(accelerator: Any, model: Any, unwrap: bool) -> Any:
 
     if not isinstance(model, FullyShardedDataParallel):
         return accelerator.get_state_dict(model, unwrap)
-    on_cpu = accelerator.device.type == "cpu"  # from where torch cannot move tensors to the CPU
+    on_cpu = accelerator.device.type == "cpu"  # torch offloads from GPUs only
     configuration = FullStateDictConfig(offload_to_cpu=not on_cpu, rank0_only=not on_cpu)
     with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT, configuration):
         return model.state_dict()
@@ -245,7 +245,7 @@ def without_repeated_rows(gathered: Any, are_objects: bool, repeats_none: type[A
 
 @contextmanager
 def with_objects_of_run(accelerator: Any, models: Sequence[Any], optimizer: Any, scheduler: Any) -> Iterator[None]:
-    """Within, what the accelerator saves and loads includes the objects of the run, before those that it prepared."""
+    """In this context, the accelerator also saves and loads the objects of the run, before those that it prepared."""
     from accelerate.optimizer import AcceleratedOptimizer
 
     names = ("_models", "_optimizers", "_schedulers")

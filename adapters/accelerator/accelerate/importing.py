@@ -1,4 +1,4 @@
-"""What is done once accelerate is imported, which imports nothing itself: a program may never use accelerate."""
+"""Calls a function once accelerate is imported, without importing it: a program may never use accelerate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import ModuleType
 
 
 class _AfterImport:
-    """Finds accelerate on behalf of the finders behind it, and calls functions once accelerate is imported.
+    """A finder of modules that finds accelerate by the finders behind it, and calls functions once it is imported.
 
     It waits until then: code that only looks whether accelerate is installed finds it, and imports nothing.
     calls: the functions by their subjects, in the order of the calls.
@@ -49,11 +49,7 @@ class _AfterImport:
 _AFTER_IMPORT = _AfterImport()
 
 
-def when_imported(subject: str, call: Callable[[], object]) -> None:
-    """Call a function now if accelerate is imported, else as soon as it is, after those that already wait.
-
-    subject: what the call is about; it replaces one about the same that still waits.
-    """
+    """A finder of modules that finds accelerate by the finders behind it, and calls functions once it is imported.
     if "accelerate" in sys.modules:
         call()
         return

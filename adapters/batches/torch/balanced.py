@@ -19,7 +19,7 @@ def rebalances(sampler: object) -> bool:
 
 
 class BalancedBatchSampler(OrderedBatchSampler):
-    """The samples of each optimizer step, sorted by length and divided so that the longest micro-batch is short.
+    """The samples of each optimizer step, sorted by length and divided into micro-batches of nearly equal cost.
 
     A step has the samples that an `OrderedBatchSampler` of the same order gives it, in as many micro-batches. The most
     expensive ones come first, and those of the same turn go to different ranks, so that no rank waits long for another.

@@ -155,8 +155,8 @@ class ReproducingFactory:
             # Reading a sample may draw random numbers, so the first one is read as often as transformers reads it.
             if not isinstance(dataset[0], Mapping) or name not in dataset[0]:
                 raise ConfigurationError(
-                    "train_sampling_strategy='batch_rebalance' needs the length of each sample, but a sample is no "
-                    f"mapping with {name!r}, and there is no column {self.length_column!r}; add one, or set "
+                    "train_sampling_strategy='batch_rebalance' needs the length of each sample, but a sample is "
+                    f"not a mapping with {name!r}, and there is no column {self.length_column!r}; add one, or set "
                     "length_column_name."
                 )
             lengths = [len(sample[name]) for sample in dataset]

@@ -79,7 +79,7 @@ def _entries(batch: Any) -> Iterable[Any]:
 
 
 def is_list_of(kind: type[Any], batch: Any) -> bool:
-    """Return whether a batch is a list of samples of this type, as a collate function returns that changes nothing."""
+    """Return whether a batch is a list of samples of this type, from a collate function that changes nothing."""
     return isinstance(batch, list) and bool(batch) and all(isinstance(each, kind) for each in batch)
 
 

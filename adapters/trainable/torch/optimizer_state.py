@@ -188,7 +188,7 @@ class OptimizerState:
                 value = decoder.decode(saved[name], parameter.device)
                 if not isinstance(value, Tensor) or value.shape != parameter.shape:
                     raise ValueError(
-                        f"The saved {name}, a parameter of the optimizer that is not the model's, is no tensor of "
+                        f"The saved {name}, a parameter of the optimizer that is not the model's, is not a tensor of "
                         f"shape {tuple(parameter.shape)}; resume with the same loss function."
                     )
                 pairs.append((parameter, value))

@@ -335,7 +335,7 @@ def row_count(batch: Any) -> int:
     if isinstance(batch, Tensor):
         return batch.shape[0] if batch.ndim else 0
     if isinstance(batch, list) and batch and all(isinstance(each, Mapping) for each in batch):
-        return len(batch)  # a collate function that changes nothing
+        return len(batch)  # from a collate function that changes nothing
     values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
     return next(filter(None, map(row_count, values)), 0)
 

@@ -63,7 +63,7 @@ REFUSED = """
 
 Features that are not supported yet are refused when a `Trainer` is created: `parallelism_config` and
 `push_to_hub=True`. Of the names of earlier releases, these are refused because the feature is gone:
-`"apex"`, `tpu_num_cores`, `mp_parameters`, `jit_mode_eval=True`, and a `ray_scope` other than
+`half_precision_backend="apex"`, `tpu_num_cores`, `mp_parameters`, `jit_mode_eval=True`, and a `ray_scope` other than
 `"last"`.
 
 ## What has no effect
