@@ -49,7 +49,11 @@ class _AfterImport:
 _AFTER_IMPORT = _AfterImport()
 
 
-    """A finder of modules that finds accelerate by the finders behind it, and calls functions once it is imported.
+def when_imported(subject: str, call: Callable[[], object]) -> None:
+    """Call a function now if accelerate is imported, else as soon as it is, after those that already wait.
+
+    subject: what the call is about; it replaces one about the same that still waits.
+    """
     if "accelerate" in sys.modules:
         call()
         return
