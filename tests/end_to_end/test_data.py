@@ -498,8 +498,11 @@ def test_no_pickle_is_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("strategy", ["group_by_length", "batch_rebalance"])
 def test_a_column_of_lengths_is_read_although_the_model_does_not_take_it(tmp_path: Path, strategy: str) -> None:
     """A Dataset of the package datasets sorts its batches as a list does, by a column that forward does not take."""
-    given: list[dict[str, Any]] = [{**row, "length": (7 * number) % 16 + 1} for number, row in enumerate(rows(16))]
-    plain = [{**{name: row[name].tolist() for name in ("x", "labels")}, "length": row["length"]} for row in given]
+    given = [{**row, "length": (7 * number) % 16 + 1} for number, row in enumerate(rows(16))]
+    plain: list[dict[str, Any]] = [
+        {"x": row["x"].tolist(), "labels": row["labels"].tolist(), "length": (7 * number) % 16 + 1}
+        for number, row in enumerate(rows(16))
+    ]
     table = HubDataset.from_list(plain).with_format("torch")
     by_list, by_table = (
         small_trainer(tmp_path, parts={"train_dataset": data}, train_sampling_strategy=strategy)

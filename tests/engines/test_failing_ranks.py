@@ -128,8 +128,8 @@ class SmallFiles(TrainerCallback):
             resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 
 
-SECOND_SAVE = 5
-"""The write on rank 1 of the second file of its second save; it writes three files per save."""
+SECOND_SAVE = 2
+"""The write on rank 1 of its second save; it writes one file per save."""
 
 
 class Impatient(TrainerCallback):
