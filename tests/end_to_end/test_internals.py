@@ -690,7 +690,7 @@ def test_weights_that_fit_in_part_are_loaded_with_a_warning(tmp_path: Path, capl
 
 
 def test_replacing_call_event_routes_every_event(tmp_path: Path) -> None:
-    """As in transformers, a `call_event` that is set on the handler sees each event, also those nobody overrides."""
+    """A `call_event` that is set on the handler receives each event, also if no callback overrides it."""
     heard: list[str] = []
     trainer = small_trainer(tmp_path, parts={"eval_dataset": rows(6)}, logging_steps=2)
     call_event = trainer.callback_handler.call_event

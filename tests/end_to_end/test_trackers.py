@@ -132,7 +132,7 @@ def test_all_includes_the_trackers_that_are_installed(dvclive: Any, tmp_path: Pa
 
 
 def test_loggers_replace_trackers(dvclive: Any, tmp_path: Path) -> None:
-    """Whoever passes loggers gets no other output."""
+    """If loggers are passed, no trackers are added."""
     trainer = small_trainer(tmp_path / "out", parts={"loggers": []}, report_to="dvclive")
     assert not any(isinstance(each, integrations.DVCLiveCallback) for each in trainer.callback_handler.callbacks)
 

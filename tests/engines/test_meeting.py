@@ -41,7 +41,7 @@ def _look(address: str, port: int, rank: int, world_size: int, writer: Any) -> N
     try:
         arguments = TrainingArguments("nowhere", use_cpu=True, report_to=[], ddp_timeout=TIMEOUT, save_strategy="no")
         Trainer(Reader(), arguments, padded, Sentences(8)).train()
-        writer.send("it met somebody")
+        writer.send("it connected to another process")
     except BaseException as error:
         slow = "" if time.monotonic() - began < 5 * TIMEOUT else "late: "
         writer.send(f"{slow}{type(error).__name__}: {error}")

@@ -71,7 +71,7 @@ def _(bench: Bench) -> None:
     made = bench.trained({"loggers": None}, report_to="json_lines")
     lines = (Path(made.args.output_dir) / "log.jsonl").read_text().splitlines()
     assert any("loss" in json.loads(line) for line in lines)
-    assert "is not a tracker that hexloop knows" in bench.refusal({"loggers": None}, report_to="nobody")
+    assert "is not a tracker that hexloop knows" in bench.refusal({"loggers": None}, report_to="unknown")
 
 
 class Watcher:

@@ -83,7 +83,7 @@ def tracked(given: bool) -> Observation:
 
 
 def untracked(library: ModuleType, folder: Path) -> Any:
-    """A callback that `report_to` brought is removed by its class, whoever draws."""
+    """Remove a callback that `report_to` added by its class, and pop another; return what is logged afterwards."""
     made = trainer(library, folder, report_to="tensorboard")
     popping = trainer(library, folder, report_to="tensorboard")
     made.remove_callback(TensorBoardCallback)

@@ -26,7 +26,7 @@ def test_run_on_a_url_is_trained_resumed_evaluated_and_listed(commands: Commands
     assert evaluated.code == 0, evaluated.errors
     assert json.loads(evaluated.output)["checkpoint"] == f"{url}/checkpoint-9"
     assert b"".join(FsspecStorage(url).read("eval_results.json")).decode() == evaluated.output
-    assert commands("evaluate", recipe).code == 0, "the metrics may be written anew"
+    assert commands("evaluate", recipe).code == 0, "the metrics may be written again"
     older = commands("evaluate", recipe, "--checkpoint", f"{url}/checkpoint-3", "--output", "older.json")
     assert json.loads(older.output)["checkpoint"] == f"{url}/checkpoint-3"
     assert commands("predict", recipe, "--output", "out.npz").code == 0

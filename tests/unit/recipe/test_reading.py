@@ -116,8 +116,8 @@ def test_all_problems_are_reported_with_their_lines(project: Project) -> None:
             ["file, line 2: You chose trainer={'call': 'project.fails'}, but that is not a subclass of "],
         ),
         (
-            "model: project.instance\narguments: {report_to: nobody, use_cpu: true}\n",
-            ["report_to='nobody' is not a tracker that hexloop knows"],
+            "model: project.instance\narguments: {report_to: unknown, use_cpu: true}\n",
+            ["report_to='unknown' is not a tracker that hexloop knows"],
         ),
     ],
 )
