@@ -43,17 +43,17 @@ def test_a_run_whose_last_save_failed_resumes(tmp_path: Path) -> None:
     whole = small_trainer(tmp_path / "whole", **SAVES)
     whole.train()
     failed = small_trainer(
-        tmp_path / "mended", parts={"storage": storage_failing_at(tmp_path / "mended", "point-6")}, **SAVES
+        tmp_path / "recovered", parts={"storage": storage_failing_at(tmp_path / "recovered", "point-6")}, **SAVES
     )
     with pytest.warns(UserWarning, match="checkpoint-6 was not saved"):
         failed.train()
     assert (failed.outcome.save_failed, failed.outcome.exit_code, failed.outcome.checkpoint) == (True, 1, None)
-    assert not (tmp_path / "mended" / "finished.json").exists()
-    again = small_trainer(tmp_path / "mended", **SAVES)
+    assert not (tmp_path / "recovered" / "finished.json").exists()
+    again = small_trainer(tmp_path / "recovered", **SAVES)
     again.train(resume_from_checkpoint="auto")
     assert (again.outcome.save_failed, again.outcome.exit_code, again.outcome.checkpoint) == (False, 0, "checkpoint-6")
     assert same_weights(weights(again), weights(whole))
-    idle = small_trainer(tmp_path / "mended", **SAVES)
+    idle = small_trainer(tmp_path / "recovered", **SAVES)
     idle.train(resume_from_checkpoint="auto")
     assert idle.outcome.exit_code == 0
 

@@ -130,9 +130,9 @@ DECISIONS = [(event, switch) for event in EVENTS if event != "on_push_begin" for
 STOPS = ("should_training_stop", "should_epoch_stop")
 WITHIN_A_STEP = ("on_epoch_begin", "on_step_begin", "on_substep_end")
 DECIDED_OTHERWISE = {
-    ("on_train_begin", "should_training_stop"): "hexloop then takes no step, the reference a part of one",
+    ("on_train_begin", "should_training_stop"): "hexloop then takes no step, transformers a part of one",
     **{
-        (event, stop): "hexloop completes the step, the reference breaks it off"
+        (event, stop): "hexloop completes the step, transformers breaks it off"
         for event in WITHIN_A_STEP
         for stop in STOPS
     },

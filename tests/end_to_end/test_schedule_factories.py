@@ -235,7 +235,7 @@ SUPPLIED: Mapping[str, Callable[[torch.optim.Optimizer], Any]] = {
     "torch's, by a metric": lambda optimizer: hexloop.get_reduce_on_plateau_schedule(
         optimizer, patience=0, threshold=0.9
     ),
-    "the reference's, by a metric": lambda optimizer: optimization.get_greedy_schedule(
+    "transformers', by a metric": lambda optimizer: optimization.get_greedy_schedule(
         optimizer, patience=0, min_lr=1e-5
     ),
     "torch's, of two": lambda optimizer: torch.optim.lr_scheduler.SequentialLR(
