@@ -36,6 +36,9 @@ class Precision(Protocol[Loss]):
     def step(self, optimizer: Optimizer) -> bool:
         """Step the optimizer if its gradients are finite; return whether it stepped."""
 
+    def discard_update(self) -> None:
+        """Forget an update that was begun with `scale` or `unscale` and not completed; a run calls it at its start."""
+
     def export(self) -> Iterator[Part]:
         """Yield the loss scale and its history, if there is one."""
 

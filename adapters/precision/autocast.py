@@ -43,6 +43,7 @@ class Fp16Precision:
     def __init__(self, device_type: str, initial_scale: float = 2.0**16) -> None:
         self._device_type = device_type
         self._scaler = torch.amp.GradScaler(device_type, init_scale=initial_scale)
+        self._is_scaled = self._is_stepping = False
         self._unscaled: list[Optimizer] = []
 
     def wrap(self, forward: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -57,6 +58,7 @@ class Fp16Precision:
                 "and unscale only where accelerator.sync_gradients is true, and step the optimizer with "
                 "accelerator.scaler.step before the next backward pass."
             )
+        self._is_scaled = True
         return self._scaler.scale(loss)
 
     def unscale(self, optimizer: Optimizer) -> None:
@@ -71,20 +73,53 @@ class Fp16Precision:
         Return whether the optimizer stepped: the scale falls exactly when the step was skipped.
         """
         before = self._scaler.get_scale()
-        self._scaler.step(cast(torch.optim.Optimizer, optimizer))
+        self._is_stepping = True
+        try:
+            self._scaler.step(cast(torch.optim.Optimizer, optimizer))
+        finally:
+            self._is_stepping = False
         self._scaler.update()
         self._unscaled.clear()
+        self._is_scaled = False
         return self._scaler.get_scale() >= before
+
+    def step_through(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let `optimizer.step()` do what `step(optimizer)` does while gradients are scaled, in loops of user code."""
+        own_step = optimizer.step
+        if getattr(own_step, "precision", None) is self:
+            return
+
+        @wraps(own_step)
+        def step(closure: Callable[[], float] | None = None) -> float | None:
+            if self._is_stepping or not self._is_scaled:
+                return own_step() if closure is None else own_step(closure)
+            if closure is not None:
+                raise RunStateError(
+                    "optimizer.step(closure) cannot be combined with fp16, whose gradients are scaled: a closure is "
+                    "called within the step. Use bf16, or call optimizer.step() after accelerator.backward."
+                )
+            self.step(optimizer)
+            return None
+
+        vars(step)["precision"] = self
+        vars(optimizer)["step"] = step
+
+    def discard_update(self) -> None:
+        """Forget gradients that were scaled or unscaled and not stepped."""
+        if self._unscaled:
+            state = self._scaler.state_dict()
+            self._scaler = torch.amp.GradScaler(self._device_type)
+            self._scaler.load_state_dict(state)
+            self._unscaled.clear()
+        self._is_scaled = False
 
     def export(self) -> Iterator[Part]:
         """Yield the loss scale and the number of good steps since it last changed."""
         yield json_part("scaler", self._scaler.state_dict())
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Restore an exported loss scale, and forget gradients that were unscaled and not stepped."""
-        if self._unscaled:
-            self._scaler = torch.amp.GradScaler(self._device_type)
-            self._unscaled.clear()
+        """Restore an exported loss scale, and discard an update that was begun."""
+        self.discard_update()
         self._scaler.load_state_dict(only_value(parts, "scaler"))
 
 

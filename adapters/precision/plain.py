@@ -38,6 +38,9 @@ class PlainPrecision:
         optimizer.step()
         return True
 
+    def discard_update(self) -> None:
+        """No-op: nothing is scaled."""
+
     def export(self) -> Iterator[Part]:
         """Return no parts: there is no state."""
         return iter(())
@@ -50,9 +53,9 @@ class ForwardAlone(Generic[Loss]):
     """Precision adapter that leaves the loss as it is, because the model's forward applies the precision itself."""
 
     def __init__(self, precision: Precision[Loss]) -> None:
-        self.name = precision.name
+        self.name, self.precision = precision.name, precision
         self.scale, self.unscale, self.step = precision.scale, precision.unscale, precision.step
-        self.export, self.load = precision.export, precision.load
+        self.discard_update, self.export, self.load = precision.discard_update, precision.export, precision.load
 
     def wrap(self, forward: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         """Return the forward pass unchanged."""

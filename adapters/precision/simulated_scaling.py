@@ -85,6 +85,10 @@ class SimulatedScaling:
             self._good_updates = 0
         return True
 
+    def discard_update(self) -> None:
+        """Forget gradients that were unscaled and not stepped."""
+        self._unscaled = False
+
     def export(self) -> Iterator[Part]:
         """Yield the loss scale, the good updates since it last changed, and the number of updates."""
         yield json_part("scaler", [self.loss_scale, self._good_updates, self._updates])
@@ -92,4 +96,4 @@ class SimulatedScaling:
     def load(self, parts: Iterable[Part]) -> None:
         """Restore an export."""
         self.loss_scale, self._good_updates, self._updates = only_value(parts, "scaler")
-        self._unscaled = False
+        self.discard_update()

@@ -115,8 +115,9 @@ class RunHost:
     parts: collects the Trainer's parts as they are now. memory: measures the stages of the Trainer.
     renew_model: rebuilds a model that was trained, if there is a `model_init`. prepare: wraps the model and makes the
     optimizer and the schedule for a number of steps; returns the wrapped model. It also receives the loader and what
-    the run resumes from. forget_run: drops the optimizer, the schedule and the wrapped model of the last run. attach:
-    sets the live session, None at its end.
+    the run resumes from. forget_run: drops the optimizer, the schedule and the wrapped model of the last run.
+    set_active: is called with True before a run is constructed, with False at its end. attach: sets the live session,
+    None at its end.
     """
 
     parts: Callable[[], TrainerParts]
@@ -124,6 +125,7 @@ class RunHost:
     renew_model: Callable[[], None]
     prepare: Callable[[Any, int, Any, str | bool | None], Any]
     forget_run: Callable[[], None]
+    set_active: Callable[[bool], None]
     attach: Callable[[Session | None], None]
     set_outcome: Callable[[RunOutcome | None], None]
     set_train_batch_size: Callable[[int], None]
@@ -175,6 +177,8 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
     Raises ConfigurationError with every problem that can be known without data; everything is undone in that case.
     """
     with ExitStack() as undo:
+        host.set_active(True)
+        undo.callback(host.set_active, False)
         parts = host.parts()
         prepared = _prepare(parts, resume_from, undo)
         checks.refuse_inconsistent_ranks(parts)
@@ -195,7 +199,7 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         run.agreement = make_agreement(parts.requests, parts.adapters.collectives, lambda: checkpoints.writing)
         after_step.first(checkpoints.prepare)  # allocates the snapshots once the optimizer has its state
         parts.control.should_training_stop = False  # an earlier run left it on
-        parts.adapters.precision.load(list(parts.adapters.precision.export()))  # or failed before a step
+        parts.adapters.precision.discard_update()  # an earlier run may have failed before a step
         stages = Stages(parts, run, prepared.loader)
         session = Session(parts, run, prepared.global_state, learner, checkpoints, counters, stages)
         run.further_figures = partial(_memory_figures, host, session)

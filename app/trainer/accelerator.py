@@ -26,8 +26,9 @@ class Accelerator(AcceleratorStep):
     def prepare(self, *objects: Any, device_placement: list[bool] | None = None) -> Any:
         """Prepare models, loaders, optimizers and schedules, and return them in order.
 
-        Those of the run are returned unchanged, because the run prepares them. accelerate prepares all others: a loader
-        then moves its batches to the device and shares them among the processes, a model is moved and wrapped.
+        Those of a run are returned unchanged, because the run prepares them. accelerate prepares all others; without a
+        run, also the Trainer's model, optimizer and schedule, which a loop of user code then trains. A prepared loader
+        moves its batches to the device and shares them among the processes; a model is moved and wrapped.
         """
         places = [None] * len(objects) if device_placement is None else device_placement
         others = [each for each in objects if self._is_foreign(each)]
@@ -41,7 +42,9 @@ class Accelerator(AcceleratorStep):
 
     def prepare_model(self, model: Any, device_placement: bool | None = None, evaluation_mode: bool = False) -> Any:
         """Return a model on the device, wrapped for training unless `evaluation_mode`; the run's model unchanged."""
-        return model if self._parts.owns(model) else self.real.prepare_model(model, device_placement, evaluation_mode)
+        if self._parts.owns(model, evaluation_mode):
+            return model
+        return self.real.prepare_model(model, device_placement, evaluation_mode)
 
     def prepare_data_loader(self, data_loader: Any, device_placement: bool | None = None, **options: Any) -> Any:
         """Return a loader of this process's batches, on the device; a loader of the run unchanged."""
@@ -62,7 +65,7 @@ class Accelerator(AcceleratorStep):
 
     def unwrap_model(self, model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
         """Return the model as the user passed it, without the wrappers of the run or of `prepare`."""
-        if self._real is not None and not self._parts.owns(model):
+        if self._real is not None and not self._parts.owns(model, True):
             return self._real.unwrap_model(model, keep_fp32_wrapper, keep_torch_compile)
         return self._parts.adapters.parallelism.unwrap(getattr(model, "_orig_mod", model))
 
@@ -72,7 +75,7 @@ class Accelerator(AcceleratorStep):
         unwrap: without the wrappers of a model that is not sharded.
         """
         own = self._parts.objects()[0]
-        return wiring.whole_weights(self.real, own if self._parts.owns(model) else model, unwrap)
+        return wiring.whole_weights(self.real, own if self._parts.owns(model, True) else model, unwrap)
 
     def free_memory(self, *objects: Any) -> list[Any]:
         """Release the memory that the device's allocator caches, and what accelerate prepared; return Nones."""

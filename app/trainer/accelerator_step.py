@@ -72,12 +72,16 @@ class AcceleratorStep(SharedAccelerator):
         """
         adapters = self._parts.adapters
         capabilities = adapters.parallelism.capabilities
-        if kwargs and capabilities.owns_update:
+        if kwargs and capabilities.owns_update and not self._trains_prepared_model:
             raise ConfigurationError(
                 f"accelerator.backward does not take {', '.join(kwargs)} under {capabilities.name}, which makes the "
                 "backward pass itself. Add the losses and call it once, or call loss.backward(...) on a model that you "
                 "prepared."
             )
+        if capabilities.owns_update and self._trains_prepared_model:
+            self.real.backward(loss, **kwargs)
+            return
+        wiring.step_scaled(adapters, self._parts.objects()[1])
         scaled = adapters.precision.scale(loss if self._divisor == 1 else loss / self._divisor)
         adapters.parallelism.backward(LossWithOptions(scaled, kwargs) if kwargs else scaled)
 
@@ -124,6 +128,11 @@ class AcceleratorStep(SharedAccelerator):
         if self._real is not None:
             self._real.gradient_accumulation_steps = steps
 
+    @property
+    def _trains_prepared_model(self) -> bool:
+        """Whether there is no run, but a loop of user code, which trains what accelerate prepared."""
+        return self._parts.run() is None and self._real is not None and bool(self._real._models)
+
     # Gradients
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
@@ -148,6 +157,8 @@ class AcceleratorStep(SharedAccelerator):
         """
         parallelism, parameters = self._parts.adapters.parallelism, list(parameters)
         model = getattr(self._parts.objects()[0], "_orig_mod", self._parts.objects()[0])
+        if self._trains_prepared_model and (parallelism.capabilities.owns_update or parallelism.capabilities.sharded):
+            return self.real.clip_grad_norm_(parameters, max_norm, norm_type)
         if parallelism.capabilities.owns_update:
             return model.get_global_grad_norm() if hasattr(model, "get_global_grad_norm") else self._refuse_clipping()
         if parallelism.capabilities.sharded and not any(hasattr(each, "full_tensor") for each in parameters):

@@ -29,6 +29,9 @@ class TrainerHooks(TrainerStages):
 
     _window_outside_run: int | None = None
 
+    _is_active: bool = False
+    """Whether a run is being constructed or is live."""
+
     _standard_loss: tuple[Any, LossChoice] | None = None
     """The loss that the standard `compute_loss` last computed, after the values that it depends on."""
 
@@ -81,10 +84,15 @@ class TrainerHooks(TrainerStages):
         """Let accelerate's state show the live run, if there is one."""
         self._attach(self._session)
 
-    def _owns(self, candidate: object) -> bool:
-        """Return whether a run prepares an object itself: its model, its optimizer, its schedule, its loaders."""
+    def _owns(self, candidate: object, evaluation: bool = False) -> bool:
+        """Return whether a run prepares an object itself: its model, its optimizer, its schedule, its loaders.
+
+        Without a run, a loop of user code trains them, so that accelerate has to prepare them, except for `evaluation`.
+        """
+        if data.is_own_loader(candidate):
+            return True
         own = (self.model, self.model_wrapped, self.optimizer, self.lr_scheduler)
-        return any(candidate is each for each in own) or data.is_own_loader(candidate)
+        return (self._is_active or evaluation) and any(candidate is each for each in own)
 
     def _attach(self, session: Session | None) -> None:
         """Set the live session, which accelerate's state shows, if there is one."""
@@ -355,6 +363,7 @@ class TrainerHooks(TrainerStages):
             renew_model=self._renew_model,
             prepare=self._prepare_run,
             forget_run=self._forget_run,
+            set_active=partial(setattr, self, "_is_active"),
             attach=self._attach,
             set_outcome=partial(setattr, self, "outcome"),
             set_train_batch_size=self._update_auto_batch_size,

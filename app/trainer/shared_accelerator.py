@@ -20,14 +20,15 @@ from hexloop.domain.run import Run
 class AcceleratorParts:
     """What an accelerator needs of its Trainer.
 
-    run: returns the live run, None between runs. owns: whether the run prepares an object itself. objects: returns the
-    model, the optimizer and the schedule of the run as they are now. make: returns a new `accelerate.Accelerator`.
+    run: returns the live run, None between runs. owns: whether the run prepares an object itself; also asked with True
+    for an object that is not trained. objects: returns the model, the optimizer and the schedule of the run as they are
+    now. make: returns a new `accelerate.Accelerator`.
     """
 
     args: TrainingArguments
     adapters: Adapters
     run: Callable[[], Run[Any, Any] | None]
-    owns: Callable[[object], bool]
+    owns: Callable[..., bool]
     objects: Callable[[], tuple[Any, Any, Any]]
     make: Callable[[], Any]
 

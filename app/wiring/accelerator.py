@@ -25,6 +25,7 @@ from hexloop.adapters.accelerator.accelerate.importing import when_imported
 from hexloop.adapters.accelerator.accelerate.signals import RunScaler, SharedSignals, is_shown
 from hexloop.adapters.accelerator.accelerate.state import Processes, differences
 from hexloop.adapters.batches.torch.prepared import PreparedLoader, announce_passes
+from hexloop.adapters.precision.autocast import Fp16Precision
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.engines import fsdp_plugin_arguments, is_requested
 from hexloop.app.environment import launched
@@ -106,6 +107,13 @@ def loss_scale(adapters: Adapters) -> RunScaler | None:
     """Return the loss scale of a run, with the methods of torch's `GradScaler`; None without one."""
     scales = adapters.precision.name == "fp16" and not adapters.parallelism.capabilities.owns_update
     return RunScaler(adapters.precision) if scales else None
+
+
+def step_scaled(adapters: Adapters, optimizer: Any) -> None:
+    """Let an optimizer's own `step`, which user code may call, step through the loss scale, if there is one."""
+    precision = getattr(adapters.precision, "precision", adapters.precision)
+    if optimizer is not None and isinstance(precision, Fp16Precision):
+        precision.step_through(optimizer)
 
 
 def share_run(args: TrainingArguments, adapters: Adapters, model: Any, then: Callable[[], None]) -> None:

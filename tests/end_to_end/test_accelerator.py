@@ -14,7 +14,7 @@ from accelerate.state import PartialState
 from torch.utils.data import DataLoader
 
 from hexloop import Trainer
-from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.testing import SimulatedDevice
 from tests.end_to_end.small.models import rows
 from tests.end_to_end.small.trainers import same_weights, small_trainer, weights
@@ -47,7 +47,7 @@ def test_the_accelerator_reports_process_and_device(tmp_path: Path) -> None:
     assert accelerator.device == torch.device("cpu")
     assert accelerator.sync_gradients
     assert accelerator.unwrap_model(trainer.model) is trainer.model
-    assert accelerator.prepare(trainer.model) is trainer.model
+    assert accelerator.prepare_model(trainer.model, evaluation_mode=True) is trainer.model
     assert accelerator.prepare(1, 2) == (1, 2)
     assert torch.equal(accelerator.gather_for_metrics(ones), ones)
     assert torch.equal(accelerator.reduce(ones, "mean"), ones)
@@ -70,14 +70,60 @@ def test_everything_else_comes_from_a_real_accelerator(tmp_path: Path) -> None:
 
 
 def test_foreign_objects_are_prepared_and_those_of_the_run_are_not(tmp_path: Path) -> None:
-    """Accelerate prepares another loader and another optimizer; the model and loader of the run are unchanged."""
-    trainer = small_trainer(tmp_path)
-    data: Any = rows(8)
-    own, other = trainer.get_train_dataloader(), DataLoader(data, batch_size=4)
-    model, loader, prepared, number = trainer.accelerator.prepare(trainer.model, own, other, 3)
-    assert (model, loader, number) == (trainer.model, own, 3)
-    assert prepared is not other
-    assert [len(batch["x"]) for batch in prepared] == [4, 4]
+    """During a run, accelerate prepares another loader; the model, optimizer and loader of the run are unchanged."""
+
+    class Preparing(Trainer):
+        def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+            optimizer = super().create_optimizer(*args, **kwargs)
+            data: Any = rows(8)
+            own, other = self.get_train_dataloader(), DataLoader(data, batch_size=4)
+            passed = (self.model, optimizer, own, 3)
+            *returned, prepared = self.accelerator.prepare(*passed, other)
+            assert all(one is other for one, other in zip(passed, returned, strict=True))
+            assert prepared is not other
+            batches.extend(len(batch["x"]) for batch in prepared)
+            return optimizer
+
+    batches: list[int] = []
+    small_trainer(tmp_path, Preparing).train()
+    assert batches == [4, 4]
+
+
+@pytest.mark.parametrize("prepares", [True, False])
+def test_an_own_loop_steps_with_unscaled_gradients(tmp_path: Path, prepares: bool) -> None:
+    """With fp16, an optimizer that user code steps divides gradients by the loss scale, and skips overflows."""
+    trainer = small_trainer(tmp_path, fp16=True, use_cpu=True, optim="sgd", learning_rate=0.01)
+    model, accelerator = trainer.model, trainer.accelerator
+    trainer.create_optimizer_and_scheduler(20)
+    optimizer = accelerator.prepare(trainer.optimizer) if prepares else trainer.optimizer
+    batch, skipped = {"x": torch.ones(4, 4), "labels": torch.full((4, 1), 300.0)}, []
+    for _ in range(20):
+        optimizer.zero_grad()
+        with accelerator.autocast():
+            loss = model(**batch)["loss"]
+        accelerator.backward(loss)
+        scale = accelerator.scaler.get_scale()
+        expected = {
+            name: value.detach() - 0.01 * value.grad / scale  # SGD without momentum
+            for name, value in model.named_parameters()
+        }
+        overflowed = not all(bool(each.isfinite().all()) for each in expected.values())
+        before = weights(trainer)
+        optimizer.step()
+        for name, value in weights(trainer).items():
+            torch.testing.assert_close(value, before[name] if overflowed else expected[name])
+        assert (accelerator.scaler.get_scale() < scale) == overflowed
+        skipped.append(overflowed)
+    assert set(skipped) == {True, False}
+
+
+def test_an_own_loop_with_fp16_takes_no_closure(tmp_path: Path) -> None:
+    """A closure would compute scaled gradients within the step."""
+    trainer = small_trainer(tmp_path, fp16=True, use_cpu=True)
+    trainer.create_optimizer_and_scheduler(2)
+    trainer.accelerator.backward(trainer.model(torch.ones(4, 4), torch.ones(4, 1))["loss"])
+    with pytest.raises(RunStateError, match="Use bf16"):
+        trainer.optimizer.step(lambda: 0.0)
 
 
 def test_assignments_take_effect_or_are_refused(tmp_path: Path) -> None:

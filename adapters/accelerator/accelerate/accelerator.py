@@ -247,13 +247,21 @@ def without_repeated_rows(gathered: Any, are_objects: bool, repeats_none: type[A
 def with_objects_of_run(accelerator: Any, models: Sequence[Any], optimizer: Any, scheduler: Any) -> Iterator[None]:
     """In this context, the accelerator also saves and loads the objects of the run, before those that it prepared."""
     from accelerate.optimizer import AcceleratedOptimizer
+    from accelerate.scheduler import AcceleratedScheduler
+    from accelerate.utils import extract_model_from_parallel
+
+    def unwrapped(prepared: Any) -> Any:
+        if isinstance(prepared, torch.nn.Module):
+            return extract_model_from_parallel(prepared)
+        return prepared.scheduler if isinstance(prepared, AcceleratedScheduler) else unwrapped_optimizer(prepared)
 
     names = ("_models", "_optimizers", "_schedulers")
     before = {name: getattr(accelerator, name) for name in names}
     optimizers = [] if optimizer is None else [AcceleratedOptimizer(optimizer, device_placement=False)]
     schedulers = [] if scheduler is None else [scheduler]
     for name, own in zip(names, (list(models), optimizers, schedulers), strict=True):
-        setattr(accelerator, name, own + [each for each in before[name] if not any(each is one for one in own)])
+        others = [each for each in before[name] if not any(unwrapped(each) is unwrapped(one) for one in own)]
+        setattr(accelerator, name, own + others)
     try:
         yield
     finally:

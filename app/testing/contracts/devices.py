@@ -171,6 +171,17 @@ class PrecisionContract(Generic[Batch, Loss]):
 
         assert float(cast(Any, again.clip(1e30))) == pytest.approx(norm, rel=self.tolerance)
 
+    def test_a_discarded_update_leaves_nothing(self, precision: Precision[Loss]) -> None:
+        """After an update that was begun and discarded, another model's gradients are unscaled, and it steps."""
+        trainable, other = self.trainable(), self.trainable()
+        self.learn(precision, trainable)
+        norm = float(cast(Any, trainable.clip(1e30)))
+        precision.discard_update()
+        self.learn(precision, other)
+
+        assert float(cast(Any, other.clip(1e30))) == pytest.approx(norm, rel=self.tolerance)
+        assert precision.step(other.optimizer)
+
     def test_a_finite_step_is_taken(self, precision: Precision[Loss]) -> None:
         """If all gradients are finite, the optimizer steps, which changes the loss."""
         trainable = self.trainable()

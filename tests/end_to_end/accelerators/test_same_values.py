@@ -10,7 +10,7 @@ import torch
 from tests.end_to_end.accelerators.cases import CASES
 from tests.end_to_end.accelerators.runs import SLOW, Seen, see
 
-QUICK = ("moments", "tensors ddp", "prepared ddp", "own step ddp", "own accelerators")
+QUICK = ("moments", "tensors ddp", "prepared ddp", "own step ddp", "own loop ddp", "own accelerators")
 OF_DEEPSPEED = ("zero 1", "zero 2", "zero 3")
 FURTHER = tuple(name for name in CASES if name not in (*QUICK, *OF_DEEPSPEED, "fsdp 1"))
 

@@ -253,3 +253,30 @@ def tools(library: Any, folder: Path) -> Any:
     found["again"] = looked(lambda: trainer.train().global_step)
     found["end"] = plain(accelerator.end_training())
     return json.loads(json.dumps(found))
+
+
+def own_loop(library: Any, folder: Path, **changed: Any) -> dict[str, Any]:
+    """A loop of the user's own over the Trainer's model, optimizer, schedule and loader, accumulating over two."""
+    trainer = library.Trainer(net(), arguments(library, folder, **changed), train_dataset=rows(16))
+    trainer.create_optimizer_and_scheduler(4)
+    accelerator, found = trainer.accelerator, dict[str, Any]()
+    accelerator.gradient_accumulation_steps = 2
+    prepared = accelerator.prepare(trainer.model, trainer.optimizer, trainer.lr_scheduler)
+    found["types"] = [type(each).__name__ for each in prepared]
+    model, optimizer, schedule = prepared
+    steps = []
+    for batch in trainer.get_train_dataloader():
+        with accelerator.accumulate(model):
+            loss = model(**batch)["loss"]
+            accelerator.backward(loss)
+            norm = accelerator.clip_grad_norm_(model.parameters(), 1.0) if accelerator.sync_gradients else None
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+        steps.append([loss.detach(), norm, schedule.get_last_lr()])
+    found["steps"] = plain(steps)
+    found["weights"] = plain(trainer.model.state_dict())
+    accelerator.save_state(str(folder / "state"))
+    accelerator.wait_for_everyone()
+    found["files"] = sorted(path.name for path in (folder / "state").iterdir())
+    return found
