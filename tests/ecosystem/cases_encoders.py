@@ -7,6 +7,7 @@ from tests.ecosystem.cases import Case
 SMALLER_SET = {
     "sentence_transformer-best",
     "sentence_transformer-datasets",
+    "cross_encoder-ranking",
     "sparse_encoder-scheduled",
     "few_shot-best",
 }

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from tests.ecosystem.cases import Case
 
-SMALLER = ("sft-plain", "sft-lora-defaults", "dpo-lora", "grpo-plain", "kto-bf16", "peft-best")
+SMALLER = (
+    *("sft-plain", "sft-lora-defaults", "dpo-lora", "dpo-two-processes", "reward-best", "grpo-plain", "rloo-eval"),
+    *("kto-bf16", "trl-ppo", "peft-best"),
+)
 """The cases of the smaller set."""
 
 SFT = (
