@@ -7,8 +7,9 @@ import pytest
 from tests.end_to_end.reproduce.runs import SLOW, Results, run_all
 
 SAVES = {"save_strategy": "steps", "save_steps": 3}
-QUICK = ("augmentation with workers", "evaluation")
+QUICK = ("augmentation with workers",)
 FURTHER = (
+    "evaluation",
     "augmentation",
     "accumulation",
     "own loaders",
