@@ -35,7 +35,8 @@ def exchange(trainer: Any) -> None:
     other = torch.nn.Linear(2, 1)
     assert accelerator.prepare_model(other, evaluation_mode=True) is other
     assert isinstance(accelerator.prepare(torch.nn.Linear(2, 1)), torch.nn.parallel.DistributedDataParallel)
-    assert accelerator.prepare(trainer.model) is trainer.model
+    again = accelerator.prepare(trainer.model)  # without a run, a loop of user code would train it
+    assert isinstance(again, torch.nn.parallel.DistributedDataParallel)
     assert accelerator.gather_for_metrics([{"rank": rank}]) == [{"rank": 0}, {"rank": 1}]
     with accelerator.main_process_first():
         pass
