@@ -100,7 +100,10 @@ def make_learner(parts: TrainerParts, wrapped: Any, after: Callable[[], None]) -
             inner=parts.model,
             restore_modes=modes.restore,
         )
-    trainable.clear_gradients()  # a run may have failed in the middle of a window
+    if parallelism.capabilities.owns_update:  # those of the optimizer's parameters are buffers of the engine
+        parts.model.zero_grad(set_to_none=True)
+    else:
+        trainable.clear_gradients()  # a run may have failed in the middle of a window
     if parts.hooks.clip_grad_norm.overridden or parts.hooks.get_grad_norm.overridden:
         _clip_by_override(parts, trainable, wrapped)
     before = _before_optimizer_step(parts)
