@@ -64,6 +64,12 @@ class TorchSnapshots:
             for part in parts
             if isinstance(part.source, Tensor)
         }
+        # The first call of an operation takes a lock of the C library. A process that is forked meanwhile, such as a
+        # loader's worker, would wait for it for ever, so the thread that allocates must not be the first to call one.
+        for tensor in {tensor.dtype: tensor for tensor in wanted.values()}.values():
+            Copy(allocate_like([tensor.new_empty(1, device="cpu")])[0])
+        if any(tensor.device.type == "cuda" for tensor in wanted.values()):
+            torch.zeros(1, pin_memory=True)
         return partial(self._allocate_buffers, wanted)
 
     def take(self, owner: str, parts: Iterable[Part]) -> list[Part]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hexloop.adapters.snapshots import InMemorySnapshots
 from hexloop.adapters.snapshots.torch import PIECE, TorchSnapshots
@@ -101,6 +102,29 @@ class TestTorchSnapshots(SnapshotsContract):
     def test_without_a_gpu_copies_are_synchronous(self) -> None:
         """On the CPU every copy is complete when the snapshot returns."""
         TorchSnapshots().wait_before_update()
+
+
+class Operations(TorchDispatchMode):
+    """Notes the operations that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.called: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.called.add(str(func))
+        return func(*args, **kwargs or {})
+
+
+def test_the_thread_that_allocates_calls_no_operation_first() -> None:
+    """A process that is forked during a first call, such as a loader's worker, would wait for ever."""
+    tensors = [torch.ones(3, 5), torch.ones(PAGE, dtype=torch.bfloat16), torch.ones((), dtype=torch.int64)]
+    with Operations() as before:
+        allocate = TorchSnapshots().reserve({"model": [tensor_part(f"{at}", each) for at, each in enumerate(tensors)]})
+    with Operations() as in_thread:
+        allocate()
+    assert in_thread.called
+    assert in_thread.called <= before.called
 
 
 @pytest.mark.parametrize("cores", [1, 3])
