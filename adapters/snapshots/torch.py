@@ -66,8 +66,8 @@ class TorchSnapshots:
         }
         # The first call of an operation takes a lock of the C library. A process that is forked meanwhile, such as a
         # loader's worker, would wait for it for ever, so the thread that allocates must not be the first to call one.
-        for tensor in {tensor.dtype: tensor for tensor in wanted.values()}.values():
-            Copy(allocate_like([tensor.new_empty(1, device="cpu")])[0])
+        for dtype in {tensor.dtype for tensor in wanted.values()}:
+            Copy(allocate_like([torch.empty(1, dtype=dtype)])[0])
         if any(tensor.device.type == "cuda" for tensor in wanted.values()):
             torch.zeros(1, pin_memory=True)
         return partial(self._allocate_buffers, wanted)
