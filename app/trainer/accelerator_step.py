@@ -83,7 +83,10 @@ class AcceleratorStep(SharedAccelerator):
             return
         wiring.step_scaled(adapters, self._parts.objects()[1])
         scaled = adapters.precision.scale(loss if self._divisor == 1 else loss / self._divisor)
-        adapters.parallelism.backward(LossWithOptions(scaled, kwargs) if kwargs else scaled)
+        if self._trains_prepared_model:  # whose wrapper averages gradients by itself
+            scaled.backward(**kwargs)
+        else:
+            adapters.parallelism.backward(LossWithOptions(scaled, kwargs) if kwargs else scaled)
 
     def assigned(self, name: str) -> Callable[..., Any] | None:
         """Return the function that was assigned to a method, which a run then calls; None if none was.
