@@ -1,0 +1,92 @@
+"""Limits on what is read: documents, tensor files, journals and imports that may be damaged or hostile.
+
+Every reader takes its bounds from here. They are far beyond what a run writes, so they stop only files that would exhaust
+memory or time. `docs/limits.md` lists them.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from types import TracebackType
+
+from attrs import asdict, evolve, field, fields, frozen
+
+from hexloop.domain.errors import ConfigurationError
+
+MIB = 1 << 20
+
+
+@frozen
+class Limits:
+    """Bounds on what is read. Sizes are in bytes."""
+
+    document_bytes: int = field(default=128 * MIB, metadata={"help": "size of a JSON document"})
+    document_depth: int = field(default=100, metadata={"help": "nesting of lists and objects in a JSON document"})
+    document_values: int = field(default=2_000_000, metadata={"help": "values in a JSON document, keys included"})
+    document_digits: int = field(default=1_000, metadata={"help": "digits of a number in a JSON document"})
+    tensor_header_bytes: int = field(default=100 * MIB, metadata={"help": "size of the header of a safetensors file"})
+    tensor_dimensions: int = field(default=64, metadata={"help": "dimensions of a tensor"})
+    line_bytes: int = field(default=16 * MIB, metadata={"help": "length of a line in a journal or log"})
+    note_bytes: int = field(default=64 << 10, metadata={"help": "size of a note such as `damaged.txt`"})
+    recipe_bytes: int = field(default=MIB, metadata={"help": "size of a recipe or arguments file"})
+    recipe_depth: int = field(default=50, metadata={"help": "nesting of lists and mappings in a recipe"})
+    recipe_values: int = field(default=100_000, metadata={"help": "values in a recipe, with its aliases expanded"})
+    import_memory_bytes: int = field(
+        default=1024 * MIB, metadata={"help": "memory of the process that reads a pickle, beyond the size of the file"}
+    )
+    import_seconds: int = field(default=600, metadata={"help": "seconds that reading a pickle may take"})
+
+
+_limits = Limits()
+
+
+def limits() -> Limits:
+    """Return the limits in force."""
+    return _limits
+
+
+class reading_limits(AbstractContextManager[Limits]):  # noqa: N801  # used like a function, as torch.set_grad_enabled is
+    """Change limits on what hexloop reads, in the whole process and all its threads.
+
+    Takes effect when called. As a context manager, it restores the earlier limits at the end of the block::
+
+        hexloop.reading_limits(document_bytes=1 << 30)
+
+        with hexloop.reading_limits(import_seconds=3600):
+            ...
+
+    Raises ConfigurationError, listing every problem, for an unknown name and for a value that is not a whole number
+    greater than 0.
+    """
+
+    def __init__(self, **changes: int) -> None:
+        known = [each.name for each in fields(Limits)]
+        problems = [
+            f"There is no limit {name!r}. The limits are {', '.join(known)}."
+            if name not in known
+            else f"The limit {name} is {value!r}; set it to a whole number greater than 0."
+            for name, value in changes.items()
+            if name not in known or type(value) is not int or value < 1
+        ]
+        if problems:
+            raise ConfigurationError(problems)
+        global _limits
+        self._before = _limits
+        _limits = evolve(_limits, **changes)
+
+    def __enter__(self) -> Limits:
+        """Return the limits in force."""
+        return _limits
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Restore the limits from before the call."""
+        global _limits
+        _limits = self._before
+
+
+def limits_table() -> dict[str, tuple[int, str]]:
+    """Return the default and the description of every limit, by name."""
+    defaults = asdict(Limits())
+    return {each.name: (defaults[each.name], each.metadata["help"]) for each in fields(Limits)}
