@@ -1,7 +1,7 @@
 """Limits on what is read: documents, tensor files, journals and imports that may be damaged or hostile.
 
-Every reader takes its bounds from here. They are far beyond what a run writes, so they stop only files that would exhaust
-memory or time. `docs/limits.md` lists them.
+Every reader takes its bounds from here. They are far beyond what a run writes, so they stop only files that would
+exhaust memory or time. `docs/limits.md` lists them.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Limits:
     import_seconds: int = field(default=600, metadata={"help": "seconds that reading a pickle may take"})
 
 
-_limits = Limits()
+_in_force = [Limits()]
 
 
 def limits() -> Limits:
     """Return the limits in force."""
-    return _limits
+    return _in_force[0]
 
 
 class reading_limits(AbstractContextManager[Limits]):  # noqa: N801  # used like a function, as torch.set_grad_enabled is
@@ -70,20 +70,18 @@ class reading_limits(AbstractContextManager[Limits]):  # noqa: N801  # used like
         ]
         if problems:
             raise ConfigurationError(problems)
-        global _limits
-        self._before = _limits
-        _limits = evolve(_limits, **changes)
+        self._before = limits()
+        _in_force[0] = evolve(self._before, **changes)
 
     def __enter__(self) -> Limits:
         """Return the limits in force."""
-        return _limits
+        return limits()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Restore the limits from before the call."""
-        global _limits
-        _limits = self._before
+        _in_force[0] = self._before
 
 
 def limits_table() -> dict[str, tuple[int, str]]:

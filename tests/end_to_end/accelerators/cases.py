@@ -43,6 +43,7 @@ CASES: dict[str, Case] = {
     "own loader ddp": Case(user_code.own_loader, ranks=2),
     "own loop": Case(user_code.own_loop),
     "own loop ddp": Case(user_code.own_loop, ranks=2),
+    "own loop fsdp 2": Case(user_code.own_loop_fsdp2, ranks=2, environment=OF_ENGINES),
     "own loop bf16": Case(partial(user_code.own_loop, bf16=True)),
     "saved state": Case(user_code.saved_state),
     "own accelerators": Case(user_code.own_accelerators),

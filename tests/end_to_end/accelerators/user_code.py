@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
 from tests.end_to_end.accelerators.looks import arguments, looked, numbers, plain
 from tests.end_to_end.small.models import net, rows
+from tests.engines.several.libraries import let_accelerate_take
 
 
 def distillation(library: Any, folder: Path, **given: Any) -> Any:
@@ -274,9 +277,32 @@ def own_loop(library: Any, folder: Path, **changed: Any) -> dict[str, Any]:
             schedule.step()
             optimizer.zero_grad()
         steps.append([loss.detach(), norm, schedule.get_last_lr()])
-    found["steps"] = plain(steps)
-    found["weights"] = plain(trainer.model.state_dict())
-    accelerator.save_state(str(folder / "state"))
-    accelerator.wait_for_everyone()
-    found["files"] = sorted(path.name for path in (folder / "state").iterdir())
+    found["steps"] = plain(whole(steps))
+    found["weights"] = plain(whole(model.state_dict()))
+    if not accelerator.is_fsdp2:
+        accelerator.save_state(str(folder / "state"))
+        accelerator.wait_for_everyone()
+        found["files"] = sorted(path.name for path in (folder / "state").iterdir())
     return found
+
+
+def own_loop_fsdp2(library: Any, folder: Path) -> dict[str, Any]:
+    """The same loop over a model whose weights are spread over the processes."""
+    own: dict[str, Any] = {"reproduce": None, "loss_weighting": "reference"}
+    taken = let_accelerate_take("fsdp2") if library.__name__ == "transformers" else own
+    taken["fsdp_config"] = {"version": 2, "transformer_layer_cls_to_wrap": ["Linear"]}
+    return own_loop(library, folder, fsdp="full_shard", train_sampling_strategy="sequential", **taken)
+
+
+def whole(values: Any) -> Any:
+    """Return lists and dictionaries with the whole tensors in place of those that are spread. Collective."""
+    return map_values(lambda value: value.full_tensor() if isinstance(value, DTensor) else value, values)
+
+
+def map_values(change: Callable[[Any], Any], values: Any) -> Any:
+    """Return lists and dictionaries with every value changed."""
+    if isinstance(values, dict):
+        return {name: map_values(change, value) for name, value in values.items()}
+    if isinstance(values, list):
+        return [map_values(change, value) for value in values]
+    return change(values)
