@@ -1,20 +1,16 @@
-"""JSON documents: small state as parts, and strict reading of documents and random states that may come from elsewhere.
-
-The states of the random generators of Python and numpy are checked here because numpy does not check them: for a
-position outside its array of 624 words it reads beyond the array, which corrupts memory.
-"""
+"""JSON documents: small state as parts, and strict, bounded reading of documents that may come from elsewhere."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from typing import Any
 
+from hexloop.domain.limits import limits
 from hexloop.ports.state import JSON, Part
-
-MAX_DOCUMENT_BYTES = 1 << 30
-"""More than any JSON document of a run needs."""
 
 
 def json_part(name: str, value: Any) -> Part:
@@ -36,28 +32,83 @@ def only_value(parts: Iterable[Part], name: str) -> Any:
     return json_value(found[0])
 
 
-def read_bytes(chunks: Iterable[bytes | memoryview], limit: int = MAX_DOCUMENT_BYTES) -> bytes:
-    """Join the chunks of a document. Raises ValueError as soon as there are more than `limit` bytes."""
+def read_bytes(chunks: Iterable[bytes | memoryview], limit: int | None = None) -> bytes:
+    """Join the chunks of a document. Raises ValueError as soon as there are more than `limit` bytes.
+
+    limit: by default, the limit `document_bytes`.
+    """
+    most = limits().document_bytes if limit is None else limit
     data = bytearray()
     for chunk in chunks:
+        if len(data) + len(chunk) > most:
+            raise ValueError(f"it is longer than {most} bytes")
         data += chunk
-        if len(data) > limit:
-            raise ValueError(f"it is longer than {limit} bytes")
     return bytes(data)
 
 
 def read_json(data: bytes) -> Any:
-    """Parse a UTF-8 JSON document strictly.
+    """Parse a UTF-8 JSON document strictly, in time and memory proportional to its size.
 
     Raises ValueError if it is not valid JSON, has a duplicate key in an object, holds a number that JSON does not
-    allow (NaN, Infinity, or one too large for a float), or is nested too deeply for Python.
+    allow (NaN, Infinity, or one too large for a float) or text that is not Unicode, or exceeds one of the limits
+    `document_bytes`, `document_depth`, `document_values` and `document_digits`.
     """
+    _refuse_beyond_limits(data)
     try:
-        return json.loads(
+        value = json.loads(
             data.decode("utf-8"), object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=_number
         )
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+    if _SURROGATE.search(data):
+        _refuse_lone_surrogates(value)
+    return value
+
+
+_BYTES_OF_A_VALUE = 8
+"""A long document may have a value in so many bytes on average: one of an ordinary history takes more."""
+
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_DIGITS = bytes(ord("0") if chr(code) in "0123456789.eE+-" else ord(" ") for code in range(256))
+_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_NOT_BRACKETS = bytes(code for code in range(256) if code not in _STEPS)
+
+
+def _refuse_beyond_limits(data: bytes) -> None:
+    """Raise ValueError for a document that is too large, before objects are made of it."""
+    bounds = limits()
+    if len(data) > bounds.document_bytes:
+        raise ValueError(f"it is longer than {bounds.document_bytes} bytes; document_bytes raises this limit")
+    most = bounds.document_values + len(data) // _BYTES_OF_A_VALUE
+    many = f"it has more than {most} values; document_values raises this limit"
+    if data.count(b'"') - data.count(b'\\"') > 2 * most:
+        raise ValueError(many)
+    outside = _STRING.sub(b"", data)  # without what is in strings
+    if sum(map(outside.count, (b",", b":", b"[", b"{"))) > most:
+        raise ValueError(many)
+    if b"0" * (bounds.document_digits + 1) in outside.translate(_DIGITS):
+        raise ValueError(
+            f"it holds a number of more than {bounds.document_digits} digits; document_digits raises this limit"
+        )
+    brackets = outside.translate(None, _NOT_BRACKETS)
+    if max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > bounds.document_depth:
+        raise ValueError(f"it is nested in more than {bounds.document_depth} levels; document_depth raises this limit")
+
+
+def _refuse_lone_surrogates(value: Any) -> None:
+    """Raise ValueError if a text cannot be encoded, which fails wherever it is written or printed."""
+    pending = [value]
+    while pending:
+        each = pending.pop()
+        if isinstance(each, str):
+            if not each.isascii() and any("\ud800" <= character <= "\udfff" for character in each):
+                raise ValueError(f"it holds the text {each[:40]!a}, which is not Unicode")
+        elif isinstance(each, list):
+            pending += each
+        elif isinstance(each, dict):
+            pending += each
+            pending += each.values()
 
 
 def finite_json(value: Any) -> Any:
@@ -74,8 +125,9 @@ def finite_json(value: Any) -> Any:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"it has the key {next(name for name in names if names.count(name) > 1)!r} twice in an object")
+        seen = set[str]()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"it has the key {twice[:80]!r} twice in an object")
     return value
 
 
@@ -86,52 +138,5 @@ def _refuse_constant(name: str) -> Any:
 def _number(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"it holds {text}, which is too large a number")
+        raise ValueError(f"it holds {text[:40]}, which is too large a number")
     return number
-
-
-WORDS = 624
-"""Words of the Mersenne twister; its position is from 0 to this number."""
-
-LARGEST_WORD = 2**32 - 1
-
-
-def refuse_invalid_python_state(version: object, words: Sequence[object], gauss: object) -> None:
-    """Raise ValueError, with the value that is wrong, for an invalid state of `random.Random`."""
-    if version != 3:
-        raise ValueError(f"the version of Python's generator is {version!r}, not 3")
-    if len(words) != WORDS + 1:
-        raise ValueError(f"the state of Python's generator has {len(words)} words, not {WORDS + 1}")
-    _refuse_invalid_words("Python", words[:-1])
-    _refuse_invalid_position("Python", words[-1])
-    if not (gauss is None or isinstance(gauss, float)):
-        raise ValueError(f"the next Gaussian number of Python's generator is {gauss!r}, not a number or None")
-
-
-def refuse_invalid_numpy_state(
-    kind: object, words: Sequence[object], position: object, has_gauss: object, gauss: object
-) -> None:
-    """Raise ValueError, with the value that is wrong, for an invalid state of numpy's legacy generator."""
-    if kind != "MT19937":
-        raise ValueError(f"the kind of numpy's generator is {kind!r}, not 'MT19937'")
-    if len(words) != WORDS:
-        raise ValueError(f"the state of numpy's generator has {len(words)} words, not {WORDS}")
-    _refuse_invalid_words("numpy", words)
-    _refuse_invalid_position("numpy", position)
-    if type(has_gauss) is not int or has_gauss not in (0, 1):
-        raise ValueError(f"has_gauss of numpy's generator is {has_gauss!r}, not 0 or 1")
-    if not isinstance(gauss, float | int) or isinstance(gauss, bool):
-        raise ValueError(f"the next Gaussian number of numpy's generator is {gauss!r}, not a number")
-
-
-def _refuse_invalid_words(owner: str, words: Sequence[object]) -> None:
-    for word in words:
-        if type(word) is not int or not 0 <= word <= LARGEST_WORD:
-            raise ValueError(f"a word of {owner}'s generator is {word!r}, not a whole number below 2**32")
-    if not any(words):
-        raise ValueError(f"all words of {owner}'s generator are 0, so it would return the same number every time")
-
-
-def _refuse_invalid_position(owner: str, position: object) -> None:
-    if type(position) is not int or not 0 <= position <= WORDS:
-        raise ValueError(f"the position of {owner}'s generator is {position!r}, not a whole number from 0 to {WORDS}")

@@ -25,6 +25,7 @@ from .app.callbacks.flow import EarlyStoppingCallback as EarlyStoppingCallback
 from .app.callbacks.notebook import NotebookProgressCallback as NotebookProgressCallback
 from .app.callbacks.progress import PrinterCallback as PrinterCallback, ProgressCallback as ProgressCallback
 from .app.takeover import Takeover as Takeover, takeover as takeover
+from .domain.limits import reading_limits as reading_limits
 from .app.wiring.model import zero3_init as zero3_init
 from .app.transformers_checkpoints.exporting import export_checkpoint as export_checkpoint
 from .app.transformers_checkpoints.importing import import_checkpoint as import_checkpoint

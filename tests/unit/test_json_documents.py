@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexloop.domain.json_documents import finite_json, read_bytes, read_json
+from hexloop.domain.limits import reading_limits
 
 VALUES: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -33,7 +34,15 @@ def test_every_json_document_is_read(value: Any) -> None:
         (b"[NaN]", "NaN"),
         (b"[-Infinity]", "Infinity"),
         (b"[1e999]", "too large"),
-        (b"[" * 100_000 + b"]" * 100_000, "deeply"),
+        (b"[" * 101 + b"]" * 101, "nested in more than 100 levels; document_depth raises"),
+        (b'{"a":' * 101 + b"1" + b"}" * 101, "nested in more than 100 levels"),
+        (b"[" * 100_000, "nested in more than 100 levels"),
+        (b"[1" + b"0" * 1000 + b"]", "number of more than 1000 digits"),
+        (b"[" + b"[]," * 3_000_000 + b"1]", "more than 3125000 values"),
+        (b"[" + b'"",' * 5_000_000 + b"1]", "more than 3875000 values"),
+        (b'{"name": "\\ud800"}', r"the text '\\ud800', which is not Unicode"),
+        (b'{"a": [{"\\uDC00x": 1}]}', r"the text '\\udc00x', which is not Unicode"),
+        (b'{"' + b"k" * 200 + b'": 1, "' + b"k" * 200 + b'": 2}', f"the key '{'k' * 80}' twice"),
         (b'{"a"', "Expecting"),
         (b"\xff\xfe", "utf-8"),
     ],
@@ -42,6 +51,32 @@ def test_invalid_json_is_refused(text: bytes, words: str) -> None:
     """Repeated keys, NaN and infinity, excessive nesting and other invalid JSON raise ValueError."""
     with pytest.raises(ValueError, match=words):
         read_json(text)
+
+
+@pytest.mark.parametrize(
+    "value", [["[[[" * 200, "{" * 200, "]\\"], "9" * 2000, "\U0001f600", ['a"b', "\\"], 10**400, ["", {"": [[]]}]]
+)
+def test_text_and_large_integers_do_not_count_as_structure(value: Any) -> None:
+    """Brackets, commas and digits in a text, and escaped characters, are within the limits."""
+    assert read_json(json.dumps(value).encode()) == value
+
+
+def test_limits_can_be_raised() -> None:
+    """A document beyond the default limits is read within raised ones, and refused within lowered ones."""
+    deep = b"[" * 150 + b"]" * 150
+    with reading_limits(document_depth=200):
+        read_json(deep)
+    with pytest.raises(ValueError, match="100 levels"):
+        read_json(deep)
+    with reading_limits(document_bytes=4), pytest.raises(ValueError, match="longer than 4 bytes; document_bytes"):
+        read_json(b"[1, 2]")
+
+
+def test_the_duplicate_of_many_keys_is_found() -> None:
+    """An object with a duplicate among many keys is read in time proportional to its size."""
+    text = json.dumps({str(number): number for number in range(300_000)})
+    with pytest.raises(ValueError, match="'299999' twice"):
+        read_json(text[:-1].encode() + b', "299999": 1}')
 
 
 def test_nan_and_infinity_are_written_as_strings() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hexloop.domain.json_documents import WORDS, refuse_invalid_numpy_state, refuse_invalid_python_state
+from hexloop.domain.random_states import WORDS, refuse_invalid_numpy_state, refuse_invalid_python_state
 
 PYTHON: dict[str, Any] = {"version": 3, "words": [1] * WORDS + [WORDS], "gauss": None}
 NUMPY: dict[str, Any] = {

@@ -18,7 +18,6 @@ from attrs import frozen
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, RandomSampler, Sampler, Subset, TensorDataset
 
-from hexloop.domain.json_documents import refuse_invalid_numpy_state, refuse_invalid_python_state
 from hexloop.domain.order import ALL, Order, Shard, global_batches
 from hexloop.domain.order.permutation import (
     FIRST_FACTOR,
@@ -30,6 +29,7 @@ from hexloop.domain.order.permutation import (
     sample_key,
     sample_keys,
 )
+from hexloop.domain.random_states import refuse_invalid_numpy_state, refuse_invalid_python_state
 
 Words = NDArray[np.uint64]
 

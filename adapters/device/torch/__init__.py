@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.json_documents import json_part, json_value, refuse_invalid_numpy_state, refuse_invalid_python_state
+from hexloop.domain.json_documents import json_part, json_value
+from hexloop.domain.random_states import refuse_invalid_numpy_state, refuse_invalid_python_state
 from hexloop.ports.device import DeviceCapabilities, Memory
 from hexloop.ports.state import Part
 
