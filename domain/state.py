@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from attrs import Factory, define
+from attrs import Factory, define, frozen
 
 from hexloop.domain.errors import CheckpointError, NewerSchemaError
 
 SCHEMA_VERSION = 1
+
+
+@frozen
+class Between:
+    """The range of a whole number in a document, ends included."""
+
+    least: int
+    most: int
+
+
+Count = Annotated[int, Between(0, 2**53)]
+"""A count of steps, samples or the like. Floats represent all of these exactly."""
+
+PositiveCount = Annotated[int, Between(1, 2**53)]
+Seed = Annotated[int, Between(-(2**63), 2**64 - 1)]
 
 
 @define
@@ -33,23 +48,23 @@ class RunState:
     """
 
     run: str = ""
-    seed: int = 42
-    data_seed: int = 42
-    global_batch_size: int = 1
-    step: int = 0
-    updates: int = 0
-    epoch: int = 0
-    position: int = 0
-    batches: int = 0
-    samples: int = 0
-    tokens: int = 0
+    seed: Seed = 42
+    data_seed: Seed = 42
+    global_batch_size: PositiveCount = 1
+    step: Count = 0
+    updates: Count = 0
+    epoch: Count = 0
+    position: Count = 0
+    batches: Count = 0
+    samples: Count = 0
+    tokens: Count = 0
     operations: float = 0.0
-    logged_step: int = 0
+    logged_step: Count = 0
     loss_total: float = 0.0
     learning_rate: float | None = None
     gradient_norm: float | None = None
     best_metric: float | None = None
-    best_step: int | None = None
+    best_step: Count | None = None
     best_checkpoint: str | None = None
     parent_checkpoint: str | None = None
     pass_complete: bool = False

@@ -10,8 +10,8 @@ from typing import Any
 
 from attrs import fields
 from cattrs import Converter
-from cattrs.errors import BaseValidationError
 
+from hexloop.adapters.contents.schemas import read_document, shown
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import read_bytes, read_json
 from hexloop.domain.state import MIGRATIONS as STATE_MIGRATIONS
@@ -28,6 +28,9 @@ ITEMS = "$items"
 """The only key of an object that stands for a dictionary with keys JSON lacks; its value is a list of pairs."""
 
 _NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+ACTIONS = ("log", "evaluate", "save")
+"""What may be due at a boundary."""
 
 VERSION = "schema_version"
 """The entry of a document that holds its schema version."""
@@ -154,11 +157,16 @@ def encode_state(state: RunState) -> bytes:
 
 
 def state_of(values: Mapping[str, Any]) -> RunState:
-    """Return the run state in a document. Raises CheckpointError if it is not a valid state."""
-    differing = sorted(values.keys() ^ _NAMES)
-    if differing:
-        raise CheckpointError(f"The saved state has unexpected entries or lacks expected ones: {', '.join(differing)}.")
-    try:
-        return _CONVERTER.structure(values, RunState)
-    except (BaseValidationError, TypeError, ValueError) as error:
-        raise CheckpointError(f"The saved state is invalid: {error!r}.") from error
+    """Return the run state in a document. Raises CheckpointError, with every problem, if it is not a valid state."""
+    if missing := sorted(_NAMES - values.keys()):
+        raise CheckpointError(f"The run state in {RUN_STATE} lacks {', '.join(missing)}.")
+    state = read_document(values, RunState, f"The run state in {RUN_STATE}")
+    problems = [f"due: {shown(each)} is not one of {', '.join(ACTIONS)}" for each in state.due if each not in ACTIONS]
+    problems += [
+        f"callbacks.{name}: {shown(value)} is not a JSON object, or a list of these"
+        for name, value in state.callbacks.items()
+        if not all(isinstance(each, dict) for each in (value if isinstance(value, list) else [value]))
+    ]
+    if problems:
+        raise CheckpointError(f"The run state in {RUN_STATE} is invalid: {'; '.join(problems)}.")
+    return state

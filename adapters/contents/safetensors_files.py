@@ -25,6 +25,7 @@ from attrs import frozen
 from hexloop.adapters.contents import documents
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import read_json
+from hexloop.domain.limits import limits
 from hexloop.domain.ranks import assign_to_ranks
 from hexloop.ports.contents import OpenFile
 from hexloop.ports.state import Part
@@ -46,9 +47,6 @@ ITEM_BYTES = {
     "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
     "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E4M3FNUZ": 1, "F8_E5M2": 1, "F8_E5M2FNUZ": 1, "F8_E8M0": 1,
 }  # fmt: skip
-
-LONGEST_HEADER = 100_000_000
-"""Maximum header length in bytes; the safetensors library reads no longer one."""
 
 BLOCK = 1 << 20
 """Bytes of small tensors that are joined in one chunk."""
@@ -249,29 +247,68 @@ def tensor_parts(stream: Stream, path: str) -> list[Part]:
     """
     try:
         (length,) = struct.unpack("<Q", stream.read(path, 0, 8))
-        if length > LONGEST_HEADER:
-            raise ValueError(f"a header of {length} bytes")
+        if length > limits().tensor_header_bytes:
+            raise ValueError(
+                f"its header has {length} bytes, more than {limits().tensor_header_bytes}; tensor_header_bytes raises "
+                "this limit"
+            )
         header = read_json(bytes(stream.read(path, 8, length)))
+        if not isinstance(header, dict):
+            raise ValueError("its header is not a JSON object")
         header.pop("__metadata__", None)
-        entries = sorted(header.items(), key=lambda item: tuple(item[1]["data_offsets"]))
-        return list(_parts_at(stream, path, entries, 8 + length))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not a safetensors file: {error!r}.") from error
+        entries = [_entry(name, value) for name, value in header.items()]
+        return list(_parts_at(stream, path, sorted(entries, key=lambda entry: entry.offsets), 8 + length))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not a safetensors file: {error}.") from error
 
 
-def _parts_at(stream: Stream, path: str, entries: list[tuple[str, Any]], data: int) -> Iterator[Part]:
+@frozen
+class TensorEntry:
+    """The description of a tensor in the header of a safetensors file. offsets: its first byte and the one after it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offsets: tuple[int, int]
+
+
+def _entry(name: str, value: Any) -> TensorEntry:
+    """Return an entry of a header. Raises ValueError, naming tensor and field, for one that is invalid."""
+    label = f"{name[:80]!r} in its header"
+    if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"{label} does not have exactly dtype, shape and data_offsets")
+    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+        raise ValueError(f"{label} has the dtype {str(dtype)[:40]!r}, which hexloop does not know")
+    if not isinstance(shape, list) or not all(map(_is_size, shape)):
+        raise ValueError(f"{label} has the shape {str(shape)[:80]}, which is not a list of whole numbers from 0 on")
+    if len(shape) > limits().tensor_dimensions:
+        raise ValueError(
+            f"{label} has {len(shape)} dimensions, more than {limits().tensor_dimensions}; tensor_dimensions raises "
+            "this limit"
+        )
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
+        raise ValueError(f"{label} has the data_offsets {str(offsets)[:80]}, which are not two whole numbers from 0 on")
+    return TensorEntry(name, dtype, tuple(shape), (offsets[0], offsets[1]))
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _parts_at(stream: Stream, path: str, entries: list[TensorEntry], data: int) -> Iterator[Part]:
     """Yield the part of each entry of a header; the data start at byte `data`."""
     position = 0
-    for name, entry in entries:
-        dtype, shape = entry["dtype"], tuple(entry["shape"])
-        if not all(type(length) is int and length >= 0 for length in shape):
-            raise ValueError(f"{name} of shape {entry['shape']}")
-        count, item = prod(shape), ITEM_BYTES[dtype]
+    for entry in entries:
+        count, item = prod(entry.shape), ITEM_BYTES[entry.dtype]
         end = position + count * item
-        if entry["data_offsets"] != [position, end]:
-            raise ValueError(f"{name} of {dtype}{list(shape)} at {entry['data_offsets']}, after {position} bytes")
+        if entry.offsets != (position, end):
+            raise ValueError(
+                f"{entry.name[:80]!r} of {entry.dtype} and shape {list(entry.shape)} has the data_offsets "
+                f"{list(entry.offsets)}, after {position} bytes of other tensors"
+            )
         read_run = partial(_read_run, stream, path, data + position, item)
-        yield Part(name, dtype, shape, 0, count, partial(read_run, 0, count), read_run=read_run)
+        yield Part(entry.name, entry.dtype, entry.shape, 0, count, partial(read_run, 0, count), read_run=read_run)
         position = end
 
 

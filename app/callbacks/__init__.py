@@ -4,7 +4,13 @@ from hexloop.app.callbacks.base import EVENTS, TrainerCallback, TrainerControl
 from hexloop.app.callbacks.flow import DefaultFlowCallback, EarlyStoppingCallback
 from hexloop.app.callbacks.handler import CallbackHandler, EventDispatcher
 from hexloop.app.callbacks.progress import PrinterCallback, ProgressCallback
-from hexloop.app.callbacks.trainer_state import ExportableState, TrainerState, export_states, restore_states
+from hexloop.app.callbacks.trainer_state import (
+    ExportableState,
+    TrainerState,
+    export_states,
+    restore_states,
+    wrong_states,
+)
 
 __all__ = [
     "EVENTS",
@@ -20,4 +26,5 @@ __all__ = [
     "TrainerState",
     "export_states",
     "restore_states",
+    "wrong_states",
 ]

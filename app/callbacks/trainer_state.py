@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from operator import attrgetter
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from attrs import define, evolve, field
 
+from hexloop.domain.errors import CheckpointError
 from hexloop.domain.state import RunState
 from hexloop.domain.triggers import Plan, Trigger, Triggers, whole_steps
 
@@ -307,6 +308,29 @@ def export_states(callbacks: Iterable[object]) -> dict[str, Any]:
     return {name: states[0] if len(states) == 1 else states for name, states in exported.items()}
 
 
+def wrong_states(callbacks: Iterable[object], exported: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with states of callbacks: one that lacks what the callback's own state has."""
+    for callback in filter(is_exportable, callbacks):
+        name, own = type(callback).__name__, callback.state()  # type: ignore[attr-defined]
+        saved = exported.get(name, [])
+        for state in saved if isinstance(saved, list) else [saved]:
+            for key in ("args", "attributes"):
+                if isinstance(own.get(key), dict) and not isinstance(state.get(key), dict):
+                    yield f"callbacks.{name} in its run state has no dictionary {key!r}."
+
+
+def _rebuilt(callback: object, state: Any) -> object:
+    """Return the callback that `state` describes. Raises CheckpointError if that is not a state of its class."""
+    kind: Any = type(callback)
+    try:
+        return kind.from_state(state)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"The checkpoint's callbacks.{kind.__name__} is not a state of that callback: {error!r}. Set "
+            "restore_callback_states_from_checkpoint=False to continue without it."
+        ) from error
+
+
 def restore_states(callbacks: Iterable[object], exported: Mapping[str, Any]) -> list[object]:
     """Return the callbacks in their order, those with a state in `exported` rebuilt from it.
 
@@ -316,7 +340,7 @@ def restore_states(callbacks: Iterable[object], exported: Mapping[str, Any]) -> 
     restored = []
     for callback in callbacks:
         states = left.get(type(callback).__name__)
-        restored.append(type(callback).from_state(states.pop(0)) if states and is_exportable(callback) else callback)  # type: ignore[attr-defined]
+        restored.append(_rebuilt(callback, states.pop(0)) if states and is_exportable(callback) else callback)
     if missing := sorted(name for name, states in left.items() if states):
         warnings.warn(
             f"The checkpoint contains the state of callbacks that this run does not have: {', '.join(missing)}; it is "

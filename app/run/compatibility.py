@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from attrs import asdict, evolve, frozen
 
+from hexloop.app.callbacks import wrong_states
 from hexloop.app.wiring.data import global_batch_size, splits
 from hexloop.app.wiring.model import stretch_schedule
 from hexloop.app.wiring.parts import TrainerParts
@@ -196,6 +197,7 @@ class RunSetup:
                 f"it was written with reproduce={then!r}, and this run has reproduce={now!r}, so that its samples come "
                 f"in another order. Resume with reproduce={then!r}."
             )
+        yield from wrong_states([*self._parts.callback_handler.callbacks, self._parts.control], state.callbacks)
         for name, difference in self._named_differences(saved, state):
             if name not in self._accepted:
                 yield (

@@ -201,6 +201,12 @@ def being(name: str, data: bytes) -> Callable[[Path], None]:
     return apply
 
 
+def set_options(saved: dict[str, Any], **options: Any) -> None:
+    """Set options of the first group, and list them as state that changed during the run."""
+    saved["groups"][0].update(options)
+    saved["state_keys"][0] += options
+
+
 def random_state(generator: str, place: int, value: Any) -> Callable[[Path], None]:
     """Change a value in the saved state of a random generator."""
 
@@ -226,7 +232,18 @@ CORPUS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a huge tensor": (holding("model.safetensors", one_tensor([HUGE], 4 * HUGE, name=WEIGHT)), WEIGHT),
     "a huge moment": (holding("optimizer.safetensors", one_tensor([HUGE], 4 * HUGE)), "optimizer"),
     "a header longer than its file": (holding("model.safetensors", safetensors({}, length=50_000_000)), "ends after"),
-    "a header of endless length": (holding("model.safetensors", safetensors({}, length=2**63)), "a header of"),
+    "a header of endless length": (holding("model.safetensors", safetensors({}, length=2**63)), "its header has"),
+    "a header of many dimensions": (
+        holding("model.safetensors", one_tensor([10**900] * 65, 4, name=WEIGHT)), "in its header has the shape"
+    ),
+    "a tensor of many dimensions": (
+        holding("model.safetensors", one_tensor([1] * 65, 4, name=WEIGHT)), "65 dimensions, more than 64"
+    ),
+    "a number of many digits": (
+        holding("model.safetensors", safetensors(b'{"a":1' + b"0" * 4000 + b"}")), "number of more than 1000 digits"
+    ),
+    "many empty lists": (being("optimizer", b"[" + b"[]," * 4_000_000 + b"[]]"), "values; document_values raises"),
+    "a text that is not Unicode": (being("optimizer", b'{"schema_version": 1, "\\ud800": 1}'), "not Unicode"),
     "a deep header": (holding("model.safetensors", safetensors(b'{"a":' + DEEP + b"}")), "not a safetensors file"),
     "a name twice in a header": (
         holding("model.safetensors", safetensors(b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":1}')),
@@ -239,16 +256,35 @@ CORPUS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "a tensor of a negative size": (holding("model.safetensors", one_tensor([-1], -4)), "safetensors"),
     "a tensor of an unknown type": (holding("model.safetensors", one_tensor([1], 4, "X")), "safetensors"),
-    "a pickle for weights": (holding("model.safetensors", bomb(Path("executed"))), "a header of|ends after"),
+    "a pickle for weights": (holding("model.safetensors", bomb(Path("executed"))), "its header has|ends after"),
     "a pickle for a document": (being("optimizer", bomb(Path("executed"))), "not a JSON document"),
-    "a deep state": (holding("run_state.json", b'{"schema_version": 1, "run": ' + DEEP + b"}"), "deeply"),
-    "a deep document": (being("optimizer", b'{"param_groups": ' + DEEP + b"}"), "deeply"),
+    "a deep state": (holding("run_state.json", b'{"schema_version": 1, "run": ' + DEEP + b"}"), "nested in more than"),
+    "a deep document": (being("optimizer", b'{"param_groups": ' + DEEP + b"}"), "nested in more than"),
     "a name twice in a document": (being("random", TWICE), "twice"),
     "a number that is none in a document": (holding("run_state.json", b'{"schema_version": NaN}'), "NaN"),
     "a number that is too large": (holding("run_state.json", b'{"schema_version": 1e999}'), "too large"),
     "a document of the future": (
         in_document("optimizer", lambda each: each.update(schema_version=99)),
         "schema version 99",
+    ),
+    "a step before the first": (
+        in_document("run_state", lambda each: each.update(step=-1)), "is invalid: step: -1 is not between"
+    ),
+    "several wrong values": (
+        in_document("run_state", lambda each: each.update(epoch=10**400, samples=1.5, due=["stop"], history={})),
+        "epoch: a number of 1329 bits is not between 0 and 9007199254740992; samples: 1.5 is not a whole number; "
+        "history: {} is not a list",
+    ),
+    "a callback whose state is a number": (
+        in_document("run_state", lambda each: each["callbacks"].update(TrainerControl=5)),
+        "callbacks.TrainerControl: 5 is not a JSON object",
+    ),
+    "a callback with another state": (
+        in_document("run_state", lambda each: each["callbacks"].update(TrainerControl={"args": {"x": 1}})),
+        "callbacks.TrainerControl in its run state has no dictionary 'attributes'",
+    ),
+    "an action that does not exist": (
+        in_document("run_state", lambda each: each.update(due=["explode"])), "due: 'explode' is not one of log"
     ),
     "a state of the future": (
         in_document("run_state", lambda each: each.update(schema_version=99)),
@@ -268,6 +304,31 @@ CORPUS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "a rate that is a text": (
         in_document("optimizer", lambda each: each["param_groups"]["groups"][0].update(lr="fast")), "not a number"
+    ),
+    "a rate below zero": (
+        in_document("optimizer", lambda each: each["param_groups"]["groups"][0].update(lr=-1.0)), "Invalid learning"
+    ),
+    "an option as state of the optimizer": (
+        in_document("optimizer", lambda each: set_options(each["param_groups"], eps=5.0)), "Start it with eps=5.0"
+    ),
+    "coefficients that are one number": (
+        in_document("optimizer", lambda each: set_options(each["param_groups"], betas=1)), "betas"
+    ),
+    "coefficients beyond their range": (
+        in_document("optimizer", lambda each: set_options(each["param_groups"], betas={"__tuple__": [1.5, 0.9]})),
+        "Invalid beta",
+    ),
+    "a parameter without a moment": (
+        in_document("optimizer", lambda each: each["param_groups"]["state"][WEIGHT].pop("exp_avg")),
+        f"unknown tensors|{WEIGHT} has no exp_avg",
+    ),
+    "a moment of another optimizer": (
+        in_document("optimizer", lambda each: each["param_groups"]["state"][WEIGHT].update(momentum_buffer=1.0)),
+        f"{WEIGHT} has momentum_buffer, which AdamW does not have",
+    ),
+    "state of a parameter that does not exist": (
+        in_document("optimizer", lambda each: each["param_groups"]["state"].update(other={})),
+        "state of 'other', which is not one of its parameters",
     ),
     "a numpy position far away": (random_state("numpy", 2, 10**9), "1000000000"),
     "a numpy position before the first": (random_state("numpy", 2, -1), "-1"),

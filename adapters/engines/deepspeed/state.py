@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from hexloop.adapters.engines.deepspeed.partitions import ZeroPartitions, whole_shape
 from hexloop.adapters.trainable.torch.layouts import WHOLE, TensorEntry, TorchLayout, WholeLayout, assigned_part
 from hexloop.adapters.trainable.torch.model_state import ModelState
-from hexloop.adapters.trainable.torch.optimizer_state import OPTIONS, MomentSpec, check_groups, check_moments
+from hexloop.adapters.trainable.torch.moments import MomentSpec, check_moments
+from hexloop.adapters.trainable.torch.optimizer_state import OPTIONS, check_groups
 from hexloop.adapters.trainable.torch.parameter_groups import NUMBERED, STATE_KEYS, GroupValues, by_name, regrouped
 from hexloop.adapters.trainable.torch.serialization import (
     TENSOR,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Any
 
 import torch
-from attrs import frozen
 from torch import Tensor, nn
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 
 from hexloop.adapters.trainable.torch.layouts import (
     WHOLE,
@@ -20,18 +19,16 @@ from hexloop.adapters.trainable.torch.layouts import (
     merge_uneven_state,
     shape_of,
 )
+from hexloop.adapters.trainable.torch.moments import MomentSpec, check_moments, check_order
 from hexloop.adapters.trainable.torch.parameter_groups import (
     NUMBERED,
     STATE_KEYS,
     GroupValues,
     by_name,
-    is_from,
     plain_values,
     regrouped,
 )
 from hexloop.adapters.trainable.torch.serialization import (
-    DTYPES,
-    TENSOR,
     StateDecoder,
     StateEncoder,
     UncastTensor,
@@ -252,97 +249,3 @@ def _exact(saved: Any, loaded: Any, parameter: Tensor, own_type: set[int]) -> An
         pairs = zip(saved, loaded, strict=True)
         return type(saved)(_exact(one, other, parameter, own_type) for one, other in pairs)
     return loaded
-
-
-# Checks of saved moments before any is loaded: fused kernels do not check them, and write beyond the memory of a moment
-# that is smaller than its parameter, or of a smaller type
-
-SCALARS = frozenset({"step", "eta", "mu", "mu_product"})
-"""Moments that are a single number."""
-
-COMMON = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum", "square_avg"})
-"""The state that has its parameter's shape in all of torch's optimizers with this name."""
-
-OF_PARAMETER = COMMON | {"exp_inf", "grad_avg", "acc_delta", "ax", "prev", "step_size", "variance"}
-"""Moments that have their parameter's shape."""
-
-FACTORS = {"row_var": -1, "col_var": -2}
-"""Moments that have their parameter's shape except for one dimension, which is 1."""
-
-STATES = frozenset({"state1", "state2"})
-"""Moments of bitsandbytes, of any type; one of its optimizers stores two of them in one tensor."""
-
-CHECKED = ("torch.optim", "deepspeed", "apex", "bitsandbytes")
-"""The packages whose optimizers have moments of these names, and kernels that do not check them."""
-
-
-@frozen
-class MomentSpec:
-    """What a parameter's moments may be: its whole shape, the allowed types (any if empty), whether it is fused."""
-
-    shape: tuple[int, ...]
-    dtypes: Collection[torch.dtype] = ()
-    fused: bool = False
-
-
-def check_order(state: Mapping[str, Any], found: Mapping[str, Part], parameters: Mapping[str, MomentSpec]) -> None:
-    """Raise ValueError if a moment does not have the shape of its parameter, by name."""
-    for name, values in state.items():
-        for key, value in values.items() if isinstance(values, dict) else ():
-            if key in COMMON and isinstance(value, dict) and TENSOR in value:
-                part, shape = found.get(value[TENSOR]), parameters[name].shape
-                if part is not None and part.shape != shape:
-                    raise ValueError(
-                        f"The saved optimizer's {key} of {name} has shape {part.shape}, and the parameter has shape "
-                        f"{shape}: the parameters are in a different order; resume with the same model."
-                    )
-
-
-def check_moments(
-    optimizer: Optimizer, state: Mapping[str, Any], found: Mapping[str, Part], parameters: Mapping[str, MomentSpec]
-) -> None:
-    """Raise ValueError for a saved moment that does not fit its parameter.
-
-    state: the saved state of each parameter, by name; its tensors are in `found`.
-    """
-    if isinstance(optimizer, LBFGS) or not is_from(CHECKED, optimizer):
-        return
-    for name, values in state.items():
-        for key, value in values.items() if isinstance(values, dict) else ():
-            if key in SCALARS | OF_PARAMETER | STATES or key in FACTORS:
-                _check_moment(f"{name}.{key}", key, value, found, parameters[name])
-
-
-def _check_moment(label: str, key: str, value: Any, found: Mapping[str, Part], parameter: MomentSpec) -> None:
-    if not (isinstance(value, dict) and TENSOR in value):
-        if value is None or (key in SCALARS and isinstance(value, int | float)):
-            return
-        raise ValueError(f"The saved {label} is {value!r}, which is not a tensor.")
-    part = found.get(value[TENSOR])
-    if part is None:
-        raise ValueError(f"The saved optimizer has no tensor {value[TENSOR]!r}.")
-    if part.shape not in _shapes(key, parameter.shape):
-        raise ValueError(f"The saved {label} has shape {part.shape}, and its parameter {parameter.shape}.")
-    if key in STATES:
-        return
-    allowed = _dtypes(key, parameter)
-    if part.dtype not in allowed:
-        raise ValueError(f"The saved {label} has type {part.dtype}, but should have one of {', '.join(allowed)}.")
-
-
-def _shapes(key: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    if key in SCALARS:
-        return ((),)
-    if key in FACTORS:
-        factor = list(shape)
-        if len(shape) >= 2:
-            factor[FACTORS[key]] = 1
-        return (tuple(factor),)
-    return (shape, (2, *shape)) if key in STATES else (shape,)
-
-
-def _dtypes(key: str, parameter: MomentSpec) -> list[str]:
-    """Return the safetensors names of the types that a moment may have."""
-    if parameter.fused:
-        return [DTYPES[torch.float32]] if key in SCALARS else [DTYPES[dtype] for dtype in parameter.dtypes]
-    return [name for dtype, name in DTYPES.items() if dtype.is_floating_point or dtype.is_complex]

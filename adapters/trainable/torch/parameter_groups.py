@@ -7,7 +7,8 @@ are not saved, and the resumed run has those that it was constructed with.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -42,6 +43,9 @@ IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable", 
 
 CYCLED = frozenset({"momentum", "betas"})
 """The values, besides the rates, that torch's schedules change in the groups of torch's optimizers."""
+
+SCHEDULED = RATES | CYCLED | {"weight_decay"}
+"""The values that schedules change. Of torch's optimizers, all other options are those of the run."""
 
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, type, partial)
 _PLAIN = (bool, int, float, complex, str, torch.dtype)
@@ -111,10 +115,37 @@ class GroupValues:
                     continue
                 restored = decoder.decode(value, device)
                 restored = restored.tensor if isinstance(restored, UncastTensor) else restored
-                checked = key in live and (key in RATES or is_from(TORCH, self._optimizer))
-                values[key] = _like(live[key], restored, key) if checked else restored
+                values[key] = self._checked(key, live, restored, number)
+            self._refuse_invalid(number, {**live, **values})
             taken.append(values)
         return taken
+
+    def _checked(self, key: str, live: Mapping[str, Any], restored: Any, number: int) -> Any:
+        """Return a saved value to replace the optimizer's own. Raises ValueError if it is of another kind."""
+        own = live.get(key)
+        of_torch = is_from(TORCH, self._optimizer)
+        if key not in live or not (key in RATES or of_torch or (own is not None and restored is not None)):
+            return restored
+        value = _like(own, restored, key)
+        if of_torch and _is_plain(own) and key not in SCHEDULED and repr(value) != repr(own):
+            raise ValueError(
+                f"The saved optimizer has {key}={value!r} in group {number}, and this run {key}={own!r}: options are "
+                f"those of the run. Start it with {key}={value!r} to continue with that value."
+            )
+        return value
+
+    def _refuse_invalid(self, number: int, values: Mapping[str, Any]) -> None:
+        """Raise ValueError if the optimizer's class would not accept these values."""
+        kind = type(self._optimizer)
+        if not kind.__module__.startswith(TORCH):
+            return
+        given = {key: values[key] for key in SCHEDULED & values.keys() if not isinstance(values[key], Tensor)}
+        try:
+            kind([torch.zeros(1)], **{key: value for key, value in given.items() if key in _keywords(kind)})
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"The saved optimizer has values in group {number} that {kind.__name__} refuses: {error}."
+            ) from error
 
     def merged(self, taken: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return each group's values, without the parameters, updated with those that were taken."""
@@ -143,6 +174,10 @@ class GroupValues:
                 or not is_from(TORCH, self._optimizer)
             ):
                 yield key
+
+
+def _keywords(kind: type[Optimizer]) -> Collection[str]:
+    return inspect.signature(kind).parameters.keys()
 
 
 def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,8 +218,8 @@ def _like(own: Any, saved: Any, key: str) -> Any:
             raise ValueError(f"The saved optimizer has {key}={saved!r} in a group, which is not True or False.")
     elif isinstance(own, int | float) and not isinstance(saved, Tensor):
         _number(saved, key)
-    elif isinstance(own, tuple) and isinstance(saved, list | tuple):
-        if len(own) != len(saved):
+    elif isinstance(own, tuple):
+        if not isinstance(saved, list | tuple) or len(own) != len(saved):
             raise ValueError(f"The saved optimizer has {key}={saved!r} in a group, which should have {len(own)} items.")
         return tuple(_like(before, after, key) for before, after in zip(own, saved, strict=True))
     elif key in RATES and isinstance(saved, Tensor):
