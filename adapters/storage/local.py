@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from itertools import chain
 
-from hexloop.adapters.storage import NO_SPACE, RunningDigest, check_algorithm, digest_of, outside_error
+from hexloop.adapters.storage import NO_SPACE, RunningDigest, check_algorithm, digest_of, new_digest, outside_error
 from hexloop.domain.checkpoints.manifest import stays_inside
 from hexloop.domain.errors import StorageError, StorageFullError
 from hexloop.ports.storage import PAGE, Entry, Publication, StorageCapabilities, Stored
@@ -70,7 +70,7 @@ class LocalStorage:
     @property
     def capabilities(self) -> StorageCapabilities:
         """Publication by rename, in a local folder."""
-        return StorageCapabilities(Publication.RENAME, self._root, self._root, self._modified)
+        return StorageCapabilities(Publication.RENAME, self._root, self._root, self._modified, new_digest)
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
         """Write a new file; see `Storage.write`. A file that could not be written completely is removed."""
