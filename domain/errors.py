@@ -6,9 +6,14 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, Self
 
+from hexloop.domain.redaction import redact
+
 
 class HexloopError(Exception):
-    """Base of all errors of hexloop."""
+    """Base of all errors of hexloop. Their messages contain no secrets."""
+
+    def __str__(self) -> str:
+        return redact(super().__str__())
 
 
 class ConfigurationError(HexloopError, ValueError):
@@ -25,7 +30,8 @@ class ConfigurationError(HexloopError, ValueError):
         return OSError.__new__(made) if issubclass(made, OSError) else super().__new__(made)  # as Python requires
 
     def __init__(self, problems: str | Iterable[str]) -> None:
-        self.problems = (problems,) if isinstance(problems, str) else tuple(dict.fromkeys(problems))
+        given = (problems,) if isinstance(problems, str) else tuple(dict.fromkeys(problems))
+        self.problems = tuple(each if (clean := redact(each)) == each else clean for each in given)
         if len(self.problems) == 1:
             text = self.problems[0]
         else:
@@ -34,7 +40,7 @@ class ConfigurationError(HexloopError, ValueError):
         super().__init__(text)
 
     def __str__(self) -> str:
-        return str(self.args[0])
+        return redact(str(self.args[0]))
 
     def __reduce__(self) -> tuple[type[ConfigurationError], tuple[tuple[str, ...]]]:
         own = next(each for each in type(self).__mro__ if not each.__dict__.get("_is_made"))

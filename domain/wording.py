@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from enum import Enum
 
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.redaction import is_secret_name
 
 _shortened = reprlib.Repr()
 _shortened.maxstring = _shortened.maxother = 80
@@ -64,8 +65,8 @@ def shown(value: object) -> str:
 
 
 def shown_as(name: str, value: object) -> str:
-    """Return the value of the argument `name` as messages show it; the text of a token is hidden."""
-    return "'<hidden>'" if name.endswith("_token") and isinstance(value, str) else shown(value)
+    """Return the value of the argument `name` as messages show it; that of a token, of any type, is hidden."""
+    return "'<hidden>'" if is_secret_name(name) and value is not None else shown(value)
 
 
 def enumeration(parts: Iterable[object], conjunction: str = "and") -> str:

@@ -22,6 +22,10 @@ the file. Code that lays out memory and files should align them.
 """
 
 
+PRIVATE = frozenset({"training_args.json"})
+"""The names of files that only their owner may read, on a storage with permissions."""
+
+
 class Publication(Enum):
     """What makes a folder appear as a whole: one rename, or the manifest as the last file."""
 

@@ -16,7 +16,7 @@ from itertools import chain
 from hexloop.adapters.storage import NO_SPACE, RunningDigest, check_algorithm, digest_of, new_digest, outside_error
 from hexloop.domain.checkpoints.manifest import stays_inside
 from hexloop.domain.errors import StorageError, StorageFullError
-from hexloop.ports.storage import PAGE, Entry, Publication, StorageCapabilities, Stored
+from hexloop.ports.storage import PAGE, PRIVATE, Entry, Publication, StorageCapabilities, Stored
 
 try:
     import fcntl
@@ -76,11 +76,12 @@ class LocalStorage:
         """Write a new file; see `Storage.write`. A file that could not be written completely is removed."""
         with self._converting_errors(f"write {path}"):
             full = self._locate(path)
+            mode = 0o600 if path.rpartition("/")[2] in PRIVATE else 0o666
             try:
-                descriptor = os.open(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+                descriptor = os.open(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             except FileNotFoundError:
                 self._make_folder(os.path.dirname(full))
-                descriptor = os.open(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+                descriptor = os.open(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
             try:
                 return self._write_chunks(descriptor, path, chunks)

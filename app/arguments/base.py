@@ -27,6 +27,7 @@ from hexloop.app.arguments.declaration import (
 )
 from hexloop.app.arguments.legacy import DISCOURAGED_ARGUMENTS, LEGACY_ARGUMENTS, ONLY_IF_GIVEN, Given
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.redaction import redact
 from hexloop.domain.wording import Problem, RefusalError, did_you_mean, problem, shown_as
 
 SEQ2SEQ_ARGUMENTS = frozenset(
@@ -182,8 +183,8 @@ class Arguments(ArgumentGroup, metaclass=ArgumentsMeta):
         return {name: f"<{name.upper()}>" if name.endswith("_token") else plain(getattr(self, name)) for name in names}
 
     def __repr__(self) -> str:
-        """Return every argument and its value, one per line."""
-        lines = [f"    {name}={value!r},\n" for name, value in self.to_dict().items()]
+        """Return every argument and its value, one per line, without secrets."""
+        lines = [f"    {name}={redact(repr(value))},\n" for name, value in self.to_dict().items()]
         return f"{type(self).__name__}(\n{''.join(lines)})"
 
     @property

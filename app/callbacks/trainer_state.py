@@ -313,9 +313,12 @@ def wrong_states(callbacks: Iterable[object], exported: Mapping[str, Any]) -> It
     for callback in filter(is_exportable, callbacks):
         name, own = type(callback).__name__, callback.state()  # type: ignore[attr-defined]
         saved = exported.get(name, [])
+        if not isinstance(own, dict):
+            continue
         for state in saved if isinstance(saved, list) else [saved]:
             for key in ("args", "attributes"):
-                if isinstance(own.get(key), dict) and not isinstance(state.get(key), dict):
+                held = state.get(key) if isinstance(state, dict) else None
+                if isinstance(own.get(key), dict) and not isinstance(held, dict):
                     yield f"callbacks.{name} in its run state has no dictionary {key!r}."
 
 

@@ -15,7 +15,10 @@ from importlib import import_module
 from pathlib import Path
 
 import hexloop
+from hexloop.app.command_line.printing import print_text, remember_secrets_of_environment
 from hexloop.domain.errors import ConfigurationError, HexloopError
+from hexloop.domain.printable import printable_lines
+from hexloop.domain.redaction import redact
 
 
 class ExitCode(IntEnum):
@@ -36,12 +39,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = read_options(sys.argv[1:] if argv is None else argv)
     except SystemExit as ended:  # argparse has printed the help or an error
         return int(ended.code or 0)
+    remember_secrets_of_environment()
     module, _, function = options.function.partition(":")
     with plain_warnings():
         try:
             return int(getattr(import_module(module), function)(options))
         except (KeyboardInterrupt, SystemExit) as interrupt:  # SystemExit: by a second signal other than SIGINT
-            print("\nhexloop: interrupted.", *getattr(interrupt, "__notes__", ()), sep="\n", file=sys.stderr)
+            print_text("\n".join(["\nhexloop: interrupted.", *getattr(interrupt, "__notes__", ())]))
             code = getattr(interrupt, "code", None)
             return code if isinstance(code, int) else ExitCode.INTERRUPTED
         except Exception as error:
@@ -54,9 +58,9 @@ def report(error: Exception, show_traceback: bool) -> ExitCode:
     hexloop's own errors are printed without a traceback unless `show_traceback`; all others with one.
     """
     if show_traceback or not isinstance(error, HexloopError):
-        traceback.print_exception(error)
+        print_text("".join(traceback.format_exception(error)).rstrip("\n"))
     else:
-        print(f"hexloop: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
+        print_text("\n".join([f"hexloop: {error}", *getattr(error, "__notes__", ())]))
     return ExitCode.USAGE if isinstance(error, ConfigurationError) else ExitCode.FAILED
 
 
@@ -67,7 +71,7 @@ def plain_warnings() -> Iterator[None]:
 
     def formatted(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None) -> str:
         if filename.startswith(package):
-            return f"hexloop: warning: {message}\n"
+            return f"{printable_lines(redact(f'hexloop: warning: {message}'))}\n"
         return usual(message, category, filename, lineno, line)
 
     warnings.formatwarning = formatted  # type: ignore[assignment]  # typeshed wants the last parameter's default

@@ -21,6 +21,7 @@ from attrs import asdict, frozen
 import hexloop
 import hexloop.adapters
 from hexloop.app.command_line import ExitCode
+from hexloop.app.command_line.printing import print_document, print_lines
 from hexloop.ports.device import Device
 
 NOT_ADAPTERS = frozenset({"arguments", "digests"})
@@ -104,9 +105,9 @@ def run(options: Namespace) -> ExitCode:
         packages=_packages(),
     )
     if options.json:
-        print(json.dumps({**asdict(report), "missing": [package.name for package in report.missing]}, indent=2))
+        print_document({**asdict(report), "missing": [package.name for package in report.missing]})
     else:
-        print("\n".join(_lines(report)))
+        print_lines(*_lines(report))
     return ExitCode.FAILED if report.missing else ExitCode.DONE
 
 

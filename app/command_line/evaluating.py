@@ -17,6 +17,7 @@ import numpy as np
 import hexloop
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.command_line import ExitCode
+from hexloop.app.command_line.printing import print_lines, print_text
 from hexloop.app.recipe import Recipe, read_recipe
 from hexloop.app.run.saving import write_atomically
 from hexloop.app.wiring.checkpoint_files import CheckpointFiles, load_model_weights
@@ -40,8 +41,8 @@ def evaluate(options: Namespace) -> ExitCode:
         trainer = recipe.make_trainer(("eval_dataset",))
         checkpoint = _load_weights(trainer, options)
         text = _metrics_text(trainer.evaluate(), checkpoint)
-        print(f"The metrics are in {_write_metrics(text.encode(), options.output, trainer)}.")
-    print(text, end="")
+        print_lines(f"The metrics are in {_write_metrics(text.encode(), options.output, trainer)}.")
+    print_text(text.removesuffix("\n"), to=sys.stdout)
     return ExitCode.DONE
 
 
@@ -71,8 +72,8 @@ def predict(options: Namespace) -> ExitCode:
                 "and do not set prediction_loss_only."
             )
         write_atomically(path, FORMATS[path.suffix](predicted.predictions, predicted.label_ids))
-        print(f"The predictions are in {path}.")
-    print(_metrics_text(predicted.metrics or {}, checkpoint), end="")
+        print_lines(f"The predictions are in {path}.")
+    print_text(_metrics_text(predicted.metrics or {}, checkpoint).removesuffix("\n"), to=sys.stdout)
     return ExitCode.DONE
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hexloop.app.command_line import ExitCode
+from hexloop.app.command_line.printing import print_document, print_lines
 from hexloop.app.wiring.adapters import JOURNAL, read_journal
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.journal import ObservationKind, RunComparison, Timeline, compare, timelines
@@ -28,9 +29,9 @@ def diff(options: Namespace) -> ExitCode:
         raise ConfigurationError(problems)
     comparison = compare(one, other)
     if options.json:
-        print(json.dumps(_document(comparison, one, other), indent=2))
+        print_document(_document(comparison, one, other))
     else:
-        print("\n".join(_lines(comparison, one, other, (options.one, options.other))))
+        print_lines(*_lines(comparison, one, other, (options.one, options.other)))
     return ExitCode.FAILED if comparison.divergences else ExitCode.DONE
 
 

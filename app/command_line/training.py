@@ -17,6 +17,7 @@ from attrs import define, frozen
 import hexloop
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.command_line import ExitCode
+from hexloop.app.command_line.printing import print_lines, print_text
 from hexloop.app.command_line.resuming import AUTO, command_text, resume_command, resume_problems, resume_source
 from hexloop.app.recipe import read_recipe
 from hexloop.app.run.checkpoints import FINISHED, finished_at
@@ -82,7 +83,7 @@ def run(options: Namespace) -> ExitCode:
     source, storage = resume_source(options, arguments), storage_for(str(arguments.output_dir))
     if source == AUTO and (step := finished_at(storage, arguments)) is not None:
         if arguments.process_index == 0:
-            print(
+            print_lines(
                 f"{options.recipe}: this run finished after {step:,} steps; its checkpoints are in "
                 f"{arguments.output_dir}. Increase the number of steps to continue it, or choose another "
                 "output_dir to start a new run."
@@ -91,7 +92,7 @@ def run(options: Namespace) -> ExitCode:
     trainer = recipe.make_trainer(("train_dataset", "eval_dataset"))
     prints = trainer.is_world_process_zero()
     if prints:
-        print(_opening_line(trainer, options.recipe), flush=True)
+        print_text(_opening_line(trainer, options.recipe), to=sys.stdout)
     progress, started = Progress(), time.time()
     try:
         drive(trainer, source, progress)
@@ -102,9 +103,9 @@ def run(options: Namespace) -> ExitCode:
         raise
     assert trainer.outcome is not None
     if prints:
-        print(_summary(trainer, trainer.outcome))
+        print_text(_summary(trainer, trainer.outcome), to=sys.stdout)
         files = _written_since(str(trainer.args.output_dir), started)
-        print(_closing_line(trainer, options, progress, files), flush=True)
+        print_text(_closing_line(trainer, options, progress, files), to=sys.stdout)
     return ExitCode(trainer.outcome.exit_code)
 
 

@@ -14,6 +14,7 @@ from attrs import define, field
 from hexloop.app.wiring.data import batch_fingerprint, random_fingerprint
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.events import AnyEvent, EpochBegan, Logged, SaveFailed, StepEnded, TrainBegan, TrainEnded
+from hexloop.domain.redaction import redacted
 from hexloop.domain.run import Run
 from hexloop.ports.collectives import Collectives, Reduction
 from hexloop.ports.journal import Fact, Journal
@@ -136,6 +137,7 @@ def journal_for(parts: TrainerParts) -> RunJournal:
     """Return the journal of the next run."""
     args, adapters = parts.args, parts.adapters
     settings = {name: value for name, value in args.to_sanitized_dict().items() if name not in NOT_RECORDED}
+    settings = redacted(settings)
     random, totals = partial(random_fingerprint, adapters.device.name), totals_over_ranks(adapters.collectives)
     return RunJournal(adapters.journal, random, settings, args.journal == "steps", totals)
 

@@ -19,11 +19,22 @@ from hexloop.domain.checkpoints.commit import NotePhase
 from hexloop.domain.checkpoints.selection import runs_in
 from hexloop.domain.errors import CheckpointError, StorageError
 from hexloop.domain.events import AnyEvent, TrainEnded
+from hexloop.domain.redaction import redact
 from hexloop.domain.run import Run
 from hexloop.domain.state import RunState
 from hexloop.ports.storage import Storage
 
 LOGGER = logging.getLogger("hexloop")
+
+
+def _remove_secrets(record: logging.LogRecord) -> bool:
+    """Remove secrets from a log message."""
+    message = record.getMessage()
+    record.msg, record.args = redact(message), ()
+    return True
+
+
+LOGGER.addFilter(_remove_secrets)
 
 
 def set_log_level(args: TrainingArguments) -> None:

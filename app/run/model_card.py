@@ -14,6 +14,7 @@ from hexloop.app.run.saving import write_atomically
 from hexloop.app.wiring.data import global_batch_size
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import own_class
+from hexloop.domain.redaction import redact
 
 CARD = "README.md"
 GENERATED = "generated_from_trainer"
@@ -77,7 +78,7 @@ def write_model_card(parts: TrainerParts, facts: CardFacts) -> None:
         library = earlier.get("library_name")
         facts = evolve(facts, tags=list(dict.fromkeys([*facts.tags, *as_list(earlier.get("tags"))])))
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, _card(parts, facts).encode())
+    write_atomically(path, redact(_card(parts, facts)).encode())
     adapters = parts.unwrapped_model
     if library == "peft" and hasattr(adapters, "create_or_update_model_card"):
         adapters.create_or_update_model_card(str(folder))

@@ -8,6 +8,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +21,7 @@ from hexloop.app.wiring.checkpoint_files import chunks_of, files_below
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import is_sharded, named_weights, own_class, save_sharded
 from hexloop.app.wiring.storage import as_location, is_elsewhere, storage_for
+from hexloop.domain.redaction import redacted
 from hexloop.ports.storage import File, Storage
 
 ARGUMENTS = "training_args.json"
@@ -52,7 +54,7 @@ def save_model(parts: TrainerParts, folder: str, state_dict: Mapping[str, Any] |
         tensors = {name: tensor.detach().contiguous() for name, tensor in named.items()}
         save_file(tensors, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
     _save_processing_class(parts, folder)
-    Path(folder, ARGUMENTS).write_text(parts.args.to_json_string() + "\n", encoding="utf-8")
+    _write_privately(os.path.join(folder, ARGUMENTS), _without_secrets(parts.args.to_json_string()))
     logging.getLogger("hexloop").info("Saved the model to %s.", folder)
 
 
@@ -72,8 +74,20 @@ class ArgumentsFile:
         """Return the file with these arguments."""
         values = repr(vars(args))
         if values != self._values:
-            self._values, self._data = values, f"{args.to_json_string()}\n".encode()
+            self._values, self._data = values, _without_secrets(args.to_json_string())
         return File(ARGUMENTS, [self._data])
+
+
+def _write_privately(path: str, data: bytes) -> None:
+    """Write a file that only its owner may read, from its creation on."""
+    with suppress(FileNotFoundError):
+        os.remove(path)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+
+
+def _without_secrets(document: str) -> bytes:
+    return f"{json.dumps(redacted(json.loads(document)), indent=2)}\n".encode()
 
 
 def companion_files(parts: TrainerParts, arguments: ArgumentsFile) -> Iterator[File]:

@@ -39,6 +39,7 @@ from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.domain.evaluation import speed_metrics
 from hexloop.domain.events import AnyEvent, CheckpointPublished, SaveFailed, TrainEnded
 from hexloop.domain.fail_safe import LoggerGroup
+from hexloop.domain.redaction import redact, redacted
 from hexloop.domain.requests import make_agreement
 from hexloop.domain.run import Evaluation, Run
 from hexloop.domain.state import RunState
@@ -85,8 +86,8 @@ class Session:
         parts, run = self.parts, self.run
         args, adapters = parts.args, parts.adapters
         loggers = LoggerGroup(adapters.loggers, lambda message: warnings.warn(message, stacklevel=2))
-        name = args.run_name or str(args.output_dir)
-        configuration, folder = args.to_sanitized_dict(), str(args.output_dir)
+        name = redact(args.run_name or str(args.output_dir))
+        configuration, folder = redacted(args.to_sanitized_dict()), redact(str(args.output_dir))
         adapters.interrupts.start(partial(parts.requests.request_stop, save=True))  # may raise, so before the loggers
         loggers.start(RunInformation(name, configuration, folder, run.plan.total_steps, run.state.step))
         self.loggers = loggers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import uuid
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
@@ -36,6 +37,7 @@ from hexloop.app.wiring.model import default_label_names
 from hexloop.app.wiring.parts import KeptLoaders, PreparationTime, is_overridden, standard
 from hexloop.app.wiring.state import is_sharded, refuse_unprepared
 from hexloop.domain.events import AnyEvent, Paused, TrainEnded
+from hexloop.domain.redaction import remember_secrets, secret_values
 from hexloop.domain.requests import Requests, SaveRequest
 from hexloop.domain.run import Evaluation
 from hexloop.ports.logger import Record
@@ -73,6 +75,7 @@ class Trainer(TrainerHooks, LegacyNames):
         tokenizer: Any = None,
         **injected: Unpack[Injected],
     ) -> None:
+        remember_secrets(secret_values(os.environ))
         if tokenizer is not None:
             processing_class = self.take_tokenizer(tokenizer, processing_class)
         self.args = from_transformers(args or self.arguments_class("tmp_trainer"), self.arguments_class)

@@ -19,9 +19,13 @@ from hexloop.adapters.storage.local import LocalStorage
 from hexloop.app.engines import find_plugin, plugin_names
 from hexloop.domain.checkpoints.manifest import checkpoint_name, step_of
 from hexloop.domain.errors import ConfigurationError, StorageError
+from hexloop.domain.redaction import redact
 from hexloop.ports.storage import Storage
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+_CHAIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?:::|://.*::[A-Za-z][A-Za-z0-9+.-]+://)")
+"""A chain of URLs, as fsspec accepts it, such as simplecache::s3://bucket or zip://inner::https://host/outer.zip."""
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:::[A-Za-z0-9+.:-]*)?://")
 """A scheme has at least two characters; one would be a drive letter of Windows."""
 
 
@@ -69,9 +73,15 @@ def storage_for(location: str | os.PathLike[str], digest: str = "xxh3-128") -> S
 
     Schemes are looked up in `STORAGES`, then in the entry points of installed packages; all others are fsspec's.
     digest: see `LocalStorage`; storages of installed packages choose their own.
-    Raises ConfigurationError if a scheme is unknown, with what to install, or if a URL contains a password.
+    Raises ConfigurationError if a scheme is unknown, with what to install, or if a URL contains a password or is a
+    chain.
     """
     location, scheme = os.fspath(location), scheme_of(location) or "file"
+    if _CHAIN.match(location):
+        raise ConfigurationError(
+            f"{redact(location)} is a chain of URLs, which checkpoints are not read or written through: a cache may "
+            "return old files. Use the last URL alone."
+        )
     if scheme in STORAGES:
         return STORAGES[scheme](location, digest)
     if urlsplit(location).password:

@@ -335,7 +335,7 @@ def test_a_refused_load_names_the_object(tmp_path: Path) -> None:
             b'{"schema_version": 2, "run_state": 5}',
             "run_state in run_state.json is not a JSON object",
         ),
-        ("run_state.json", b'{"schema_version": 2}', "lacks expected"),
+        ("run_state.json", b'{"schema_version": 2}', "lacks batches"),
         ("model.safetensors", None, "has no weights"),
         ("model.safetensors", b"x", "ends after 1 bytes"),
         ("random.safetensors", struct.pack("<Q", 2) + b"[]", "random.safetensors is not a safetensors file"),

@@ -277,7 +277,7 @@ CORPUS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "a callback whose state is a number": (
         in_document("run_state", lambda each: each["callbacks"].update(TrainerControl=5)),
-        "callbacks.TrainerControl: 5 is not a JSON object",
+        "callbacks.TrainerControl in its run state has no dictionary 'args'",
     ),
     "a callback with another state": (
         in_document("run_state", lambda each: each["callbacks"].update(TrainerControl={"args": {"x": 1}})),

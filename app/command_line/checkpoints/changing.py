@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import suppress
 
 from hexloop.app.command_line import ExitCode
 from hexloop.app.command_line.checkpoints import CheckpointLocation, best_of, open_checkpoints, open_folder, read_state
+from hexloop.app.command_line.printing import print_document, print_lines
 from hexloop.app.wiring.checkpoint_files import CheckpointFiles
 from hexloop.app.wiring.storage import as_location, has_unsent_files, split_location, storage_for
 from hexloop.domain.checkpoints.commit import CheckpointPolicy
@@ -34,11 +34,11 @@ def prune(options: Namespace) -> ExitCode:
     for kind, each in _remove(storage, name, options):
         gone[kind].append(each)
         if not options.json:
-            print(f"{'Would remove' if options.dry_run else 'Removed'} {each}", flush=True)
+            print_lines(f"{'Would remove' if options.dry_run else 'Removed'} {each}")
     if options.json:
-        print(json.dumps({"run": name, **gone, "dry_run": options.dry_run}, indent=2))
+        print_document({"run": name, **gone, "dry_run": options.dry_run})
     elif not any(gone.values()):
-        print(f"There is nothing to remove of the run {name} in {options.folder}.")
+        print_lines(f"There is nothing to remove of the run {name} in {options.folder}.")
     return ExitCode.DONE
 
 
@@ -101,7 +101,7 @@ def consolidate(options: Namespace) -> ExitCode:
     if name in {entry.name for entry in storage.list("")}:
         raise ConfigurationError(f"You chose to write {target}, but it exists already; choose another --output.")
     _write_model(location, storage, name)
-    print(f"Written: {target}")
+    print_lines(f"Written: {target}")
     return ExitCode.DONE
 
 
@@ -118,7 +118,7 @@ def import_(options: Namespace) -> ExitCode:
         data_seed=options.data_seed,
         train_batch_size=options.train_batch_size,
     )
-    print(f"Written: {written}\nResume from it with: hexloop train RECIPE --resume {written}")
+    print_lines(f"Written: {written}", f"Resume from it with: hexloop train RECIPE --resume {written}")
     return ExitCode.DONE
 
 
@@ -126,7 +126,7 @@ def export(options: Namespace) -> ExitCode:
     """Convert a checkpoint to the format of transformers' Trainer, and print its location."""
     from hexloop.app.transformers_checkpoints.exporting import export_checkpoint
 
-    print(f"Written: {export_checkpoint(options.checkpoint, options.to)}")
+    print_lines(f"Written: {export_checkpoint(options.checkpoint, options.to)}")
     return ExitCode.DONE
 
 

@@ -13,6 +13,7 @@ from attrs import asdict, frozen
 
 from hexloop.app.command_line import ExitCode
 from hexloop.app.command_line.checkpoints import open_checkpoints
+from hexloop.app.command_line.printing import print_document, print_lines
 from hexloop.app.wiring.checkpoint_files import CheckpointFiles
 from hexloop.domain.checkpoints.manifest import MANIFEST, Manifest
 from hexloop.domain.checkpoints.reading import verify
@@ -179,16 +180,16 @@ def run(options: Namespace) -> ExitCode:
         counts = {"compared": compared, "different": different} if options.all else {}
         documents = [each.document() for each in differences]
         document = {"checkpoints": [options.one, options.other], "differences": documents, **counts}
-        print(json.dumps(document, indent=2, default=str))
+        print_document(document)
         return ExitCode.FAILED if differences else ExitCode.DONE
     both = f"{options.one} and {options.other}"
     if differences:
-        print(f"{both} differ{'' if options.all else ', first in'}:", *differences, sep="\n")
+        print_lines(f"{both} differ{'' if options.all else ', first in'}:", *map(str, differences))
     else:
-        print(f"{both} are equal.")
+        print_lines(f"{both} are equal.")
     if options.all:
         for kind, count in compared.items():
-            print(f"{count:,} {kind} compared, {different[kind] or 'none'} different")
+            print_lines(f"{count:,} {kind} compared, {different[kind] or 'none'} different")
     return ExitCode.FAILED if differences else ExitCode.DONE
 
 

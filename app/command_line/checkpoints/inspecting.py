@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from argparse import Namespace
 from collections.abc import Collection, Iterator, Sequence
@@ -22,6 +21,7 @@ from hexloop.app.command_line.checkpoints import (
     read_state,
     refuse_missing,
 )
+from hexloop.app.command_line.printing import print_document, print_lines
 from hexloop.app.wiring.checkpoint_files import CheckpointFiles
 from hexloop.app.wiring.storage import joined
 from hexloop.domain.checkpoints.manifest import MANIFEST, Manifest, checkpoint_name
@@ -90,11 +90,11 @@ def list_checkpoints(options: Namespace) -> ExitCode:
     storage = open_folder(options.folder)
     rows = _rows(storage, list(survey(storage, options.quick)))
     if options.json:
-        print(json.dumps({"folder": options.folder, "checkpoints": [row.document() for row in rows]}, indent=2))
+        print_document({"folder": options.folder, "checkpoints": [row.document() for row in rows]})
     elif rows:
-        print("\n".join(_table(rows, time.time())))
+        print_lines(*_table(rows, time.time()))
     else:
-        print(f"There is no checkpoint in {options.folder}.")
+        print_lines(f"There is no checkpoint in {options.folder}.")
     return ExitCode.FAILED if any(row.found.status is FolderStatus.BAD for row in rows) else ExitCode.DONE
 
 
@@ -108,11 +108,11 @@ def verify(options: Namespace) -> ExitCode:
             bad += found.status is FolderStatus.BAD or (named and not good)
             documents.append({"checkpoint": location, "good": good, "reason": found.reason})
             if not options.json:
-                print(f"{location}: {found.status.value}", *[f"  {found.reason}"] * (not good), sep="\n", flush=True)
+                print_lines(f"{location}: {found.status.value}", *[f"  {found.reason}"] * (not good))
     if options.json:
-        print(json.dumps({"checkpoints": documents, "bad": bad}, indent=2))
+        print_document({"checkpoints": documents, "bad": bad})
     else:
-        print(f"Not good: {bad} of {len(documents)}." if bad else f"Good: all {len(documents)}.")
+        print_lines(f"Not good: {bad} of {len(documents)}." if bad else f"Good: all {len(documents)}.")
     return ExitCode.FAILED if bad else ExitCode.DONE
 
 
@@ -120,7 +120,7 @@ def show(options: Namespace) -> ExitCode:
     """Print what a checkpoint contains."""
     (location,) = open_checkpoints([options.checkpoint])
     document = _document(location, read_manifest(location.storage, location.name), options.tensors)
-    print(json.dumps(document, indent=2) if options.json else "\n".join(_lines(document)))
+    print_document(document) if options.json else print_lines(*_lines(document))
     return ExitCode.DONE
 
 
