@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 
 from hexloop.adapters.collectives import REDUCERS, PendingReduction
 from hexloop.adapters.collectives.torch.mailbox import CAPACITY, Mailbox, PostedMessage, shared_mailbox
+from hexloop.adapters.collectives.torch.world import set_timeout
 from hexloop.domain.errors import CollectiveError
 from hexloop.ports.collectives import Json, Reduction
 
@@ -41,19 +42,28 @@ class TorchCollectives:
     timeout: seconds after which a process stops waiting for the others.
     monitor: shared with the collectives of other threads.
     through_memory: reduce few numbers through shared memory if all processes are on one machine.
+    connect_timeout: the timeout of the construction, in seconds; None for that of later operations.
     """
 
-    def __init__(self, timeout: float, monitor: PeerMonitor | None = None, through_memory: bool = True) -> None:
+    def __init__(
+        self,
+        timeout: float,
+        monitor: PeerMonitor | None = None,
+        through_memory: bool = True,
+        connect_timeout: float | None = None,
+    ) -> None:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self._timeout = timeout
         self._failed = False
-        self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+        self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=connect_timeout or timeout))
         self._monitor = monitor or PeerMonitor(self.rank, self.world_size, self._draw_name())
         self._connect()
         self._mailbox: Mailbox | None = None
         if through_memory:
             self._mailbox = shared_mailbox(self.gather, self.rank, self.world_size, timeout, self._monitor.has_failure)
+        if connect_timeout is not None:
+            set_timeout(self._group, timeout)
 
     def apart(self) -> TorchCollectives:
         """Return the collectives of the same processes for another thread; see `Collectives.apart`."""
