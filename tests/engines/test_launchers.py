@@ -43,7 +43,7 @@ with open(f"said-{arguments.process_index}.json", "w") as file:
 """
 
 OWN = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-QUIET = {"OMP_NUM_THREADS": "1", "TORCH_GLOO_LAZY_INIT": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+QUIET = {"OMP_NUM_THREADS": "1"}
 LIMIT = 150
 """Time limit of a launch in seconds."""
 
