@@ -102,10 +102,10 @@ def launched(environment: Mapping[str, str] | None = None) -> Launched:
             return _checked(found, numbers.problems, (rank, size, local_rank))
     if environment.keys() >= LAUNCHED_ALONE:
         raise ConfigurationError(
-            "`accelerate launch` was asked for several processes, but it started this one only: MASTER_ADDR is set, and "
-            "no variable with a rank. On the CPU it starts several if the environment variable ACCELERATE_USE_CPU is "
-            "true and --multi_gpu takes the place of --cpu, or through MPI with --mpirun_hostfile. Do so, use torchrun "
-            "or hexloop launch, or pass --num_processes 1."
+            "`accelerate launch` was asked for several processes, but it started this one only: MASTER_ADDR is set and "
+            "no rank. On the CPU, it starts several if the environment variable ACCELERATE_USE_CPU is "
+            "true and --multi_gpu takes the place of --cpu, or with --mpirun_hostfile. Do so, use torchrun or hexloop "
+            "launch, or pass --num_processes 1."
         )
     return Launched()
 

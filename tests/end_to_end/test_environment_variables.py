@@ -81,6 +81,11 @@ def launcher(folder: Path, environment: pytest.MonkeyPatch) -> None:
     assert "RANK=6 and WORLD_SIZE=6, but ranks count from 0" in refusal(folder)
     environment.setenv("RANK", "first")
     assert "RANK is 'first', but a launcher" in refusal(folder)
+    environment.delenv("RANK")
+    environment.delenv("WORLD_SIZE")
+    for name, value in (("ACCELERATE_USE_CPU", "true"), ("ACCELERATE_DYNAMO_BACKEND", "no")):
+        environment.setenv(name, value)
+    assert "`accelerate launch` was asked for several processes, but it started this one only" in refusal(folder)
     environment.setenv("RANK", "0")
     environment.setenv("WORLD_SIZE", "1")
     environment.setenv("LOCAL_RANK", "0")

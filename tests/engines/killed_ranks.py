@@ -27,7 +27,7 @@ from tests.engines.processes import free_port
 
 SCRIPT = Path(__file__).parent / "several" / "killed.py"
 PATIENCE = 240
-"""Seconds until the next attempt, its first save, and the end of a run that is no longer killed: a hang takes longer."""
+"""Seconds until the next attempt, its next save, and the end of a run that is no longer killed."""
 
 RENDEZVOUS_TIMEOUT = 60
 """The bound of every wait at a start, which is the default of the run's argument `rendezvous_timeout`."""
