@@ -83,8 +83,8 @@ def launcher(folder: Path, environment: pytest.MonkeyPatch) -> None:
     assert "RANK is 'first', but a launcher" in refusal(folder)
     environment.delenv("RANK")
     environment.delenv("WORLD_SIZE")
-    for name, value in (("ACCELERATE_USE_CPU", "true"), ("ACCELERATE_DYNAMO_BACKEND", "no")):
-        environment.setenv(name, value)
+    environment.setenv("ACCELERATE_USE_CPU", "true")
+    environment.setenv("ACCELERATE_DYNAMO_BACKEND", "no")
     assert "`accelerate launch` was asked for several processes, but it started this one only" in refusal(folder)
     environment.setenv("RANK", "0")
     environment.setenv("WORLD_SIZE", "1")

@@ -15,6 +15,7 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from hexloop.adapters.collectives.torch.meeting import Attempt, Bound, Meeting
+from hexloop.adapters.collectives.torch.world import MeetingPlace, Timeouts, start_world
 from hexloop.domain.errors import CollectiveError
 from tests.engines.processes import free_port
 from tests.engines.several.training import CONTEXT, PATIENCE, Sentences, Training, ended, fresh, padded
@@ -128,6 +129,37 @@ def test_a_port_in_use_is_reported() -> None:
         (message,) = refusals("127.0.0.1", other.getsockname()[1], ranks=(0,))
     assert message.startswith("CollectiveError: Rendezvous failed: rank 0 cannot listen at 127.0.0.1:")
     assert "EADDRINUSE" in message
+
+
+def _connect(place: MeetingPlace, rank: int, writer: Any) -> None:
+    """Connect three ranks, of which the last one dies after it has met the others."""
+    try:
+        if rank == 2:
+            connection = TCPStore(place.host, place.port, is_master=False, timeout=timedelta(seconds=PATIENCE))
+            Meeting(connection, Attempt(rank, 3, str(place), Bound(PATIENCE))).join()
+        else:
+            start_world(place, rank, 3, "gloo", Timeouts(rendezvous=TIMEOUT, operations=30 * PATIENCE))
+    except CollectiveError as error:
+        writer.send(str(error))
+    os._exit(0)
+
+
+@pytest.mark.matrix
+def test_a_rank_that_dies_while_all_connect_is_named(store: Any) -> None:
+    """The others end with an error long before the timeout of later operations."""
+    place, started = MeetingPlace("127.0.0.1", store.port, hosted=False), []
+    for rank in range(3):
+        reader, writer = CONTEXT.Pipe(duplex=False)
+        process = CONTEXT.Process(target=_connect, args=(place, rank, writer))
+        process.start()
+        writer.close()
+        started.append((process, reader))
+    for rank, (_, reader) in enumerate(started[:2]):
+        assert _message(reader).startswith(
+            f"Rank {rank} met all 3 ranks, but rank 2 ended or hung before they were connected. Look at the first "
+        )
+    for process, _ in started:
+        process.join(PATIENCE)
 
 
 # The meeting itself, in threads with connections of their own
