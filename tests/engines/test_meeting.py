@@ -193,7 +193,7 @@ def test_every_start_has_a_name_of_its_own(store: Any) -> None:
 
 
 def test_a_rank_that_was_killed_while_it_waited_does_not_count(store: Any) -> None:
-    """Whoever it was, rank 0 or another: the ranks of the next start meet each other, and not the dead."""
+    """Rank 0 or another: the ranks of the next start meet each other, and not the dead one."""
     for dead in (0, 1, 2):
         with pytest.raises(CollectiveError):
             meeting(store, dead, 3, seconds=0.5).join()
@@ -201,7 +201,7 @@ def test_a_rank_that_was_killed_while_it_waited_does_not_count(store: Any) -> No
 
 
 def test_a_restarted_rank_takes_the_place_of_the_dead_one(store: Any) -> None:
-    """Rank 0 still waits in the same start, as on another machine, whose processes go on."""
+    """Rank 0 still waits in the same start, as on another machine, whose processes stay."""
     with ThreadPoolExecutor(3) as pool:
         first = pool.submit(meeting(store, 0, 3).join)
         while not store.check(["hexloop/meeting/name"]):
