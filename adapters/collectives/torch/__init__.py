@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import time
@@ -341,10 +342,14 @@ def leave_all(groups: list[TorchCollectives], backend: str) -> None:
     """Leave the groups together and in order: gloo may abort a process whose peers leave at another time.
 
     backend: that of the default group. NCCL waits for pending work before it leaves, which never ends without the
-    peers; if it is not destroyed, it drops the work when the process exits.
+    peers; if it is not destroyed, it drops the work when the process exits. gloo waits as well when a group is freed,
+    so after a failure no group is: the process ends at once, and its peers notice.
     """
     ends = [collectives.leave() for collectives in groups]
     groups.clear()
-    if (ends and all(ends)) or "nccl" not in backend:
+    if ends and all(ends):
         with suppress(Exception):  # a peer that left earlier has closed the connection
             dist.destroy_process_group()
+    elif "nccl" not in backend:
+        for group in dist.distributed_c10d._world.pg_map:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
