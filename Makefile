@@ -51,10 +51,12 @@ bench: export OMP_NUM_THREADS = 1
 bench: $(VENV)/with-bench
 	$(VENV)/bin/python tests/bench/run.py
 
-# Kill training runs at 200 random instants and compare the results; about ten minutes on a disk.
+# Kill training runs at 200 random instants, and ranks of runs under torchrun at 50, and compare the results; about 20
+# minutes on a disk.
 kills: export OMP_NUM_THREADS = 1
 kills: $(VENV)/with-test
 	$(VENV)/bin/python -m tests.engines.kills --kills 200 --folder runs
+	$(VENV)/bin/python -m tests.engines.kills --launcher torchrun --kills 50 --folder runs
 
 # The build back ends (hatchling, and that of deepspeed, which is published as source) are installed first and not isolated,
 # so that the constraints apply to them too.

@@ -48,6 +48,9 @@ LAUNCHER_VARIABLES = {
 }
 """For each launcher: rank, world size, local rank, local world size. accelerate and deepspeed set torchrun's."""
 
+LAUNCHED_ALONE = frozenset({"ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_USE_CPU", "MASTER_ADDR", "MASTER_PORT"})
+"""What `accelerate launch` sets in the one process that it starts when it was asked for several on the CPU."""
+
 
 def is_on(name: str) -> bool:
     """Return the truth value of a variable, False if it is unset. Raises ConfigurationError for any other text."""
@@ -78,7 +81,7 @@ class Launched:
 def launched(environment: Mapping[str, str] | None = None) -> Launched:
     """Return this process's rank and world size, from the first launcher in the table whose variables are set.
 
-    Raises ConfigurationError if the variables are inconsistent.
+    Raises ConfigurationError if the variables are inconsistent, or those of accelerate ask for further processes.
     """
     environment = os.environ if environment is None else environment
     for launcher, (rank, size, local_rank, local_size) in LAUNCHER_VARIABLES.items():
@@ -97,6 +100,13 @@ def launched(environment: Mapping[str, str] | None = None) -> Launched:
                 _port(numbers, environment, launcher),
             )
             return _checked(found, numbers.problems, (rank, size, local_rank))
+    if environment.keys() >= LAUNCHED_ALONE:
+        raise ConfigurationError(
+            "`accelerate launch` was asked for several processes, but it started this one only: MASTER_ADDR is set and "
+            "no rank. On the CPU, it starts several if the environment variable ACCELERATE_USE_CPU is "
+            "true and --multi_gpu takes the place of --cpu, or with --mpirun_hostfile. Do so, use torchrun or hexloop "
+            "launch, or pass --num_processes 1."
+        )
     return Launched()
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import atexit
 import os
-from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hexloop.adapters.collectives import SingleProcessCollectives
 from hexloop.app.engines import EngineChoice, engine_for
 from hexloop.app.environment import Launched, launched
-from hexloop.domain.errors import CollectiveError, ConfigurationError
+from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.collectives import Collectives
 
 if TYPE_CHECKING:
@@ -25,11 +24,15 @@ class JoinArguments(EngineChoice, Protocol):
 
     ddp_backend: str | None
     ddp_timeout: int
+    rendezvous_timeout: float
 
     @property
     def device(self) -> torch.device:
         """The device of this process."""
 
+
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+"""The variable by which torchrun tells its processes that they share its store, instead of that of rank 0."""
 
 _JOINED: list[TorchCollectives] = []
 """The collectives of this process. torch.distributed has one default process group, so there is at most one."""
@@ -44,10 +47,12 @@ def join(args: JoinArguments) -> Collectives:
     if process.world_size == 1:
         return SingleProcessCollectives()
     if not _JOINED:
-        from hexloop.adapters.collectives.torch import TorchCollectives
+        import torch.distributed as dist
 
-        _init_process_group(args, process)
-        _JOINED.append(TorchCollectives(float(args.ddp_timeout)))
+        if dist.is_initialized():
+            _JOINED.append(_join_the_script(args, process))
+        else:
+            _JOINED.append(_join_the_others(args, process))
     return _JOINED[0]
 
 
@@ -78,19 +83,27 @@ def backend_for(args: JoinArguments) -> str:
     return backend_of(args.device.type, args.ddp_backend, engine_for(args).exchanges_host_tensors)
 
 
-def _init_process_group(args: JoinArguments, process: Launched) -> None:
-    import torch
+def _join_the_script(args: JoinArguments, process: Launched) -> TorchCollectives:
+    """Return collectives over the default process group, which the script has initialized."""
     import torch.distributed as dist
 
-    from hexloop.adapters.collectives.torch import is_built_in, leave_all
+    from hexloop.adapters.collectives.torch import TorchCollectives
 
-    if dist.is_initialized():
-        if dist.get_world_size() != process.world_size:
-            raise ConfigurationError(
-                f"The launcher started {process.world_size} processes, but torch.distributed was initialized with "
-                f"{dist.get_world_size()}; let hexloop initialize it, or initialize it with all of them."
-            )
-        return
+    if dist.get_world_size() != process.world_size:
+        raise ConfigurationError(
+            f"The launcher started {process.world_size} processes, but torch.distributed was initialized with "
+            f"{dist.get_world_size()}; let hexloop initialize it, or initialize it with all of them."
+        )
+    return TorchCollectives(float(args.ddp_timeout))
+
+
+def _join_the_others(args: JoinArguments, process: Launched) -> TorchCollectives:
+    """Meet the other processes, initialize the default process group, and return collectives over it."""
+    import torch
+
+    from hexloop.adapters.collectives.torch import TorchCollectives, is_built_in, leave_all
+    from hexloop.adapters.collectives.torch.world import MeetingPlace, Timeouts, start_world
+
     backend = backend_for(args)
     if not is_built_in(backend):
         raise ConfigurationError(
@@ -99,20 +112,11 @@ def _init_process_group(args: JoinArguments, process: Launched) -> None:
         )
     if args.device.type == "cuda":
         torch.cuda.set_device(args.device)
-    has_rendezvous_variables = {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
-    try:
-        dist.init_process_group(
-            backend,
-            init_method="env://" if has_rendezvous_variables else f"tcp://{process.address}:{process.port}",
-            rank=process.rank,
-            world_size=process.world_size,
-            timeout=timedelta(seconds=args.ddp_timeout),
-        )
-    except (RuntimeError, ValueError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise CollectiveError(
-            f"Rendezvous failed: rank {process.rank} of {process.world_size} did not meet the others at "
-            f"{process.address}:{process.port} within {args.ddp_timeout} s ({reason}). Check that all processes were "
-            "started, that this address can be reached from here, and that no other program uses the port."
-        ) from error
+    timeouts = Timeouts(args.rendezvous_timeout, float(args.ddp_timeout))
+    place = MeetingPlace(process.address, process.port, hosted=os.environ.get(AGENT_STORE) != "True")
+    world = start_world(place, process.rank, process.world_size, backend, timeouts)
+    with world.connecting():
+        collectives = TorchCollectives(timeouts.operations, connect_timeout=timeouts.connecting)
+    world.settle()
     atexit.register(leave_all, _JOINED, backend)
+    return collectives

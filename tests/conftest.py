@@ -7,9 +7,8 @@ import os
 from hypothesis import settings
 
 # One thread per process: tests run in parallel on few cores, and float sums keep their order.
-# Lazy pair connections and a separate store: without them a restarted gloo process can hang at the rendezvous.
 # No xet: the loopback hub of the tests speaks the hub's plain protocol.
-for name in ("OMP_NUM_THREADS", "TORCH_GLOO_LAZY_INIT", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "HF_HUB_DISABLE_XET"):
+for name in ("OMP_NUM_THREADS", "HF_HUB_DISABLE_XET"):
     os.environ.setdefault(name, "1")
 
 # No test fails for being slow on a busy machine; pytest-timeout ends a test that hangs.

@@ -94,6 +94,9 @@ class HexloopArguments(JournalArguments, PreemptionArguments):
         `save_model`, training waits regardless.
     save_when_busy: what to do when a save is due while an earlier one is still being written: `wait` for it, or `skip`
         the new one, unless it was requested, is that of the best evaluation so far, or is the run's last.
+    rendezvous_timeout: seconds that a process waits for the others to start and join the run; then it ends with an
+        error that names the missing ranks. `ddp_timeout` is for what follows. A script that initializes
+        torch.distributed itself sets a timeout there.
     resume_despite: differences from the checkpoint that are accepted when resuming, instead of refused. `precision`:
         the weights are converted. `optimizer`: one of another class or with other groups starts fresh; otherwise
         this run's options apply. `data_length`: the order of samples is that of the new data. `batch_size`: the run
@@ -120,6 +123,9 @@ class HexloopArguments(JournalArguments, PreemptionArguments):
     save_async: bool = argument(default=True, help="write checkpoints in the background, without making training wait")
     save_when_busy: str = argument(
         default="wait", check=one_of("wait", "skip"), help="if a save is due while another runs: wait for it, or skip"
+    )
+    rendezvous_timeout: float = argument(
+        default=60.0, check=above_zero, help="seconds to wait for all processes to join at the start"
     )
     resume_despite: list[str] = argument(
         factory=list,

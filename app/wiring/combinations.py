@@ -233,6 +233,7 @@ INEFFECTIVE = (
             "local_rank",
             "ddp_backend",
             "ddp_timeout",
+            "rendezvous_timeout",
             "ddp_find_unused_parameters",
             "ddp_bucket_cap_mb",
             "ddp_broadcast_buffers",

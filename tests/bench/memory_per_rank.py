@@ -239,7 +239,7 @@ def measure(library: str, engine: str, processes: int) -> dict[str, float]:
 def _told(processes: int, words: list[str]) -> list[dict[str, float]]:
     environment = {
         **os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "TORCH_GLOO_LAZY_INIT": "1",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
         "DS_ACCELERATOR": "cpu", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536",
     }  # fmt: skip
     command = [sys.executable, "-m", "tests.bench.memory_per_rank", "--one", *words]

@@ -1,6 +1,7 @@
 """Kills training runs at random times, most of them during saves, and compares their results with uninterrupted runs.
 
-`python -m tests.engines.kills` runs as many kills as given and prints the counts.
+`python -m tests.engines.kills` runs as many kills as given and prints the counts. With `--launcher torchrun`, it kills
+ranks of runs of four processes.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from hexloop.domain.checkpoints.manifest import checkpoint_name, step_of
 from hexloop.domain.checkpoints.reading import checkpoint_steps, verify
 from hexloop.domain.checkpoints.selection import newest
 from tests.end_to_end.small.documents import documents_of
+from tests.engines.killed_ranks import check_killed_ranks
 from tests.engines.killed_run import Job, live
 from tests.engines.preempted import CONTEXT
 
@@ -307,6 +309,15 @@ def kill_runs(folder: Path, job: Job, kills: int, each: int, tell: Any = lambda 
     return counts
 
 
+LAUNCHERS = {"hexloop": ("hexloop",), "torchrun": ("torchrun", "torchrun --standalone")}
+"""The kinds of launch of each launcher."""
+
+
+def shown(line: str) -> None:
+    """Print a line of progress, with the time, at once."""
+    print(time.strftime("%H:%M:%S"), line, flush=True)
+
+
 def main() -> None:
     """Run the kills. Fails if less than half of them fell inside saves, or a checkpoint is too small."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -316,14 +327,22 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=80, help="optimizer steps of a run (default: 80)")
     parser.add_argument("--seed", type=int, default=0, help="where the random instants begin (default: 0)")
     parser.add_argument("--folder", type=Path, help="where to write, on a real disk (default: a temporary folder)")
+    parser.add_argument("--launcher", choices=LAUNCHERS, help="what starts several ranks (default: one process alone)")
+    parser.add_argument("--ranks", type=int, default=4, help="how many ranks it starts (default: 4)")
     args = parser.parse_args()
     warnings.simplefilter("error")
     if args.folder is not None:
         args.folder.mkdir(parents=True, exist_ok=True)
+    if args.launcher is not None:
+        with tempfile.TemporaryDirectory(dir=args.folder, prefix="ranks-") as folder:
+            kinds = LAUNCHERS[args.launcher]
+            found = check_killed_ranks(Path(folder), args.kills, args.ranks, args.seed, kinds, shown)
+        print(found.reported())
+        return
     size = args.megabytes * 10**6
     job = Job(Job.width_for(size), args.steps, args.seed)
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        counts = kill_runs(Path(folder), job, args.kills, args.each, lambda line: print(line, flush=True))
+        counts = kill_runs(Path(folder), job, args.kills, args.each, shown)
     assert counts.checkpoint_bytes >= size
     assert 2 * counts.inside >= counts.kills
     print(f"All {counts.runs} runs are bitwise equal to runs without kills.")

@@ -146,9 +146,8 @@ class Launches:
         return [sys.executable, "-m", "hexloop", "launch", *words]
 
     def environment(self) -> dict[str, str]:
-        """Return the environment without the launcher's variables, and with a folder for temporary files."""
-        own = ("OMP_NUM_THREADS", "TORCH_GLOO_LAZY_INIT", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
-        kept = {name: value for name, value in os.environ.items() if name not in own}
+        """Return the environment without the launcher's variable, and with a folder for temporary files."""
+        kept = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
         return {**kept, "TMPDIR": str(self.folder / "temporary"), "HF_HUB_DISABLE_XET": "1"}
 
     def end(self, process: subprocess.Popen[str]) -> Outcome:

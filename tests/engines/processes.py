@@ -19,8 +19,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 QUIET = {
     "OMP_NUM_THREADS": "1",
-    "TORCH_GLOO_LAZY_INIT": "1",
-    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     "HF_HUB_DISABLE_XET": "1",
     "DS_ACCELERATOR": "cpu",
     "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
@@ -64,7 +62,7 @@ def _run(rank: int, size: int, port: int, function: Callable[[int], Any], writer
     try:
         import torch.distributed as dist
 
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCH_GLOO_LAZY_INIT="1")
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         dist.init_process_group("gloo", rank=rank, world_size=size)
         try:
             said: Any = function(rank)

@@ -93,7 +93,7 @@ def launch(world: int, scenarios: dict[str, Any], folder: Path, **environment: s
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    settings = {"OMP_NUM_THREADS": "1", "TORCH_GLOO_LAZY_INIT": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    settings = {"OMP_NUM_THREADS": "1"}
     meeting = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     command = [sys.executable, "-m", "tests.engines.shared_data", str(folder), json.dumps(scenarios)]
     processes = []

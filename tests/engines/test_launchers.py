@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.engines.processes import free_port
 
@@ -43,7 +44,7 @@ with open(f"said-{arguments.process_index}.json", "w") as file:
 """
 
 OWN = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-QUIET = {"OMP_NUM_THREADS": "1", "TORCH_GLOO_LAZY_INIT": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+QUIET = {"OMP_NUM_THREADS": "1"}
 LIMIT = 150
 """Time limit of a launch in seconds."""
 
@@ -134,6 +135,21 @@ def test_accelerate_launch_with_fsdp(version: str, engine: str, tmp_path: Path) 
         "--fsdp_version", version, "--fsdp_auto_wrap_policy", "NO_WRAP",
     )  # fmt: skip
     check(launch.end(launch.start(words, 2, ACCELERATE_USE_CPU="true")), alone(tmp_path), engine)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("option", ["--cpu", "--num_machines=1"])
+def test_accelerate_launch_that_starts_one_process_of_two_is_refused(option: str, tmp_path: Path) -> None:
+    """With or without --cpu, accelerate starts one process on a machine without GPUs; one is right if asked for one."""
+    if torch.cuda.is_available():
+        pytest.skip("accelerate starts two processes on GPUs")
+    launch = Launch(tmp_path / "launch")
+    process = launch.start(words_of("accelerate", option, "--num_processes", "2"), 2)
+    output, _ = process.communicate(timeout=LIMIT)
+    assert process.returncode != 0
+    assert "ConfigurationError: `accelerate launch` was asked for several processes, but it started this one" in output
+    (said,) = launch.end(launch.start(words_of("accelerate", option, "--num_processes", "1"), 1))
+    assert said["size"] == 1
 
 
 @pytest.mark.matrix

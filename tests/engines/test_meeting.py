@@ -1,45 +1,69 @@
-"""A failed rendezvous is reported within the timeout, with the address and what to check."""
+"""The meeting of the processes at the start: what earlier starts left does not matter, and missing ranks are named."""
 
 from __future__ import annotations
 
 import os
 import socket
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from hexloop.adapters.collectives.torch.meeting import Attempt, Bound, Meeting
+from hexloop.adapters.collectives.torch.world import MeetingPlace, Timeouts, start_world
+from hexloop.domain.errors import CollectiveError
+from tests.engines.processes import free_port
 from tests.engines.several.training import CONTEXT, PATIENCE, Sentences, Training, ended, fresh, padded
 
 TIMEOUT = 4
 
+ADVICE = (
+    "Check that all processes were started, that this address can be reached from all of them, and that no other "
+    "program uses the port; a longer rendezvous_timeout gives slow ranks more time."
+)
 
-def refusal(address: str, port: int, rank: int, world_size: int = 2) -> str:
-    """Return the error of a process that waits for its peers."""
-    reader, writer = CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(target=_look, args=(address, port, rank, world_size, writer))
-    process.start()
-    writer.close()
+
+def refusals(address: str, port: int, ranks: tuple[int, ...], world_size: int = 2, agent: bool = False) -> list[str]:
+    """Return the errors of processes that wait for the rest of the world. agent: whether a launcher has the store."""
+    started = []
+    for rank in ranks:
+        reader, writer = CONTEXT.Pipe(duplex=False)
+        process = CONTEXT.Process(target=_look, args=(address, port, rank, world_size, agent, writer))
+        process.start()
+        writer.close()
+        started.append((process, reader))
     try:
-        assert reader.poll(PATIENCE), "it looks for ever"
-        message: str = reader.recv()
+        return [_message(reader) for _, reader in started]
     finally:
-        process.join(PATIENCE)
-        process.kill()
+        for process, _ in started:
+            process.join(PATIENCE)
+            process.kill()
+
+
+def _message(reader: Any) -> str:
+    assert reader.poll(PATIENCE), "it looks for ever"
+    message: str = reader.recv()
     return message
 
 
-def _look(address: str, port: int, rank: int, world_size: int, writer: Any) -> None:
+def _look(address: str, port: int, rank: int, world_size: int, agent: bool, writer: Any) -> None:
     from hexloop import Trainer, TrainingArguments
     from tests.engines.several.training import Reader
 
     os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR=address, MASTER_PORT=str(port)
-    )
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR=address, MASTER_PORT=str(port),
+        TORCHELASTIC_USE_AGENT_STORE=str(agent),
+    )  # fmt: skip
     began = time.monotonic()
     try:
-        arguments = TrainingArguments("nowhere", use_cpu=True, report_to=[], ddp_timeout=TIMEOUT, save_strategy="no")
+        arguments = TrainingArguments(
+            "nowhere", use_cpu=True, report_to=[], rendezvous_timeout=TIMEOUT, save_strategy="no"
+        )
         Trainer(Reader(), arguments, padded, Sentences(8)).train()
         writer.send("it connected to another process")
     except BaseException as error:
@@ -53,30 +77,46 @@ def _look(address: str, port: int, rank: int, world_size: int, writer: Any) -> N
 @pytest.fixture
 def port() -> int:
     """Return a free port."""
-    with socket.socket() as tried:
-        tried.bind(("127.0.0.1", 0))
-        return int(tried.getsockname()[1])
+    return free_port()
 
 
-def test_a_missing_rank_0_is_reported(port: int) -> None:
-    """The error names its address and port."""
-    assert refusal("127.0.0.1", port, rank=1).startswith(
-        f"CollectiveError: Rendezvous failed: rank 1 of 2 did not meet the others at 127.0.0.1:{port} within "
-        f"{TIMEOUT} s ("
+def test_a_missing_rank_0_is_named(port: int) -> None:
+    """The error names the address and port, too."""
+    (message,) = refusals("127.0.0.1", port, ranks=(1,))
+    assert message.startswith(
+        f"CollectiveError: Rank 0 of 2 did not join within {TIMEOUT} s (rendezvous_timeout). Rank 1 waited at "
+        f"127.0.0.1:{port}, where nothing answers ("
     )
+    assert message.endswith(ADVICE)
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(("address", "rank"), [("127.0.0.1", 0), ("nowhere.invalid", 1)])
-def test_missing_peers_are_reported(address: str, rank: int, port: int) -> None:
-    """The first process reports them, too; an unresolvable host name is reported as well."""
-    message = refusal(address, port, rank)
+def test_missing_peers_are_named_by_all_that_joined(port: int) -> None:
+    """Rank 0, which has the store, stays until the others know which ranks are missing."""
+    for rank, message in zip((0, 2), refusals("127.0.0.1", port, ranks=(0, 2), world_size=4), strict=True):
+        assert message == (
+            f"CollectiveError: Ranks 1 and 3 of 4 did not join within {TIMEOUT} s (rendezvous_timeout). Rank {rank} "
+            f"waited at 127.0.0.1:{port}. {ADVICE}"
+        )
+
+
+@pytest.mark.matrix
+def test_missing_ranks_are_named_in_a_launchers_store(store: Any) -> None:
+    """Also if rank 0 is one of them, and an earlier start in the same store was complete."""
+    assert len(set(together(store, 4))) == 1
+    for message in refusals("127.0.0.1", store.port, ranks=(1, 2), world_size=4, agent=True):
+        assert message.startswith(
+            f"CollectiveError: Ranks 0 and 3 of 4 did not join within {TIMEOUT} s (rendezvous_timeout). Rank "
+        )
+
+
+@pytest.mark.matrix
+def test_an_unknown_host_is_reported(port: int) -> None:
+    """A host name may become known later, so it is tried until the timeout."""
+    (message,) = refusals("nowhere.invalid", port, ranks=(1,))
     assert message.startswith(
-        f"CollectiveError: Rendezvous failed: rank {rank} of 2 did not meet the others at {address}:{port} within"
-    )
-    assert message.endswith(
-        "Check that all processes were started, that this address can be reached from here, and that no other program "
-        "uses the port."
+        f"CollectiveError: Rank 0 of 2 did not join within {TIMEOUT} s (rendezvous_timeout). Rank 1 waited at "
+        f"nowhere.invalid:{port}, where nothing answers ("
     )
 
 
@@ -86,9 +126,98 @@ def test_a_port_in_use_is_reported() -> None:
     with socket.socket() as other:
         other.bind(("0.0.0.0", 0))
         other.listen()
-        message = refusal("127.0.0.1", other.getsockname()[1], rank=0)
-    assert message.startswith("CollectiveError: Rendezvous failed: rank 0 of 2 did not meet the others at 127.0.0.1:")
+        (message,) = refusals("127.0.0.1", other.getsockname()[1], ranks=(0,))
+    assert message.startswith("CollectiveError: Rendezvous failed: rank 0 cannot listen at 127.0.0.1:")
     assert "EADDRINUSE" in message
+
+
+def _connect(place: MeetingPlace, rank: int, writer: Any) -> None:
+    """Connect three ranks, of which the last one dies after it has met the others."""
+    try:
+        if rank == 2:
+            connection = TCPStore(place.host, place.port, is_master=False, timeout=timedelta(seconds=PATIENCE))
+            Meeting(connection, Attempt(rank, 3, str(place), Bound(PATIENCE))).join()
+        else:
+            start_world(place, rank, 3, "gloo", Timeouts(rendezvous=TIMEOUT, operations=30 * PATIENCE))
+    except CollectiveError as error:
+        writer.send(str(error))
+    os._exit(0)
+
+
+@pytest.mark.matrix
+def test_a_rank_that_dies_while_all_connect_is_named(store: Any) -> None:
+    """The others end with an error long before the timeout of later operations."""
+    place, started = MeetingPlace("127.0.0.1", store.port, hosted=False), []
+    for rank in range(3):
+        reader, writer = CONTEXT.Pipe(duplex=False)
+        process = CONTEXT.Process(target=_connect, args=(place, rank, writer))
+        process.start()
+        writer.close()
+        started.append((process, reader))
+    for rank, (_, reader) in enumerate(started[:2]):
+        assert _message(reader).startswith(
+            f"Rank {rank} met all 3 ranks, but rank 2 ended or hung before they were connected. Look at the first "
+        )
+    for process, _ in started:
+        process.join(PATIENCE)
+
+
+# The meeting itself, in threads with connections of their own
+
+
+@pytest.fixture
+def store() -> Iterator[Any]:
+    """Return a store as a launcher has one, which outlives the processes."""
+    made = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=PATIENCE))
+    yield made
+    del made
+
+
+def meeting(store: Any, rank: int, world_size: int, seconds: float = PATIENCE) -> Meeting:
+    """Return the meeting as a rank sees it."""
+    connection = TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(seconds=PATIENCE))
+    return Meeting(connection, Attempt(rank, world_size, "a store", Bound(seconds)))
+
+
+def together(store: Any, world_size: int) -> list[str]:
+    """Return the name that each rank is told, after all have met."""
+    with ThreadPoolExecutor(world_size) as pool:
+        return list(pool.map(lambda rank: meeting(store, rank, world_size).join(), reversed(range(world_size))))
+
+
+def test_every_start_has_a_name_of_its_own(store: Any) -> None:
+    """All ranks of a start get the same name, and those of the next one, in the same store, another."""
+    names = [set(together(store, 3)) for _ in range(3)]
+    assert [len(each) for each in names] == [1, 1, 1]
+    assert len(set.union(*names)) == 3
+
+
+def test_a_rank_that_was_killed_while_it_waited_does_not_count(store: Any) -> None:
+    """Rank 0 or another: the ranks of the next start meet each other, and not the dead one."""
+    for dead in (0, 1, 2):
+        with pytest.raises(CollectiveError):
+            meeting(store, dead, 3, seconds=0.5).join()
+        assert len(set(together(store, 3))) == 1
+
+
+def test_a_restarted_rank_takes_the_place_of_the_dead_one(store: Any) -> None:
+    """Rank 0 still waits in the same start, as on another machine, whose processes stay."""
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(meeting(store, 0, 3).join)
+        while not store.check(["hexloop/meeting/name"]):
+            time.sleep(0.01)
+        with pytest.raises(CollectiveError):
+            meeting(store, 1, 3, seconds=0.5).join()
+        others = [pool.submit(meeting(store, rank, 3).join) for rank in (1, 2)]
+        assert len({each.result() for each in (first, *others)}) == 1
+
+
+def test_lost_ranks_are_found_after_the_meeting(store: Any) -> None:
+    """A rank that ends between the meeting and the connection is named by the others."""
+    with ThreadPoolExecutor(3) as pool:
+        meetings = [meeting(store, rank, 3) for rank in range(3)]
+        list(pool.map(Meeting.join, meetings))
+        assert list(pool.map(Meeting.find_lost, meetings[:2])) == [[2], [2]]
 
 
 @pytest.mark.matrix

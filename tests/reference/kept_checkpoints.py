@@ -279,9 +279,9 @@ def in_processes(command: str, folder: Path, kind: str, *further: str) -> list[A
         port = server.getsockname()[1]
         server.close()
         environment: Mapping[str, str] = {
-            **os.environ, "OMP_NUM_THREADS": "1", "TORCH_GLOO_LAZY_INIT": "1", "DS_ACCELERATOR": "cpu",
+            **os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu",
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes),
-            "LOCAL_WORLD_SIZE": str(processes), "KEPT_OUTPUT": output, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            "LOCAL_WORLD_SIZE": str(processes), "KEPT_OUTPUT": output,
         }  # fmt: skip
         started = [
             subprocess.Popen(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import time
@@ -20,6 +21,7 @@ from torch.nn.functional import pad
 
 from hexloop.adapters.collectives import REDUCERS, PendingReduction
 from hexloop.adapters.collectives.torch.mailbox import CAPACITY, Mailbox, PostedMessage, shared_mailbox
+from hexloop.adapters.collectives.torch.world import set_timeout
 from hexloop.domain.errors import CollectiveError
 from hexloop.ports.collectives import Json, Reduction
 
@@ -41,19 +43,28 @@ class TorchCollectives:
     timeout: seconds after which a process stops waiting for the others.
     monitor: shared with the collectives of other threads.
     through_memory: reduce few numbers through shared memory if all processes are on one machine.
+    connect_timeout: the timeout of the construction, in seconds; None for that of later operations.
     """
 
-    def __init__(self, timeout: float, monitor: PeerMonitor | None = None, through_memory: bool = True) -> None:
+    def __init__(
+        self,
+        timeout: float,
+        monitor: PeerMonitor | None = None,
+        through_memory: bool = True,
+        connect_timeout: float | None = None,
+    ) -> None:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self._timeout = timeout
         self._failed = False
-        self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+        self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=connect_timeout or timeout))
         self._monitor = monitor or PeerMonitor(self.rank, self.world_size, self._draw_name())
         self._connect()
         self._mailbox: Mailbox | None = None
         if through_memory:
             self._mailbox = shared_mailbox(self.gather, self.rank, self.world_size, timeout, self._monitor.has_failure)
+        if connect_timeout is not None:
+            set_timeout(self._group, timeout)
 
     def apart(self) -> TorchCollectives:
         """Return the collectives of the same processes for another thread; see `Collectives.apart`."""
@@ -331,10 +342,14 @@ def leave_all(groups: list[TorchCollectives], backend: str) -> None:
     """Leave the groups together and in order: gloo may abort a process whose peers leave at another time.
 
     backend: that of the default group. NCCL waits for pending work before it leaves, which never ends without the
-    peers; if it is not destroyed, it drops the work when the process exits.
+    peers; if it is not destroyed, it drops the work when the process exits. gloo waits as well when a group is freed,
+    so after a failure no group is: the process ends at once, and its peers notice.
     """
     ends = [collectives.leave() for collectives in groups]
     groups.clear()
-    if (ends and all(ends)) or "nccl" not in backend:
+    if ends and all(ends):
         with suppress(Exception):  # a peer that left earlier has closed the connection
             dist.destroy_process_group()
+    elif "nccl" not in backend:
+        for group in dist.distributed_c10d._world.pg_map:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))

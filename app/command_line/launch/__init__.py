@@ -15,7 +15,8 @@ from hexloop.app.command_line.resuming import LAUNCHED_AS
 from hexloop.domain.errors import CollectiveError
 
 VARIABLES = {
-    "TORCH_GLOO_LAZY_INIT": "1",  # without these two, a restart after SIGKILL usually hangs
+    "TORCH_GLOO_LAZY_INIT": "1",
+    # Without it, a restart after SIGKILL hangs in scripts that initialize torch.distributed themselves.
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
 }
 

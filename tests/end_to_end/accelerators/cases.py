@@ -24,7 +24,7 @@ class Case:
     environment: Mapping[str, str] = field(factory=dict)
 
 
-OF_ENGINES = {"DS_ACCELERATOR": "cpu", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+OF_ENGINES = {"DS_ACCELERATOR": "cpu"}
 
 CASES: dict[str, Case] = {
     **{name: Case(run) for name, run in OF_MOMENTS.items()},

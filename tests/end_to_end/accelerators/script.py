@@ -60,7 +60,7 @@ def main(request: dict[str, Any]) -> int:
                 if ranks > 1:
                     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
                     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_WORLD_SIZE": str(ranks)}
-                    os.environ |= {"TORCH_GLOO_LAZY_INIT": "1", "OMP_NUM_THREADS": "1"}
+                    os.environ |= {"OMP_NUM_THREADS": "1"}
                 in_child(request["library"], name, folder, rank)
             children.append(child)
         codes = [os.waitpid(child, 0)[1] for child in children]

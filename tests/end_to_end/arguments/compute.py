@@ -215,6 +215,7 @@ def _(bench: Bench) -> None:
 @shows(
     "ddp_backend",
     "ddp_timeout",
+    "rendezvous_timeout",
     "ddp_find_unused_parameters",
     "ddp_bucket_cap_mb",
     "ddp_broadcast_buffers",
@@ -224,6 +225,7 @@ def _(bench: Bench) -> None:
     given = {
         "ddp_backend": "gloo",
         "ddp_timeout": 60,
+        "rendezvous_timeout": 90.0,
         "ddp_find_unused_parameters": True,
         "ddp_bucket_cap_mb": 25,
         "ddp_broadcast_buffers": False,

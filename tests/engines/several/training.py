@@ -184,7 +184,7 @@ def _told(reader: Any) -> Any:
 def _in_process(training: Training, folder: str, rank: int, port: int, writer: Any) -> None:
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(training.processes), MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port), TORCH_GLOO_LAZY_INIT="1", LOCAL_WORLD_SIZE=str(training.processes),
+        MASTER_PORT=str(port), LOCAL_WORLD_SIZE=str(training.processes),
     )  # fmt: skip
     torch.set_num_threads(1)
     if rank == 1 and training.path_of_rank_1 is not None:
