@@ -46,6 +46,16 @@ def read_bytes(chunks: Iterable[bytes | memoryview], limit: int | None = None) -
     return bytes(data)
 
 
+def read_start(chunks: Iterable[bytes | memoryview], limit: int) -> bytes:
+    """Join the chunks of a text up to `limit` bytes, and read no further."""
+    data = bytearray()
+    for chunk in chunks:
+        data += chunk[: limit - len(data)]
+        if len(data) >= limit:
+            break
+    return bytes(data)
+
+
 def read_json(data: bytes) -> Any:
     """Parse a UTF-8 JSON document strictly, in time and memory proportional to its size.
 
