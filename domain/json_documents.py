@@ -56,17 +56,21 @@ def read_start(chunks: Iterable[bytes | memoryview], limit: int) -> bytes:
     return bytes(data)
 
 
-def read_json(data: bytes) -> Any:
+def read_json(data: bytes, finite: bool = True) -> Any:
     """Parse a UTF-8 JSON document strictly, in time and memory proportional to its size.
 
     Raises ValueError if it is not valid JSON, has a duplicate key in an object, holds a number that JSON does not
     allow (NaN, Infinity, or one too large for a float) or text that is not Unicode, or exceeds one of the limits
     `document_bytes`, `document_depth`, `document_values` and `document_digits`.
+    finite: refuse NaN and infinity; other libraries write these as bare words.
     """
     _refuse_beyond_limits(data)
     try:
         value = json.loads(
-            data.decode("utf-8"), object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=_number
+            data.decode("utf-8"),
+            object_pairs_hook=_object,
+            parse_constant=_refuse_constant if finite else float,
+            parse_float=_number if finite else float,
         )
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error

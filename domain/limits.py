@@ -34,9 +34,11 @@ class Limits:
     recipe_depth: int = field(default=50, metadata={"help": "nesting of lists and mappings in a recipe"})
     recipe_values: int = field(default=100_000, metadata={"help": "values in a recipe, with its aliases expanded"})
     import_memory_bytes: int = field(
-        default=1024 * MIB, metadata={"help": "memory of the process that reads a pickle, beyond the size of the file"}
+        default=512 * MIB, metadata={"help": "memory of the process that reads pickled files"}
     )
-    import_seconds: int = field(default=600, metadata={"help": "seconds that reading a pickle may take"})
+    import_seconds: int = field(
+        default=600, metadata={"help": "seconds that reading the pickled files of an import may take"}
+    )
 
 
 _in_force = [Limits()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import uuid
@@ -30,17 +29,16 @@ from hexloop.app.transformers_checkpoints.files import (
     STATE,
     WEIGHTS,
     WEIGHTS_INDEX,
-    read_pickled,
-    refuse_irregular,
 )
+from hexloop.app.transformers_checkpoints.reading import PickledFiles, open_regular, pickled_files
 from hexloop.app.wiring.adapters import cpu_device
-from hexloop.app.wiring.checkpoint_files import chunks_of
 from hexloop.app.wiring.storage import storage_for
 from hexloop.domain.checkpoints.manifest import MANIFEST, checkpoint_name
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.errors import CheckpointError, StorageError
 from hexloop.domain.events import SaveFailed
 from hexloop.domain.json_documents import json_part, read_json
+from hexloop.domain.limits import limits
 from hexloop.domain.state import RunState
 from hexloop.ports.state import Part
 from hexloop.ports.storage import File
@@ -85,7 +83,8 @@ def import_checkpoint(
         raise CheckpointError(
             f"You chose to write {name} to {os.fspath(to)}, but it exists already; choose another folder."
         )
-    components = _components(source, state)
+    with pickled_files(source, _pickled_names(source)) as pickled:
+        components = _components(source, state, pickled)
     exportables = {name: FixedParts(tuple(parts)) for name, parts in components.items()}
     contents = CheckpointContents(
         exportables, lambda: _companions(source), setup=AnySetup({"imported_from": "transformers"})
@@ -113,22 +112,29 @@ class FixedParts:
         raise TypeError("Imported state is only written; nothing can be loaded into it.")
 
 
-def _components(folder: str, state: RunState) -> dict[str, list[Part]]:
+def _pickled_names(folder: str) -> list[str]:
+    """Return the names of the pickled files that an import reads."""
+    names = os.listdir(folder)
+    random = [name for name in (RANDOM, RANDOM_OF_FIRST) if name in names][:1]
+    return [name for name in (OPTIMIZER, SCHEDULER, SCALER) if name in names] + random + pickled_weights(folder, names)
+
+
+def _components(folder: str, state: RunState, pickled: PickledFiles) -> dict[str, list[Part]]:
     """Return the contents of the folder by the components of a hexloop run."""
-    parts = {"model": weight_parts(folder), "losses": [json_part("undrained", NO_LOSSES)]}
+    parts = {"model": weight_parts(folder, pickled), "losses": [json_part("undrained", NO_LOSSES)]}
     if not _has(folder, OPTIMIZER) or not _has(folder, SCHEDULER):
         raise CheckpointError(
             f"You chose to import {folder}, but it has no {OPTIMIZER} or no {SCHEDULER}, so no run can resume from it: "
             "it contains only weights, or the state of several processes; load its weights into your model instead."
         )
-    optimizer, schedule = read_pickled(folder, OPTIMIZER), read_pickled(folder, SCHEDULER)
+    optimizer, schedule = pickled.read(OPTIMIZER), pickled.read(SCHEDULER)
     state.updates = _checked(folder, SCHEDULER, lambda: int(schedule["last_epoch"]))
     rates = _checked(folder, OPTIMIZER, lambda: [float(group["lr"]) for group in optimizer["param_groups"]])
     parts["optimizer"] = _checked(folder, OPTIMIZER, lambda: list(numbered_parts(optimizer)))
     parts["scheduler"] = _checked(folder, SCHEDULER, lambda: [_schedule_part(schedule, rates, state)])
-    if _has(folder, SCALER):
-        parts["scaler"] = [json_part("scaler", read_pickled(folder, SCALER))]
-    parts["random"] = _random_parts(folder)
+    if SCALER in pickled:
+        parts["scaler"] = [json_part("scaler", pickled.read(SCALER))]
+    parts["random"] = _random_parts(folder, pickled)
     return parts
 
 
@@ -163,10 +169,9 @@ def _read_state(folder: str) -> dict[str, Any]:
         raise CheckpointError(
             f"You chose to import {folder}, but that is already a checkpoint of hexloop; resume from it."
         )
-    refuse_irregular(path)
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))  # transformers writes NaN as a bare word
-    except (ValueError, RecursionError) as error:
+        found = read_json(_bytes_of(folder, STATE), finite=False)  # transformers writes NaN as a bare word
+    except ValueError as error:
         raise CheckpointError(f"{path} is not a JSON document: {error}.") from error
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} is not a JSON object.")
@@ -182,8 +187,7 @@ def _companions(folder: str) -> Iterator[File]:
     """Yield the files of the model's configuration and tokenizer."""
     for path in sorted(Path(folder).iterdir()):
         if path.suffix in COMPANIONS and not path.name.endswith(".index.json"):
-            refuse_irregular(str(path))
-            yield File(path.name, [path.read_bytes()])
+            yield File(path.name, _read(folder, path.name, 0))
 
 
 def _has(folder: str, name: str) -> bool:
@@ -200,12 +204,12 @@ def _checked(folder: str, name: str, read: Callable[[], Any]) -> Any:
 # Conversion
 
 
-def _random_parts(folder: str) -> list[Part]:
+def _random_parts(folder: str, pickled: PickledFiles) -> list[Part]:
     """Return the random states in a checkpoint's folder as a device exports them.
 
     If there are none, warn and return the current states.
     """
-    name = next((name for name in (RANDOM, RANDOM_OF_FIRST) if os.path.lexists(os.path.join(folder, name))), None)
+    name = next((name for name in (RANDOM, RANDOM_OF_FIRST) if name in pickled), None)
     if name is None:
         warnings.warn(f"{folder} has no {RANDOM}, so the current random states are used.", stacklevel=4)
         return list(cpu_device().export())
@@ -214,7 +218,7 @@ def _random_parts(folder: str) -> list[Part]:
             "The checkpoint was written by several processes: only the random states of the first are imported.",
             stacklevel=4,
         )
-    found = read_pickled(folder, name)
+    found = pickled.read(name)
     streams: list[Part] = _checked(folder, name, lambda: _streams(found))
     return streams
 
@@ -317,28 +321,39 @@ def _loss_total(logs: list[dict[str, Any]], step: int) -> float:
 # Weights
 
 
-def weight_parts(folder: str) -> list[Part]:
-    """Return the weights, each tensor once, under its first name. Raises CheckpointError if there are none."""
+def weight_parts(folder: str, pickled: PickledFiles) -> list[Part]:
+    """Return the weights, each tensor once, under its first name. Raises CheckpointError if there are none.
+
+    pickled: those of the folder, among them the weights that `pickled_weights` lists.
+    """
     names = os.listdir(folder)
     if weights := [name for name in names if is_weights(name)]:
         return parts_of(MODEL, weights, lambda path, start=0: _read(folder, path, start))
+    state: dict[str, Any] = {}
+    for name in pickled_weights(folder, names):
+        shard = pickled.read(name)
+        if not isinstance(shard, dict) or not all(isinstance(value, torch.Tensor) for value in shard.values()):
+            raise CheckpointError(f"{name} is not a mapping from names to the weights of a model.")
+        state |= shard
+    return _distinct(state)
+
+
+def pickled_weights(folder: str, names: list[str]) -> list[str]:
+    """Return the pickled files with the weights, if no others have them. Raises CheckpointError if there are none."""
+    if any(map(is_weights, names)):
+        return []
     if WEIGHTS in names:
-        return _distinct(read_pickled(folder, WEIGHTS), WEIGHTS)
+        return [WEIGHTS]
     if WEIGHTS_INDEX in names:
-        state: dict[str, Any] = {}
-        for shard in _shards(folder, names):
-            state |= read_pickled(folder, shard)
-        return _distinct(state, WEIGHTS_INDEX)
+        return _shards(folder, names)
     raise CheckpointError(
         f"{folder} cannot be imported: it has neither model.safetensors nor {WEIGHTS}, in one file or in shards. "
         "Import a checkpoint with the model's own weights; adapters and checkpoints of sharded runs are not supported."
     )
 
 
-def _distinct(state: Any, name: str) -> list[Part]:
+def _distinct(state: dict[str, Tensor]) -> list[Part]:
     """Return a part for each tensor; tied weights, which have several names, are returned once."""
-    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise CheckpointError(f"{name} is not a mapping from names to the weights of a model.")
     seen: dict[object, str] = {}
     for key, tensor in state.items():
         seen.setdefault(
@@ -348,18 +363,29 @@ def _distinct(state: Any, name: str) -> list[Part]:
 
 
 def _shards(folder: str, names: list[str]) -> list[str]:
-    refuse_irregular(os.path.join(folder, WEIGHTS_INDEX))
-    with open(os.path.join(folder, WEIGHTS_INDEX), "rb") as file:
-        try:
-            shards = sorted(set(read_json(file.read())["weight_map"].values()))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise CheckpointError(f"{WEIGHTS_INDEX} is not an index of weights: {error!r}.") from error
+    try:
+        shards = sorted(set(read_json(_bytes_of(folder, WEIGHTS_INDEX))["weight_map"].values()))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{WEIGHTS_INDEX} is not an index of weights: {error!r}.") from error
     if missing := [shard for shard in shards if shard not in names]:
         raise CheckpointError(f"{WEIGHTS_INDEX} lists files that are missing: {', '.join(map(repr, missing))}.")
     return shards
 
 
+def _bytes_of(folder: str, name: str) -> bytes:
+    """Return the bytes of a small regular file. Raises CheckpointError if it is larger than a document may be."""
+    path = os.path.join(folder, name)
+    with open_regular(path) as file:
+        most = limits().document_bytes
+        if os.fstat(file.fileno()).st_size > most:
+            raise CheckpointError(f"{path} is longer than {most} bytes; the limit document_bytes raises this.")
+        return b"".join(iter(lambda: file.read(1 << 20), b""))[: most + 1]
+
+
 def _read(folder: str, name: str, start: int) -> Iterator[memoryview]:
-    path = Path(folder, name)
-    refuse_irregular(str(path))
-    yield from chunks_of(path, start)
+    with open_regular(os.path.join(folder, name)) as file:
+        left = os.fstat(file.fileno()).st_size - start
+        file.seek(start)
+        while left > 0 and (chunk := file.read(min(left, 1 << 22))):
+            left -= len(chunk)
+            yield memoryview(chunk)

@@ -180,7 +180,7 @@ def test_loss_scale_and_random_states_are_imported(tmp_path: Path) -> None:
 
     import numpy as np
 
-    from hexloop.app.transformers_checkpoints.files import read_pickled
+    from hexloop.app.transformers_checkpoints.reading import pickled_files
     from tests.end_to_end.small.documents import document_of
     from tests.end_to_end.small.trainers import small_trainer
 
@@ -188,7 +188,8 @@ def test_loss_scale_and_random_states_are_imported(tmp_path: Path) -> None:
     folder = hexloop.export_checkpoint(tmp_path / "ours" / "checkpoint-2", tmp_path / "exported")
     again = hexloop.import_checkpoint(folder, tmp_path / "again")
 
-    scale = read_pickled(folder, "scaler.pt")
+    with pickled_files(folder, ["scaler.pt"]) as pickled:
+        scale = pickled.read("scaler.pt")
     assert scale == torch.amp.GradScaler("cpu").state_dict() | scale
     ours, back = tmp_path / "ours" / "checkpoint-2", Path(again)
     for name in ("scaler", "random"):
