@@ -6,6 +6,8 @@ exhaust memory or time. `docs/limits.md` lists them.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from types import TracebackType
 
@@ -86,6 +88,31 @@ class reading_limits(AbstractContextManager[Limits]):  # noqa: N801  # used like
     ) -> None:
         """Restore the limits from before the call."""
         _in_force[0] = self._before
+
+
+_SIZE = re.compile(r"([0-9][0-9_,]*)(?: ?([KMGT]?i?)B)?", re.IGNORECASE)
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+
+
+def limits_in(texts: Iterable[str]) -> dict[str, int]:
+    """Return the limits in texts such as "import_seconds=3600" and "document_bytes=256MiB".
+
+    A size may have one of the units kB, MB, GB, KiB, MiB and GiB. Raises ConfigurationError, listing every problem.
+    """
+    found, problems = dict[str, int](), list[str]()
+    for text in texts:
+        name, _, value = text.partition("=")
+        match = _SIZE.fullmatch(value.strip()) if len(value) < 30 else None
+        unit = _UNITS.get((match[2] or "").lower()) if match else None
+        if match is None or unit is None or (match[2] is not None and not name.endswith("_bytes")):
+            unit_allowed = " or a size such as 256MiB" if name.endswith("_bytes") or not name else ""
+            problems.append(f"You chose the limit {text!r}; write it as NAME=VALUE with a whole number{unit_allowed}.")
+        else:
+            found[name] = int(match[1].replace("_", "").replace(",", "")) * unit
+    if problems:
+        raise ConfigurationError(problems)
+    return found
 
 
 def limits_table() -> dict[str, tuple[int, str]]:

@@ -18,12 +18,8 @@ from hexloop.domain.limits import limits
 CHUNK = 1 << 22
 """Bytes read at a time."""
 
-_FLAGS = (
-    os.O_RDONLY
-    | getattr(os, "O_NONBLOCK", 0)
-    | getattr(os, "O_CLOEXEC", 0)
-    | getattr(os, "O_NOCTTY", 0)
-    | getattr(os, "O_BINARY", 0)
+_SAFE = (
+    getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
 )
 
 NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
@@ -43,26 +39,22 @@ def open_regular(path: str | os.PathLike[str], links: bool = False, folder: int 
     links: whether a link at `path` is followed; links above it are. folder: the descriptor of the folder that `path`
     is relative to. Raises NotRegularError for a link, a folder, a pipe and a device, and OSError.
     """
-    named = os.fspath(path)
-    refuse_link(named, links)
-    try:
-        descriptor = os.open(named, _FLAGS | (0 if links else NO_FOLLOW), dir_fd=folder)
-    except OSError as error:
-        if error.errno in LINK_ERRORS and not links:
-            raise _link(named) from None
-        if error.errno == errno.ENXIO:
-            raise _irregular(named) from None
-        raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise _irregular(named)
+    return _open(os.fspath(path), os.O_RDONLY, links, folder)
+
+
+def open_lines(path: str | os.PathLike[str], mode: int = 0o666) -> int:
+    """Open a file of lines to append to it, ending its last line if a crash left that incomplete.
+
+    Return its descriptor. A link is not followed: another user may have put it there to make this one write elsewhere.
+    mode: the permissions of a new file, less the umask. Raises NotRegularError, also for a pipe, and OSError.
+    """
+    descriptor = _open(os.fspath(path), os.O_RDWR | os.O_CREAT | os.O_APPEND, mode=mode)
+    end = os.lseek(descriptor, 0, os.SEEK_END)
+    if end > 0:
+        os.lseek(descriptor, end - 1, os.SEEK_SET)
+        if os.read(descriptor, 1) != b"\n":
+            os.write(descriptor, b"\n")
     return descriptor
-
-
-def refuse_link(path: str, links: bool = False) -> None:
-    """Raise NotRegularError for a link where opening it cannot be made to fail, as on Windows."""
-    if not links and not NO_FOLLOW and os.path.islink(path):
-        raise _link(path)
 
 
 def chunks_of(descriptor: int, start: int = 0) -> Iterator[memoryview]:
@@ -117,9 +109,26 @@ def _opened(path: str | os.PathLike[str], links: bool = False) -> Iterator[int]:
         os.close(descriptor)
 
 
+def _open(path: str, flags: int, links: bool = False, folder: int | None = None, mode: int = 0o666) -> int:
+    if not links and not NO_FOLLOW and os.path.islink(path):  # Windows
+        raise _link(path)
+    try:
+        descriptor = os.open(path, flags | _SAFE | (0 if links else NO_FOLLOW), mode, dir_fd=folder)
+    except OSError as error:
+        if error.errno in LINK_ERRORS and not links:
+            raise _link(path) from None
+        if error.errno in (errno.ENXIO, errno.EISDIR):  # a pipe or a socket; a folder that is to be written
+            raise _irregular(path) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _irregular(path)
+    return descriptor
+
+
 def _link(path: str) -> OSError:
     return NotRegularError(errno.ELOOP, "it is a link, and links are not followed", path)
 
 
 def _irregular(path: str) -> OSError:
-    return NotRegularError(errno.EINVAL, "it is not a regular file, and only regular files are read", path)
+    return NotRegularError(errno.EINVAL, "it is not a regular file, and only regular files are used", path)

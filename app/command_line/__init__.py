@@ -16,6 +16,7 @@ from pathlib import Path
 
 import hexloop
 from hexloop.domain.errors import ConfigurationError, HexloopError
+from hexloop.domain.limits import limits_in, reading_limits
 
 
 class ExitCode(IntEnum):
@@ -39,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     module, _, function = options.function.partition(":")
     with plain_warnings():
         try:
-            return int(getattr(import_module(module), function)(options))
+            with reading_limits(**limits_in(options.limit)):
+                return int(getattr(import_module(module), function)(options))
         except (KeyboardInterrupt, SystemExit) as interrupt:  # SystemExit: by a second signal other than SIGINT
             print("\nhexloop: interrupted.", *getattr(interrupt, "__notes__", ()), sep="\n", file=sys.stderr)
             code = getattr(interrupt, "code", None)
