@@ -7,7 +7,7 @@ exhaust memory or time. `docs/limits.md` lists them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
 
@@ -66,15 +66,7 @@ class reading_limits(AbstractContextManager[Limits]):  # noqa: N801  # used like
     """
 
     def __init__(self, **changes: int) -> None:
-        known = [each.name for each in fields(Limits)]
-        problems = [
-            f"There is no limit {name!r}. The limits are {', '.join(known)}."
-            if name not in known
-            else f"The limit {name} is {value!r}; set it to a whole number greater than 0."
-            for name, value in changes.items()
-            if name not in known or type(value) is not int or value < 1
-        ]
-        if problems:
+        if problems := _problems(changes):
             raise ConfigurationError(problems)
         self._before = limits()
         _in_force[0] = evolve(self._before, **changes)
@@ -88,6 +80,17 @@ class reading_limits(AbstractContextManager[Limits]):  # noqa: N801  # used like
     ) -> None:
         """Restore the limits from before the call."""
         _in_force[0] = self._before
+
+
+def _problems(changes: Mapping[str, object]) -> list[str]:
+    known = [each.name for each in fields(Limits)]
+    return [
+        f"There is no limit {name!r}. The limits are {', '.join(known)}."
+        if name not in known
+        else f"The limit {name} is {value!r}; set it to a whole number greater than 0."
+        for name, value in changes.items()
+        if name not in known or type(value) is not int or value < 1
+    ]
 
 
 _SIZE = re.compile(r"([0-9][0-9_,]*)(?: ?([KMGT]?i?)B)?", re.IGNORECASE)
@@ -110,7 +113,7 @@ def limits_in(texts: Iterable[str]) -> dict[str, int]:
             problems.append(f"You chose the limit {text!r}; write it as NAME=VALUE with a whole number{unit_allowed}.")
         else:
             found[name] = int(match[1].replace("_", "").replace(",", "")) * unit
-    if problems:
+    if problems := [*problems, *_problems(found)]:
         raise ConfigurationError(problems)
     return found
 

@@ -106,7 +106,7 @@ def _command(
         default=argparse.SUPPRESS,
         help="print the traceback of every error, including those that hexloop raises on purpose",
     )
-    if function is not None:
+    if function is not None and name != "launch":  # which passes it on with the arguments of the recipe
         parser.add_argument(
             "--limit",
             action="append",

@@ -212,6 +212,8 @@ class LocalStorage:
             if error.errno not in LINK_ERRORS | {errno.ENOTDIR}:
                 raise
         resolved = os.path.relpath(os.path.realpath(self._locate(path)), os.path.realpath(self._root))
+        if not stays_inside(resolved):  # it has changed since `_locate` looked
+            raise outside_error(path, self._root)
         return self._open_without_links(resolved.split("/"))
 
     def _open_without_links(self, names: Sequence[str]) -> int:
