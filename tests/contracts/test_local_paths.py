@@ -94,21 +94,18 @@ def test_a_missing_file_is_told_apart(tmp_path: Path) -> None:
 def test_a_folder_is_removed_that_another_process_changes(tmp_path: Path) -> None:
     """Files that appear in it and vanish from it do no harm."""
     storage = LocalStorage(tmp_path)
-    program = (
-        "import os, shutil, sys\n"
-        "print('ready', flush=True)\n"
-        "while not os.path.exists(sys.argv[2]):\n"
-        "    for number in range(50):\n"
-        "        try:\n"
-        "            open(f'{sys.argv[1]}/{number}', 'w').close()\n"
-        "        except OSError:\n"
-        "            pass\n"
-        "    for name in range(50):\n"
-        "        try:\n"
-        "            os.unlink(f'{sys.argv[1]}/{name}')\n"
-        "        except OSError:\n"
-        "            pass\n"
-    )
+    program = """
+import os, pathlib, sys, time
+print("ready", flush=True)
+while not os.path.exists(sys.argv[2]):
+    for act in (pathlib.Path.touch, pathlib.Path.unlink):
+        for number in range(60):
+            try:
+                act(pathlib.Path(sys.argv[1], str(number)))
+            except OSError:
+                pass
+        time.sleep(0.002)
+"""
     command = [sys.executable, "-c", program, str(tmp_path / "folder"), str(tmp_path / "stop")]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
@@ -116,7 +113,7 @@ def test_a_folder_is_removed_that_another_process_changes(tmp_path: Path) -> Non
         try:
             for _ in range(200):
                 (tmp_path / "folder").mkdir()
-                for number in range(50, 100):
+                for number in range(40, 100):
                     (tmp_path / "folder" / str(number)).touch()
                 storage.remove("folder")
                 assert not (tmp_path / "folder").exists()

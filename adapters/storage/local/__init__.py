@@ -8,6 +8,7 @@ import shutil
 import stat
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from itertools import chain
@@ -37,8 +38,10 @@ SYNC_THREADS = 8
 FILES_PER_THREAD = 3
 """Files that a thread syncs before another thread is worth its start."""
 
-REMOVALS = 20
-"""How often a folder is removed that other processes write to."""
+REMOVALS = 100
+"""How often the removal of a folder is tried that other processes write to, with `PAUSE` seconds in between."""
+
+PAUSE = 0.01
 
 _FOLDER: int = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 
@@ -285,6 +288,7 @@ def _remove_tree(folder: str) -> None:
         except OSError as error:
             if error.errno not in _NOT_EMPTY or attempt == REMOVALS:
                 raise
+            time.sleep(PAUSE)
         else:
             return
 
