@@ -60,7 +60,7 @@ def open_lines(path: str | os.PathLike[str], mode: int = 0o666) -> int:
 def chunks_of(descriptor: int, start: int = 0) -> Iterator[memoryview]:
     """Yield the bytes of an open file from byte `start` on, up to the size that it has now. Raises OSError."""
     remaining = os.fstat(descriptor).st_size - start
-    if start:
+    if start and remaining > 0:
         os.lseek(descriptor, start, os.SEEK_SET)
     while remaining > 0 and (chunk := os.read(descriptor, min(CHUNK, remaining))):
         remaining -= len(chunk)
