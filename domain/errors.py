@@ -77,6 +77,10 @@ class DamagedCheckpointError(CheckpointError):
     """A checkpoint that was complete and no longer holds what was stored."""
 
 
+class ChangedCheckpointError(DamagedCheckpointError):
+    """A checkpoint that changed between its verification and its loading."""
+
+
 class UnreadableCheckpointError(CheckpointError):
     """A checkpoint that may be good, but cannot be read or verified at present."""
 

@@ -20,6 +20,10 @@ class OpenFile(Protocol):
 class Contents(Protocol[State]):
     """Converts the state of a run and of its components to files and back."""
 
+    @property
+    def loads_together(self) -> bool:
+        """Whether loading is collective, so that ranks wait within it for each other."""
+
     def files(self, state: State) -> Iterator[File]:
         """Return every file of a checkpoint of the current state. Collective."""
 

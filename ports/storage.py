@@ -30,26 +30,38 @@ class Publication(Enum):
 
 
 @frozen
+class Stored:
+    """What a storage wrote or read: the size in bytes, and "<algorithm>:<hexadecimal digest>"."""
+
+    size: int
+    digest: str
+
+
+class Digest(Protocol):
+    """A running digest of bytes."""
+
+    def update(self, data: memoryview, /) -> None:
+        """Add bytes."""
+
+    def stored(self) -> Stored:
+        """Return the size and digest so far."""
+
+
+@frozen
 class StorageCapabilities:
     """What a storage guarantees and can do.
 
     location: a description for messages.
     local_folder: the root, if the storage is a folder of this machine.
     modified: returns when the file at a path was written, in seconds since the epoch; None if that is unknown.
+    new_digest: returns a running digest of an algorithm; None if the storage does not have that algorithm.
     """
 
     publication: Publication
     location: str
     local_folder: str | None = None
     modified: Callable[[str], float | None] = field(default=lambda _: None, eq=False)
-
-
-@frozen
-class Stored:
-    """What a storage wrote or read: the size in bytes, and "<algorithm>:<hexadecimal digest>"."""
-
-    size: int
-    digest: str
+    new_digest: Callable[[str], Digest | None] | None = field(default=None, eq=False)
 
 
 @frozen

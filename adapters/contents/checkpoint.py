@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from attrs import field, frozen
@@ -22,7 +23,7 @@ from hexloop.adapters.contents.safetensors_files import (
     tensor_paths,
     weight_paths,
 )
-from hexloop.domain.errors import CheckpointError
+from hexloop.domain.errors import ChangedCheckpointError, CheckpointError
 from hexloop.domain.json_documents import json_part
 from hexloop.domain.state import RunState
 from hexloop.ports.contents import OpenFile
@@ -101,6 +102,11 @@ class CheckpointContents:
     _written: Collection[str] | None = None
     _user_files: Callable[[], UserFiles] = UserFiles
 
+    @property
+    def loads_together(self) -> bool:
+        """Whether some state is sharded."""
+        return bool(self._ranks.sharded)
+
     def files(self, state: RunState) -> Iterator[File]:
         """Return every file; see `Contents.files`.
 
@@ -172,7 +178,7 @@ class CheckpointContents:
         not_loaded = {*self._setup.not_loaded(setup), *self._not_saved(found)}
         for name in sorted(found, key=lambda name: name == MODEL):
             if name not in not_loaded and (found[name] or name not in RANKS_OWN):
-                self._load(name, found[name])
+                (self._load_model if name == MODEL else partial(self._load, name))(found[name])
         if OPTIMIZER in found and OPTIMIZER not in not_loaded:
             self._setup.keep_options(setup)
         self._setup.adapt(setup, state)
@@ -193,7 +199,7 @@ class CheckpointContents:
 
     def restore_weights(self, names: Collection[str], open_file: OpenFile) -> None:
         """Load only the model; see `Contents.restore_weights`."""
-        self._load(MODEL, parts_of(MODEL, names, open_file))
+        self._load_model(parts_of(MODEL, names, open_file))
 
     def _companion_files(self, users: UserFiles) -> Iterator[File]:
         """Yield the user's files and the extra files, without those whose name the user's or the checkpoint's own have.
@@ -273,6 +279,18 @@ class CheckpointContents:
         setup = self._setup.document()
         return {STATE: encode_state(state)} | ({SETUP: encode(SETUP, setup)} if setup else {})
 
+    def _load_model(self, parts: list[Part]) -> None:
+        """Load the weights. If a file changes meanwhile, the earlier weights are loaded again, unless it is sharded."""
+        if MODEL in self._ranks.sharded:
+            self._load(MODEL, parts)
+            return
+        earlier = [_copied(part) for part in self._exportables[MODEL].export()]
+        try:
+            self._load(MODEL, parts)
+        except ChangedCheckpointError:
+            self._load(MODEL, earlier)
+            raise
+
     def _load(self, name: str, parts: list[Part]) -> None:
         try:
             self._exportables[name].load(iter(parts))
@@ -304,6 +322,12 @@ class CheckpointContents:
         ]
         if differing:
             raise CheckpointError(f"The checkpoint is of another model: {'; '.join(differing)}.")
+
+
+def _copied(part: Part) -> Part:
+    """Return a part with a copy of the bytes."""
+    data = bytes(part.read())
+    return Part(part.name, part.dtype, part.shape, part.offset, part.length, lambda: memoryview(data))
 
 
 def files_of(name: str, parts: list[Part], max_shard_size: int) -> Iterator[File]:

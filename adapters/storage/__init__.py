@@ -57,6 +57,11 @@ class RunningDigest:
         return Stored(self._size, f"{self._algorithm}:{self._hexdigest()}")
 
 
+def new_digest(algorithm: str) -> RunningDigest | None:
+    """Return a running digest, or None if the algorithm is not in `DIGESTS`."""
+    return RunningDigest(algorithm) if algorithm in DIGESTS else None
+
+
 def digest_of(chunks: Iterable[memoryview], algorithm: str) -> Stored:
     """Return the size and digest of the bytes in the chunks."""
     summary = RunningDigest(algorithm)

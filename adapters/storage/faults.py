@@ -45,7 +45,7 @@ class Fault:
 
     at: the operation it strikes, counted from 1.
     operation: count only operations of this name.
-    times: how many operations in a row it strikes.
+    times: how many operations in a row it strikes. within: count only operations on paths that contain this.
     done: the share of the operation that TEAR and DIE still complete: of a write's bytes (0 leaves an empty file), of
     the files that are synced, or of those in a folder that is removed, or moved if moves are not atomic. Other
     operations are done if it is 1, and not otherwise.
@@ -56,6 +56,11 @@ class Fault:
     operation: str = field(default=ANY, validator=in_((ANY, *OPERATIONS)))
     done: float = field(default=0.5, validator=[ge(0), le(1)])
     times: int = field(default=1, validator=ge(1))
+    within: str = ""
+
+    def counts(self, operation: str, path: str) -> bool:
+        """Return whether the fault counts an operation."""
+        return self.operation in (ANY, operation) and self.within in path
 
 
 class FaultyStorage:
@@ -146,9 +151,7 @@ class FaultyStorage:
         if self.dead:
             raise Died(f"Cannot {operation} {path}: the process has died.")
         self.operations.append((operation, path))
-        count = {ANY: len(self.operations), operation: sum(name == operation for name, _ in self.operations)}
-        striking = (each for each in self._faults if each.at <= count.get(each.operation, 0) < each.at + each.times)
-        fault = next(striking, None)
+        fault = next((each for each in self._faults if self._strikes(each, operation, path)), None)
         effect = None if fault is None else fault.effect
         if effect is Effect.FAIL:
             raise StorageError(f"Planned fault: this {operation} of {path} fails. Try again.")
@@ -159,6 +162,13 @@ class FaultyStorage:
         if effect is Effect.DIE:
             self.dead = True
             raise Died(f"Planned fault: the process dies in operation {len(self.operations)}.")
+
+    def _strikes(self, fault: Fault, operation: str, path: str) -> bool:
+        """Return whether a fault strikes at the last operation."""
+        if not fault.counts(operation, path):
+            return False
+        count = sum(fault.counts(*each) for each in self.operations)
+        return fault.at <= count < fault.at + fault.times
 
     def _part_of(self, folder: str, share: float) -> tuple[str, ...]:
         files = tuple(files_below(self.inner, folder))

@@ -12,7 +12,7 @@ from time import sleep
 from typing import IO, Any, ParamSpec, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from hexloop.adapters.storage import NO_SPACE, RunningDigest, check_algorithm, digest_of, outside_error
+from hexloop.adapters.storage import NO_SPACE, RunningDigest, check_algorithm, digest_of, new_digest, outside_error
 from hexloop.domain.checkpoints.manifest import stays_inside
 from hexloop.domain.errors import MissingFileError, StorageError, StorageFullError
 from hexloop.ports.storage import Entry, Publication, StorageCapabilities, Stored
@@ -76,7 +76,9 @@ class FsspecStorage:
     @property
     def capabilities(self) -> StorageCapabilities:
         """Publication by manifest; the location is the URL without secrets."""
-        return StorageCapabilities(Publication.MANIFEST_LAST, self._location, modified=self._modified)
+        return StorageCapabilities(
+            Publication.MANIFEST_LAST, self._location, modified=self._modified, new_digest=new_digest
+        )
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
         """Write a new file; see `Storage.write`."""

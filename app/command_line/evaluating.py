@@ -138,8 +138,7 @@ def _load_weights(trainer: hexloop.Trainer, options: Namespace) -> str | None:
         checkpoint = open_checkpoint(storage, name)
     else:
         checkpoint = _last_checkpoint(storage, trainer.args.load_best_model_at_end)
-    files = CheckpointFiles(storage, checkpoint.name, checkpoint.manifest.files)
-    load_model_weights(trainer.adapters.parallelism.unwrap(trainer.model), files)
+    load_model_weights(trainer.adapters.parallelism.unwrap(trainer.model), CheckpointFiles.of(checkpoint))
     return f"{storage.capabilities.location}/{checkpoint.name}"
 
 
@@ -152,7 +151,7 @@ def _last_checkpoint(storage: Storage, best: bool) -> Checkpoint:
         )
     if not best:
         return found
-    name = CheckpointFiles(storage, found.name, found.manifest.files).run_state().best_checkpoint
+    name = CheckpointFiles.of(found).run_state().best_checkpoint
     if name is None or name == found.name:
         return found
     if find_checkpoint([storage], name, Lineage.after(found.manifest)) is None:

@@ -108,11 +108,9 @@ class RunCheckpoints(CheckpointStore):
 
     def load_components(self, components: Collection[str]) -> None:
         """Load components of the checkpoint that the run resumes from, on behalf of an overridden method."""
-        assert self._resuming is not None
-        storage, name = self._resuming
-        files = read_manifest(storage, name).files
+        assert self.resumed_from is not None
         contents = cast(CheckpointContents, self.contents)
-        contents.restore_components(components, files, lambda path, start=0: storage.read(f"{name}/{path}", start))
+        contents.restore_components(components, self.resumed_from.manifest.files, self.resumed_from.files)
 
     def prepare(self) -> None:
         """Allocate the snapshots, if the run saves."""

@@ -41,8 +41,8 @@ def export_checkpoint(checkpoint: str | os.PathLike[str], to: str | os.PathLike[
     """
     parent, name = os.path.split(os.path.abspath(os.fspath(checkpoint)))
     storage = storage_for(parent)
-    manifest = open_checkpoint(storage, name).manifest
-    source = CheckpointFiles(storage, name, manifest.files)
+    opened = open_checkpoint(storage, name)
+    manifest, source = opened.manifest, CheckpointFiles.of(opened)
     if RUN_STATE not in source.files or not source.parts("optimizer"):
         raise CheckpointError(f"{checkpoint} contains only weights, which from_pretrained loads as they are.")
     target = os.path.join(os.fspath(to), f"checkpoint-{manifest.step}")

@@ -20,7 +20,9 @@ from hexloop.adapters.contents.documents import RUN_STATE
 from hexloop.adapters.contents.file_names import PREFIX, UserFiles
 from hexloop.adapters.contents.run_documents import SETUP, RunDocuments, is_documents_file
 from hexloop.adapters.contents.safetensors_files import INDEX, MODEL, Stream, component_of, is_weights, tensor_parts
+from hexloop.domain.checkpoints.blocks import VerifiedFiles
 from hexloop.domain.checkpoints.manifest import MANIFEST, checkpoint_name, is_set_aside
+from hexloop.domain.checkpoints.reading import Checkpoint
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import json_value
 from hexloop.domain.ranks import run_on_all_ranks, run_on_rank0
@@ -58,6 +60,7 @@ class LoadedKeys:
 class CheckpointFiles:
     """The files of a checkpoint in a storage. files: the size and digest of each, by path.
 
+    opened: opens the files of a checkpoint that was verified; without it, what is read is not verified.
     The methods that read raise CheckpointError for a file that is not what its name says, and StorageError if it cannot
     be read.
     """
@@ -65,14 +68,22 @@ class CheckpointFiles:
     storage: Storage
     name: str
     files: Mapping[str, Stored]
+    opened: VerifiedFiles | None = field(default=None, eq=False)
     _documents: RunDocuments = field(init=False, eq=False)
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> CheckpointFiles:
+        """Return the files of a checkpoint that was verified."""
+        return cls(checkpoint.files.storage, checkpoint.name, checkpoint.manifest.files, checkpoint.files)
 
     @_documents.default
     def _make_documents(self) -> RunDocuments:
         return RunDocuments({RUN_STATE, *self.files}, self.read)
 
     def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
-        """Read the bytes of a file from `start` on."""
+        """Read the bytes of a file from `start` on. Raises ChangedCheckpointError if they are not those verified."""
+        if self.opened is not None:
+            return self.opened(path, start)
         return self.storage.read(f"{self.name}/{path}", start)
 
     def documents(self) -> dict[str, Any]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from typing import cast
 
-from attrs import frozen
+from attrs import field, frozen
 
+from hexloop.domain.checkpoints.blocks import FileBlocks, VerifiedFiles, algorithm_of, block_size, read_blocks
 from hexloop.domain.checkpoints.manifest import MANIFEST, PROTECTED, Lineage, Manifest, checkpoint_name, step_of, unseal
 from hexloop.domain.errors import (
     CheckpointError,
@@ -18,6 +20,7 @@ from hexloop.domain.errors import (
     UnreadableCheckpointError,
 )
 from hexloop.domain.json_documents import read_bytes
+from hexloop.ports.collectives import Json
 from hexloop.ports.storage import Storage
 
 MAX_MANIFEST_BYTES = 1 << 26
@@ -29,10 +32,23 @@ RETRIES = 3
 
 @frozen
 class Checkpoint:
-    """A checkpoint whose manifest was read."""
+    """A checkpoint that was verified. files: opens its files; what is read are the bytes that were verified."""
 
     name: str
     manifest: Manifest
+    files: VerifiedFiles = field(eq=False, repr=False)
+
+    def to_json(self) -> Json:
+        """Return the checkpoint as JSON, for other ranks."""
+        return {"name": self.name, "manifest": self.manifest.to_json().decode(), "files": self.files.to_json()}
+
+    @classmethod
+    def from_json(cls, storage: Storage, document: Json) -> Checkpoint:
+        """Return the checkpoint that another rank has verified."""
+        values = cast("dict[str, Json]", document)
+        name = str(values["name"])
+        manifest = Manifest.from_json(str(values["manifest"]).encode())
+        return cls(name, manifest, VerifiedFiles.from_json(storage, name, values["files"]))
 
 
 def verify(storage: Storage, name: str) -> Checkpoint:
@@ -43,11 +59,13 @@ def verify(storage: Storage, name: str) -> Checkpoint:
     """
     manifest = read_manifest(storage, name)
     where = f"{name} in {storage.capabilities.location}"
+    block = block_size(sum(stored.size for stored in manifest.files.values()))
     wrong: list[str] = []
     unread: dict[str, list[str]] = {}
+    blocks: dict[str, FileBlocks] = {}
     for path in sorted(manifest.files):
         try:
-            problem = _problem(storage, name, manifest, path)
+            problem, blocks[path] = _read(storage, name, manifest, path, block)
         except StorageError as error:
             unread.setdefault(str(error), []).append(path)
         else:
@@ -57,7 +75,8 @@ def verify(storage: Storage, name: str) -> Checkpoint:
         raise DamagedCheckpointError(f"{where} is damaged: {'; '.join(wrong + not_read)}.")
     if unread:
         raise UnreadableCheckpointError(f"{where} cannot be used: {'; '.join(not_read)}.")
-    return Checkpoint(name, manifest)
+    kinds = {path: algorithm_of(stored) for path, stored in manifest.files.items()}
+    return Checkpoint(name, manifest, VerifiedFiles(storage, name, kinds, blocks))
 
 
 def read_manifest(storage: Storage, name: str) -> Manifest:
@@ -148,24 +167,23 @@ def _manifest_bytes(storage: Storage, name: str) -> bytes:
     raise failure
 
 
-def _problem(storage: Storage, name: str, manifest: Manifest, path: str) -> str | None:
-    """Return what is wrong with a file, or None. Raises StorageError if it exists but cannot be read."""
+def _read(storage: Storage, name: str, manifest: Manifest, path: str, block: int) -> tuple[str | None, FileBlocks]:
+    """Return what is wrong with a file, or None, and its blocks. Raises StorageError if it cannot be read."""
     expected = manifest.files[path]
     folder, _, file = f"{name}/{path}".rpartition("/")
     entry = next((entry for entry in storage.list(folder) if entry.name == file), None)
     if entry is None:
-        return f"{path} is missing"
+        return f"{path} is missing", FileBlocks(0, block, ())
     if entry.size not in (None, expected.size):  # before anything is read, as it may be large
-        return f"{path} has {entry.size} bytes and should have {expected.size}"
-    found = storage.digest(f"{name}/{path}")
+        return f"{path} has {entry.size} bytes and should have {expected.size}", FileBlocks(0, block, ())
+    found, blocks = read_blocks(storage, f"{name}/{path}", expected, block)
+    if found.size > expected.size:
+        return f"{path} is longer than the {expected.size} bytes that it should have", blocks
     if found.size != expected.size:
-        return f"{path} has {found.size} bytes and should have {expected.size}"
-    kind, own_kind = expected.digest.partition(":")[0], found.digest.partition(":")[0]
-    if kind != own_kind:
+        return f"{path} has {found.size} bytes and should have {expected.size}", blocks
+    if (own := algorithm_of(found)) != (kind := algorithm_of(expected)):
         raise StorageError(
-            f"its digest is of the kind {kind}, and this storage computes {own_kind}. Configure the storage with the "
-            f"digest {kind!r}"
+            f"its digest is of the kind {kind[:40]}, and this storage computes {own}. Configure the storage with the "
+            f"digest {kind[:40]!r}"
         )
-    if found.digest != expected.digest:
-        return f"{path} does not hold the bytes that were stored"
-    return None
+    return None if found.digest == expected.digest else f"{path} does not hold the bytes that were stored", blocks

@@ -21,14 +21,9 @@ from hexloop.domain.checkpoints.manifest import (
     step_of,
 )
 from hexloop.domain.checkpoints.pace import Pace, Pacer
-from hexloop.domain.checkpoints.reading import Checkpoint, checkpoint_steps, read_manifest, warn_of_differences
-from hexloop.domain.checkpoints.selection import (
-    BestCheckpoint,
-    newest,
-    open_checkpoint,
-    publish_staged,
-    readable_manifests,
-)
+from hexloop.domain.checkpoints.reading import Checkpoint, checkpoint_steps
+from hexloop.domain.checkpoints.restoring import BestCheckpoint, restore
+from hexloop.domain.checkpoints.selection import publish_staged, readable_manifests
 from hexloop.domain.errors import CheckpointError, StorageError, StorageFullError
 from hexloop.domain.events import AnyEvent, CheckpointPublished, Saved, SaveFailed, SaveSkipped, SaveWaits
 from hexloop.domain.ranks import run_on_rank0
@@ -55,7 +50,7 @@ class CheckpointStore:
     unless it is required or the best so far.
     pauses: seconds between attempts while the storage is full. note: called at each phase of a save.
     exclusive: no other run saves to this storage, so unfinished folders of any run may be removed.
-    latest: the newest checkpoint of the lineage of the present state.
+    latest: the newest checkpoint of the lineage of the present state. resumed_from: the one that it was resumed from.
     """
 
     storage: Storage
@@ -71,6 +66,7 @@ class CheckpointStore:
     note: commit.NotePhase = commit.no_notes
     exclusive: bool = False
     latest: str | None = field(default=None, init=False)
+    resumed_from: Checkpoint | None = field(default=None, init=False)
     _ancestors: Mapping[str, int] = field(factory=dict, init=False)
     _held: set[int] = field(factory=set, init=False)
     _is_clean: bool = field(default=False, init=False)
@@ -93,14 +89,13 @@ class CheckpointStore:
         the named one is not good, if no name is given and there are several runs, or if a good one does not fit.
         """
         storage = self.storage if source is None else source
-        chosen = run_on_rank0(self.collectives, lambda: self._choose(storage, name))
-        if chosen is None:
+        if storage is self.storage:  # on another storage, a live run may be about to publish it
+            run_on_rank0(self.collectives, lambda: self._publish_staged(name))
+        restored = restore(storage, name, self.contents, self.collectives, self.environment)
+        if restored is None:
             return None
-        checkpoint = Checkpoint(chosen, read_manifest(storage, chosen))
-        warn_of_differences(checkpoint, self.environment, self._world_size)
-        state = self.contents.restore(
-            checkpoint.manifest.files, lambda path, start=0: storage.read(f"{chosen}/{path}", start)
-        )
+        checkpoint, state = restored
+        self.resumed_from = checkpoint
         lineage = Lineage.after(checkpoint.manifest, self.session)
         self._ancestors = lineage.ancestors
         latest, held = run_on_rank0(self.collectives, lambda: self._known_of(lineage))
@@ -108,7 +103,7 @@ class CheckpointStore:
         self._held = set(held)
         self._source = source
         if source is None:
-            self.latest, self._resumed = chosen, state
+            self.latest, self._resumed = checkpoint.name, state
         best = self._best_of(state)
         if self.load_best_at_end and best.is_missing(state):
             warnings.warn(
@@ -228,15 +223,9 @@ class CheckpointStore:
             self._background_collectives = self.collectives.apart()
         return self._background_collectives
 
-    def _choose(self, storage: Storage, name: str | None) -> str | None:
-        """Return the name of the checkpoint to resume from, after verifying it."""
-        if storage is self.storage:  # on another storage, a live run may be about to publish it
-            with suppress(StorageError):
-                publish_staged(storage, name)
-        if name is not None:
-            return open_checkpoint(storage, name).name
-        found = newest(storage, quarantine=True)
-        return None if found is None else found.name
+    def _publish_staged(self, name: str | None) -> None:
+        with suppress(StorageError):
+            publish_staged(self.storage, name)
 
     def _known_of(self, lineage: Lineage) -> tuple[str, list[int]]:
         """Return the last session of the run that has a checkpoint, and the steps of the lineage's checkpoints."""

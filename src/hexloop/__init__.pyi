@@ -63,6 +63,7 @@ from .adapters.evaluator.torch.predictions import (
     PredictionOutput as PredictionOutput,
 )
 from .domain.errors import (
+    ChangedCheckpointError as ChangedCheckpointError,
     CheckpointError as CheckpointError,
     CollectiveError as CollectiveError,
     ConfigurationError as ConfigurationError,

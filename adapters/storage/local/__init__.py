@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager, suppress
 from itertools import chain
 from typing import Any
 
-from hexloop.adapters.storage import NO_SPACE, RunningDigest, check_algorithm, digest_of, outside_error
+from hexloop.adapters.storage import NO_SPACE, RunningDigest, check_algorithm, digest_of, new_digest, outside_error
 from hexloop.adapters.storage.local.direct import DirectWriter
 from hexloop.domain.checkpoints.manifest import stays_inside
 from hexloop.domain.errors import IrregularFileError, MissingFileError, StorageError, StorageFullError
@@ -77,7 +77,7 @@ class LocalStorage:
     @property
     def capabilities(self) -> StorageCapabilities:
         """Publication by rename, in a local folder."""
-        return StorageCapabilities(Publication.RENAME, self._root, self._root, self._modified)
+        return StorageCapabilities(Publication.RENAME, self._root, self._root, self._modified, new_digest)
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
         """Write a new file; see `Storage.write`. A file that could not be written completely is removed."""

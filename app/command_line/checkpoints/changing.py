@@ -133,11 +133,11 @@ def export(options: Namespace) -> ExitCode:
 def _write_model(location: CheckpointLocation, storage: Storage, name: str) -> None:
     """Write the folder under a temporary name, after removing the leftovers of an earlier attempt, and publish it."""
     staging = f".unfinished-{name}"
-    manifest = open_checkpoint(location.storage, location.name).manifest
+    checkpoint = open_checkpoint(location.storage, location.name)
     storage.remove(staging)
     try:
         paths = []
-        for file in CheckpointFiles(location.storage, location.name, manifest.files).model_files():
+        for file in CheckpointFiles.of(checkpoint).model_files():
             storage.write(f"{staging}/{file.path}", file.chunks)
             paths.append(f"{staging}/{file.path}")
         storage.sync(paths)

@@ -157,8 +157,8 @@ def run(options: Namespace) -> ExitCode:
     problems, contents = [], []
     for location in open_checkpoints([options.one, options.other]):
         try:
-            manifest = verify(location.storage, location.name).manifest
-            contents.append((CheckpointFiles(location.storage, location.name, manifest.files), manifest))
+            checkpoint = verify(location.storage, location.name)
+            contents.append((CheckpointFiles.of(checkpoint), checkpoint.manifest))
         except (CheckpointError, StorageError) as error:
             problems.append(f"You chose to compare {location.given}, but it cannot be read: {error}")
     if problems:

@@ -23,6 +23,8 @@ class SmallContents:
     in_between: called when half of the weights have been yielded.
     """
 
+    loads_together = False
+
     def __init__(self, weights: bytes = b"", in_between: Callable[[], None] = do_nothing) -> None:
         self.weights = weights
         self._in_between = in_between

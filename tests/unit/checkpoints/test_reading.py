@@ -132,18 +132,18 @@ def test_a_bad_checkpoint_by_name_lists_the_good_ones(storage: MemoryStorage) ->
 def test_an_unsupported_digest_is_not_damage(storage: MemoryStorage) -> None:
     """A file with a digest that the storage cannot compute is not reported as damaged."""
     manifest = read_manifest(storage, "checkpoint-10")
-    files = {path: Stored(stored.size, "md5:0") for path, stored in manifest.files.items()}
+    files = {path: Stored(stored.size, "crc32:0") for path, stored in manifest.files.items()}
     storage.damage("checkpoint-10/manifest.json", evolve(manifest, files=files).to_json())
     with pytest.raises(
         UnreadableCheckpointError,
-        match=r"of the kind md5, and this storage computes blake2b\. Configure the storage with the digest 'md5'",
+        match=r"of the kind crc32, and this storage computes blake2b\. Configure the storage with the digest 'crc32'",
     ):
         verify(storage, "checkpoint-10")
 
 
 def test_an_unreadable_checkpoint_is_skipped(storage: MemoryStorage) -> None:
     """A checkpoint with a file that cannot be read is skipped."""
-    faulty = FaultyStorage(storage, [Fault(1, Effect.FAIL, "digest")])
+    faulty = FaultyStorage(storage, [Fault(1, Effect.FAIL, "read", within="state.json")])
     with pytest.warns(UserWarning, match="cannot be read"):
         assert newest_name(faulty) == "checkpoint-10"
 

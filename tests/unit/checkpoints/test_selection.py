@@ -88,7 +88,7 @@ def test_a_folder_without_a_manifest_is_not_touched(storage: MemoryStorage) -> N
 
 def test_an_unreadable_checkpoint_is_not_touched(storage: MemoryStorage) -> None:
     """A file that the storage fails to read is not damage."""
-    faulty = FaultyStorage(storage, [Fault(1, Effect.FAIL, "digest")])
+    faulty = FaultyStorage(storage, [Fault(1, Effect.FAIL, "read", within="state.json")])
     with pytest.warns(UserWarning, match="cannot be read"):
         state = make_store(faulty).resume()
     assert state is not None
@@ -101,7 +101,7 @@ def test_a_run_does_not_restart_if_no_checkpoint_can_be_read(storage: MemoryStor
     """If the storage fails to read every checkpoint, an error is raised, and they stay where they are."""
     for path in missing:
         storage.remove(path)
-    faulty = FaultyStorage(storage, [Fault(1, Effect.FAIL, "digest", times=9)])
+    faulty = FaultyStorage(storage, [Fault(1, Effect.FAIL, "read", times=9, within="state.json")])
     with (
         pytest.warns(UserWarning, match="is skipped"),
         pytest.raises(UnreadableCheckpointError, match=r"checkpoint-15 .* cannot be read .* set another output_dir"),

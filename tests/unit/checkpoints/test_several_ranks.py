@@ -308,7 +308,7 @@ def test_unreadable_is_distinguished_from_damaged_on_every_rank() -> None:
     """The error on the other ranks also says that the checkpoint may be good."""
     storage = MemoryStorage()
     SimulatedWorld(SIZE).run(save_steps(lambda _: storage, 1))
-    faulty = FaultyStorage(storage, [Fault(1, Effect.FAIL, "digest", times=9)])
+    faulty = FaultyStorage(storage, [Fault(1, Effect.FAIL, "read", times=9, within="state.json")])
     ended = SimulatedWorld(SIZE).outcomes(lambda ranks: store_of(faulty, ranks).resume())
     assert [type(outcome.error) for outcome in ended] == [UnreadableCheckpointError] * SIZE
 

@@ -411,7 +411,7 @@ def test_unreadable_best_weights_are_an_error(storage: MemoryStorage) -> None:
     store.load_best_at_end = True
     save_at(store, state, 1)
     save_at(store, state, 2)
-    store.storage = FaultyStorage(storage, [Fault(1, Effect.FAIL, "digest", times=99)])
+    store.storage = FaultyStorage(storage, [Fault(1, Effect.FAIL, "read", times=99, within="state.json")])
     with pytest.raises(
         CheckpointError, match=r"weights of the best checkpoint could not be loaded.*load_best_model_at_end"
     ):
