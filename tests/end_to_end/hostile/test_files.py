@@ -137,15 +137,22 @@ def test_an_endless_manifest_is_refused(whole: Path, tmp_path: Path) -> None:
     assert answers["resume"].refuses("manifest.json is invalid: it is longer than 67108864 bytes"), answers["resume"]
 
 
-GROWS = "file = open(__import__('sys').argv[1], 'ab', 0)\nprint('ready', flush=True)\nwhile True: file.write(bytes(1 << 20))"
+GROWS = """
+import resource, sys
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 30, 4 << 30))
+file = open(sys.argv[1], "ab", 0)
+print("ready", flush=True)
+while True:
+    file.write(bytes(1 << 20))
+"""
 
 
 def test_a_file_that_grows_is_refused(whole: Path, tmp_path: Path) -> None:
     """While another process writes to it, and however fast."""
     checkpoint = copy_of(whole, tmp_path / "spoiled")
-    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 30, 4 << 30))\n{GROWS}"
     with subprocess.Popen(
-        [sys.executable, "-c", limit, str(checkpoint / WEIGHTS)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", GROWS, str(checkpoint / WEIGHTS)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as writer:
         assert writer.stdout is not None
         writer.stdout.readline()
