@@ -74,6 +74,12 @@ def test_limits_can_be_raised() -> None:
         read_json(b"[1, 2]")
 
 
+def test_a_raised_depth_is_still_bounded() -> None:
+    """By what Python's own parser can take, with the same kind of error."""
+    with reading_limits(document_depth=1_000_000), pytest.raises(ValueError, match="nested too deeply"):
+        read_json(b"[" * 200_000 + b"]" * 200_000)
+
+
 def test_the_duplicate_of_many_keys_is_found() -> None:
     """An object with a duplicate among many keys is read in time proportional to its size."""
     text = json.dumps({str(number): number for number in range(300_000)})

@@ -50,6 +50,13 @@ def test_only_regular_files_are_opened(irregular: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_a_missing_file_is_the_usual_error(tmp_path: Path) -> None:
+    """As for `open`."""
+    for use in (open_regular, read_file, lambda path: next(lines_of(path))):
+        with pytest.raises(FileNotFoundError):
+            use(tmp_path / "nowhere")
+
+
 @pytest.mark.parametrize("flag", [True, False])
 def test_links_are_followed_only_where_a_user_named_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: bool

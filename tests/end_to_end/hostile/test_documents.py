@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,7 +57,7 @@ def test_a_hostile_run_state_is_refused(whole: Path, tmp_path: Path, name: str) 
 
 HUGE = int("9" * 400)
 
-MANIFESTS = {
+MANIFESTS: dict[str, tuple[dict[str, Any], str]] = {
     "a huge size": ({"files": {"a": {"size": HUGE, "digest": "x:y"}}}, "the size of 'a': 999"),
     "a negative step": ({"step": -1}, "step: -1 is not a whole number from 0"),
     "a huge step": ({"step": HUGE}, "step: 999"),
