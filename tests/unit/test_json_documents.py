@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hexloop.domain import json_documents
 from hexloop.domain.json_documents import finite_json, read_bytes, read_json
 from hexloop.domain.limits import reading_limits
 
@@ -44,6 +47,7 @@ def test_every_json_document_is_read(value: Any) -> None:
         (b'{"a": [{"\\uDC00x": 1}]}', r"the text '\\udc00x', which is not Unicode"),
         (b'{"' + b"k" * 200 + b'": 1, "' + b"k" * 200 + b'": 2}', f"the key '{'k' * 80}' twice"),
         (b'{"a"', "Expecting"),
+        (b'["a\0"]' + b" " * 2000, "null byte"),
         (b'["' + b'\\"' * 1_000_000, "Unterminated"),
         (b'["' + b"\\" * 1_000_001, "Unterminated"),
         (b"\xff\xfe", "utf-8"),
@@ -53,6 +57,25 @@ def test_invalid_json_is_refused(text: bytes, words: str) -> None:
     """Repeated keys, NaN and infinity, excessive nesting and other invalid JSON raise ValueError."""
     with pytest.raises(ValueError, match=words):
         read_json(text)
+
+
+@given(st.integers(1, 9), VALUES)
+def test_pieces_of_a_document_are_joined(size: int, value: Any) -> None:
+    """Strings and escaped characters may lie across the ends of pieces."""
+    text = json.dumps([value, 'a\\"[[', {'"\\': "\\\\\\"}]).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_documents, "_PIECE", size)
+        outside = json_documents._outside_of_strings(text)
+    assert outside == re.sub(rb'"(?:[^"\\]|\\.)*"', b"", text)
+
+
+def test_many_strings_take_little_memory() -> None:
+    """The check of a document with many strings takes less than a few times its size."""
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="values"):
+        read_json(b'["' + b'",[\\"' * 1_500_000)
+    assert tracemalloc.get_traced_memory()[1] < 60_000_000
+    tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
