@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
-from hexloop.domain.json_documents import finite_json
+from hexloop.domain.json_documents import finite_json, read_json
+from hexloop.domain.regular_files import lines_of, open_lines
 from hexloop.ports.journal import Fact
 
 __path__: list[str] = []  # lets hexloop._moved serve old paths such as hexloop.adapters.journal.json_lines
@@ -17,8 +19,8 @@ class JsonLinesJournal:
     """Journal adapter that appends to the file `path`, created with its folders at the first note.
 
     A note is one system call, so a killed process leaves at most its last line incomplete; the next process to append
-    ends that line first. Notes are lost only if the machine itself fails. JSON has no NaN or infinity: these are
-    written as the strings "NaN", "Infinity" and "-Infinity".
+    ends that line first. A link in the place of the file is not followed. Notes are lost only if the machine itself
+    fails. JSON has no NaN or infinity: these are written as the strings "NaN", "Infinity" and "-Infinity".
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -31,7 +33,8 @@ class JsonLinesJournal:
         line = json.dumps({"kind": kind, **finite_json(facts)}, allow_nan=False).encode() + b"\n"
         with self._lock:
             if self._file is None:
-                self._file = _open(self._path)
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = open_lines(self._path)
             while line:
                 line = line[os.write(self._file, line) :]
 
@@ -44,29 +47,23 @@ class JsonLinesJournal:
 
 
 def read(path: str | os.PathLike[str]) -> list[dict[str, Fact]]:
-    """Return the notes of a file, in order, without incomplete lines. Raises OSError if the file does not exist."""
-    notes = []
-    with open(path, "rb") as file:
-        for line in file:
-            try:
-                note = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(note, dict) and isinstance(note.get("kind"), str):
-                notes.append(note)
-    return notes
+    """Return the notes of a file; see `notes_in`."""
+    return list(notes_in(path))
 
 
-def _open(path: Path) -> int:
-    """Open the file for appending, ending its last line if that is incomplete."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
-    end = os.lseek(file, 0, os.SEEK_END)
-    if end > 0:
-        os.lseek(file, end - 1, os.SEEK_SET)
-        if os.read(file, 1) != b"\n":
-            os.write(file, b"\n")
-    return file
+def notes_in(path: str | os.PathLike[str]) -> Iterator[dict[str, Fact]]:
+    """Yield the notes of a file, in order, without lines that are incomplete or not notes.
+
+    Raises OSError if the file does not exist, is a link or not a regular file, or has a line that is longer than the
+    limit `line_bytes`.
+    """
+    for line in lines_of(path):
+        try:
+            note = read_json(line)
+        except ValueError:
+            continue
+        if isinstance(note, dict) and isinstance(note.get("kind"), str):
+            yield note
 
 
 class MemoryJournal:

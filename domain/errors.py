@@ -99,6 +99,14 @@ class StorageError(HexloopError, OSError):
     """A storage operation that failed; what was stored before is intact."""
 
 
+class MissingFileError(StorageError):
+    """A path at which there is nothing, or no longer."""
+
+
+class IrregularFileError(StorageError):
+    """A path that leads out of the storage, or at which there is no regular file; it is never read."""
+
+
 class StorageFullError(StorageError):
     """The storage is full; what was stored before is intact."""
 

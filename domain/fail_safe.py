@@ -76,6 +76,6 @@ class FailSafeJournal:
         self._failed = True
         warnings.warn(
             f"The journal {type(self._journal).__name__} failed ({type(error).__name__}: {error}). The run continues "
-            "without it. Free space for it, or set journal='off'.",
+            "without it. Make its file writable, or set journal='off'.",
             stacklevel=3,
         )

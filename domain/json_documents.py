@@ -46,6 +46,16 @@ def read_bytes(chunks: Iterable[bytes | memoryview], limit: int | None = None) -
     return bytes(data)
 
 
+def read_start(chunks: Iterable[bytes | memoryview], limit: int) -> bytes:
+    """Join the chunks of a text up to `limit` bytes, and read no further."""
+    data = bytearray()
+    for chunk in chunks:
+        data += chunk[: limit - len(data)]
+        if len(data) >= limit:
+            break
+    return bytes(data)
+
+
 def read_json(data: bytes, finite: bool = True) -> Any:
     """Parse a UTF-8 JSON document strictly, in time and memory proportional to its size.
 
@@ -72,7 +82,9 @@ def read_json(data: bytes, finite: bool = True) -> Any:
 _BYTES_OF_A_VALUE = 8
 """A long document may have a value in so many bytes on average: one of an ordinary history takes more."""
 
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # one without an end goes up to that of the data
+_PIECE = 1 << 20
+_BACKSLASHES = re.compile(rb"\\+")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _DIGITS = bytes(ord("0") if chr(code) in "0123456789.eE+-" else ord(" ") for code in range(256))
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
@@ -82,13 +94,16 @@ _NOT_BRACKETS = bytes(code for code in range(256) if code not in _STEPS)
 def _refuse_beyond_limits(data: bytes) -> None:
     """Raise ValueError for a document that is too large, before objects are made of it."""
     bounds = limits()
+    short = len(data) <= min(bounds.document_bytes, bounds.document_values, bounds.document_digits)
+    if short and data.count(b"[") + data.count(b"{") <= bounds.document_depth:
+        return  # as are the lines of a journal
     if len(data) > bounds.document_bytes:
         raise ValueError(f"it is longer than {bounds.document_bytes} bytes; document_bytes raises this limit")
     most = bounds.document_values + len(data) // _BYTES_OF_A_VALUE
     many = f"it has more than {most} values; document_values raises this limit"
     if data.count(b'"') - data.count(b'\\"') > 2 * most:
         raise ValueError(many)
-    outside = _STRING.sub(b"", data)  # without what is in strings
+    outside = _outside_of_strings(data)
     if sum(map(outside.count, (b",", b":", b"[", b"{"))) > most:
         raise ValueError(many)
     if b"0" * (bounds.document_digits + 1) in outside.translate(_DIGITS):
@@ -98,6 +113,24 @@ def _refuse_beyond_limits(data: bytes) -> None:
     brackets = outside.translate(None, _NOT_BRACKETS)
     if max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > bounds.document_depth:
         raise ValueError(f"it is nested in more than {bounds.document_depth} levels; document_depth raises this limit")
+
+
+def _outside_of_strings(data: bytes) -> bytes:
+    """Return a document without its strings. It is worked through in pieces, because each string takes some memory."""
+    if b"\0" in data:
+        raise ValueError("it holds a null byte, which is not valid JSON")
+    outside, inside, start = bytearray(), False, 0
+    while start < len(data):
+        end = start + _PIECE
+        if backslashes := _BACKSLASHES.match(data, end - 1):
+            end = backslashes.end() + 1  # so that no escaped character is cut
+        piece = data[start:end]
+        # A quote at the end closes a string that goes on in the next piece, so that the null byte is left outside.
+        rest = _STRING.sub(b"", (b'"' + piece if inside else piece) + b'"\0')
+        inside = rest.endswith(b"\0")
+        outside += rest.removesuffix(b"\0")
+        start = end
+    return bytes(outside)
 
 
 def _refuse_lone_surrogates(value: Any) -> None:

@@ -6,6 +6,8 @@ exhaust memory or time. `docs/limits.md` lists them.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
 
@@ -23,7 +25,7 @@ class Limits:
     document_bytes: int = field(default=128 * MIB, metadata={"help": "size of a JSON document"})
     document_depth: int = field(default=100, metadata={"help": "nesting of lists and objects in a JSON document"})
     document_values: int = field(
-        default=2_000_000, metadata={"help": "values in a JSON document, keys included, besides one for every 8 bytes"}
+        default=1_000_000, metadata={"help": "values in a JSON document, keys included, besides one for every 8 bytes"}
     )
     document_digits: int = field(default=1_000, metadata={"help": "digits of a number in a JSON document"})
     tensor_header_bytes: int = field(default=100 * MIB, metadata={"help": "size of the header of a safetensors file"})
@@ -64,15 +66,7 @@ class reading_limits(AbstractContextManager[Limits]):  # noqa: N801  # used like
     """
 
     def __init__(self, **changes: int) -> None:
-        known = [each.name for each in fields(Limits)]
-        problems = [
-            f"There is no limit {name!r}. The limits are {', '.join(known)}."
-            if name not in known
-            else f"The limit {name} is {value!r}; set it to a whole number greater than 0."
-            for name, value in changes.items()
-            if name not in known or type(value) is not int or value < 1
-        ]
-        if problems:
+        if problems := _problems(changes):
             raise ConfigurationError(problems)
         self._before = limits()
         _in_force[0] = evolve(self._before, **changes)
@@ -86,6 +80,42 @@ class reading_limits(AbstractContextManager[Limits]):  # noqa: N801  # used like
     ) -> None:
         """Restore the limits from before the call."""
         _in_force[0] = self._before
+
+
+def _problems(changes: Mapping[str, object]) -> list[str]:
+    known = [each.name for each in fields(Limits)]
+    return [
+        f"There is no limit {name!r}. The limits are {', '.join(known)}."
+        if name not in known
+        else f"The limit {name} is {value!r}; set it to a whole number greater than 0."
+        for name, value in changes.items()
+        if name not in known or type(value) is not int or value < 1
+    ]
+
+
+_SIZE = re.compile(r"([0-9][0-9_,]*)(?: ?([KMGT]?i?)B)?", re.IGNORECASE)
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+
+
+def limits_in(texts: Iterable[str]) -> dict[str, int]:
+    """Return the limits in texts such as "import_seconds=3600" and "document_bytes=256MiB".
+
+    A size may have one of the units kB, MB, GB, KiB, MiB and GiB. Raises ConfigurationError, listing every problem.
+    """
+    found, problems = dict[str, int](), list[str]()
+    for text in texts:
+        name, _, value = text.partition("=")
+        match = _SIZE.fullmatch(value.strip()) if len(value) < 30 else None
+        unit = _UNITS.get((match[2] or "").lower()) if match else None
+        if match is None or unit is None or (match[2] is not None and not name.endswith("_bytes")):
+            unit_allowed = " or a size such as 256MiB" if name.endswith("_bytes") or not name else ""
+            problems.append(f"You chose the limit {text!r}; write it as NAME=VALUE with a whole number{unit_allowed}.")
+        else:
+            found[name] = int(match[1].replace("_", "").replace(",", "")) * unit
+    if problems := [*problems, *_problems(found)]:
+        raise ConfigurationError(problems)
+    return found
 
 
 def limits_table() -> dict[str, tuple[int, str]]:

@@ -70,10 +70,11 @@ class StorageCapabilities:
 
 @frozen
 class Entry:
-    """One name in a folder."""
+    """One name in a folder. size: that of a file in bytes, None if finding it out would cost a request of its own."""
 
     name: str
     is_folder: bool
+    size: int | None = field(default=None, eq=False)
 
 
 class Storage(Protocol):

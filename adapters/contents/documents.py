@@ -54,15 +54,16 @@ def to_bytes(value: Any) -> bytes:
     return (json.dumps(_plain(value, "the document"), allow_nan=False) + "\n").encode()
 
 
-def read(chunks: Iterable[bytes | memoryview]) -> Any:
+def read(chunks: Iterable[bytes | memoryview], path: str = "It") -> Any:
     """Return the value that `to_bytes` encoded.
 
+    path: names the file in messages.
     Raises CheckpointError if the bytes are not a JSON document, or if there are more than any document has.
     """
     try:
         return _restored(read_json(read_bytes(chunks)))
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise CheckpointError(f"It is not a JSON document: {error}.") from error
+        raise CheckpointError(f"{path} is not a JSON document: {error}.") from error
 
 
 def _plain(value: Any, where: str) -> Any:

@@ -65,7 +65,7 @@ class RunDocuments:
             return {} if document is None else migrated(component, document, f"{component} in {path}")
         names, open_file = own_files(name, self._names, self._open_file)
         path = f"{name}.json"
-        return {} if path not in names else migrated(name, documents.read(open_file(path)), path)
+        return {} if path not in names else migrated(name, documents.read(open_file(path), path), path)
 
     def state(self) -> RunState:
         """Return the run state. Raises CheckpointError if there is none, or it is invalid."""
@@ -93,7 +93,7 @@ class RunDocuments:
 
     def _content(self, path: str) -> dict[str, Any]:
         if path not in self._files:
-            content = documents.read(self._open_file(path))
+            content = documents.read(self._open_file(path), path)
             if not isinstance(content, dict):
                 raise CheckpointError(f"{path} is not a JSON object.")
             self._files[path] = content

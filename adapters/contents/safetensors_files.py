@@ -14,7 +14,7 @@ import re
 import struct
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import groupby, islice
 from json.encoder import encode_basestring_ascii
 from math import prod
 from operator import itemgetter
@@ -104,7 +104,7 @@ def weight_paths(names: Collection[str], open_file: OpenFile) -> list[str]:
         return [WEIGHTS]
     if INDEX not in names:
         raise CheckpointError(f"The checkpoint has no weights: neither {WEIGHTS} nor {INDEX} exists.")
-    index = documents.read(open_file(INDEX))
+    index = documents.read(open_file(INDEX), INDEX)
     try:
         paths = sorted(set(index["weight_map"].values()))
     except (TypeError, KeyError, AttributeError) as error:
@@ -112,7 +112,8 @@ def weight_paths(names: Collection[str], open_file: OpenFile) -> list[str]:
     missing = [path for path in paths if path not in names]
     if missing:
         raise CheckpointError(
-            f"{INDEX} names shards that are missing from the checkpoint: {', '.join(map(str, missing))}."
+            f"{INDEX} names shards that are missing from the checkpoint: "
+            f"{', '.join(str(path)[:80] for path in missing[:10])}{', ...' * (len(missing) > 10)}."
         )
     return paths
 
@@ -257,9 +258,13 @@ def tensor_parts(stream: Stream, path: str) -> list[Part]:
             raise ValueError("its header is not a JSON object")
         header.pop("__metadata__", None)
         entries = [_entry(name, value) for name, value in header.items()]
-        return list(_parts_at(stream, path, sorted(entries, key=lambda entry: entry.offsets), 8 + length))
+        entries.sort(key=lambda entry: entry.offsets)
+        parts = list(_parts_at(stream, path, entries, 8 + length))
     except ValueError as error:
         raise CheckpointError(f"{path} is not a safetensors file: {error}.") from error
+    end, last = (entries[-1].offsets[1], repr(entries[-1].name[:80])) if entries else (0, "its header")
+    stream.check_end(path, 8 + length + end, last)
+    return parts
 
 
 @frozen
@@ -345,12 +350,22 @@ class Stream:
             data += self._take(size - len(data))
         return memoryview(data)
 
+    def check_end(self, path: str, end: int, last: str) -> None:
+        """Raise CheckpointError if a file does not have exactly `end` bytes; only its end is read.
+
+        last: what is there.
+        """
+        found = sum(map(len, islice(self._open(path, end - 1), 2)))
+        if found != 1:
+            differs = "has more bytes than that" if found else "is incomplete"
+            raise CheckpointError(f"According to its header, {path} ends with {last} at byte {end}, but it {differs}.")
+
     def _take(self, most: int) -> memoryview:
         """Return the next bytes, at least one and at most `most`."""
         while not self._rest:
             chunk = next(self._chunks, None)
             if chunk is None:
-                raise CheckpointError(f"The file ends after {self._position} bytes and is incomplete.")
+                raise CheckpointError(f"{self._path} ends after {self._position} bytes and is incomplete.")
             self._rest = chunk
         piece, self._rest = self._rest[:most], self._rest[most:]
         self._position += len(piece)

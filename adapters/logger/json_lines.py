@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from hexloop.domain.json_documents import finite_json
+from hexloop.domain.regular_files import open_lines
 from hexloop.ports.logger import Record, RunInformation, Value
 
 
@@ -38,9 +39,5 @@ class JsonLines:
     def _append(self, line: dict[str, Value]) -> None:
         text = json.dumps(finite_json(line), allow_nan=False)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("ab+") as file:
-            if file.tell() > 0:
-                file.seek(-1, os.SEEK_END)
-                if file.read() != b"\n":  # a crash left the last line incomplete: end it
-                    file.write(b"\n")
+        with os.fdopen(open_lines(self._path), "ab") as file:
             file.write(text.encode() + b"\n")

@@ -6,7 +6,7 @@ import errno
 import hashlib
 from collections.abc import Iterable, Iterator
 
-from hexloop.domain.errors import ConfigurationError, StorageError
+from hexloop.domain.errors import ConfigurationError, IrregularFileError
 from hexloop.ports.storage import Entry, Storage, Stored
 
 DIGESTS = ("xxh3-128", "blake2b")
@@ -23,9 +23,9 @@ def check_algorithm(digest: str) -> str:
     return digest
 
 
-def outside_error(path: str, location: str) -> StorageError:
+def outside_error(path: str, location: str) -> IrregularFileError:
     """Return the error for a path that leads out of a storage."""
-    return StorageError(
+    return IrregularFileError(
         f"The path {path!r} leads out of {location}; only files inside it are accessed. Choose a path inside."
     )
 

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from hexloop.adapters.storage import NO_SPACE, RunningDigest, check_algorithm, digest_of, new_digest, outside_error
 from hexloop.domain.checkpoints.manifest import stays_inside
-from hexloop.domain.errors import StorageError, StorageFullError
+from hexloop.domain.errors import MissingFileError, StorageError, StorageFullError
 from hexloop.ports.storage import Entry, Publication, StorageCapabilities, Stored
 
 __path__: list[str] = []  # lets hexloop._moved serve the old path hexloop.adapters.storage.fsspec.storage
@@ -127,12 +127,12 @@ class FsspecStorage:
             except (FileNotFoundError, NotADirectoryError):
                 return ()
         above = f"{full.strip('/')}/".removeprefix("/")
-        names: dict[str, bool] = {}
-        for entry in found:
-            full_name = entry["name"].strip("/")
-            if full_name.startswith(above):
-                names[full_name.removeprefix(above)] = entry["type"] == "directory"
-        return tuple(Entry(name, is_folder) for name, is_folder in sorted(names.items()))
+        entries: dict[str, Entry] = {}
+        for each in found:
+            if (full_name := each["name"].strip("/")).startswith(above):
+                name, is_folder, size = full_name.removeprefix(above), each["type"] == "directory", each.get("size")
+                entries[name] = Entry(name, is_folder, size if isinstance(size, int) and not is_folder else None)
+        return tuple(entry for _, entry in sorted(entries.items()))
 
     def move(self, source: str, destination: str) -> None:
         """Copy every file and remove the originals; see `Storage.move`."""
@@ -318,6 +318,8 @@ def _converted(error: Exception, text: str) -> StorageError:
         return StorageFullError(f"{text}. Free some space, or choose another location.")
     retry = "Try again later, or choose another location"
     otherwise = retry if _is_transient(error) else "Check the URL and its options"
+    if isinstance(error, FileNotFoundError):
+        return MissingFileError(f"{text}. {_ADVICE[FileNotFoundError]}.")
     kind = PermissionError if _code(error) in _FORBIDDEN_CODES else type(error)
     advice = next((advice for each, advice in _ADVICE.items() if issubclass(kind, each)), otherwise)
     return StorageError(f"{text}. {advice}.")

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from hexloop.adapters.storage import digest_of, outside_error
 from hexloop.domain.checkpoints.manifest import stays_inside
-from hexloop.domain.errors import StorageError, StorageFullError
+from hexloop.domain.errors import MissingFileError, StorageError, StorageFullError
 from hexloop.ports.storage import Entry, Publication, StorageCapabilities, Stored
 
 Data = TypeVar("Data", bytes, bytes | bytearray)
@@ -113,8 +113,9 @@ class MemoryStorage:
     def list(self, folder: str) -> tuple[Entry, ...]:
         """Return the names in a folder; see `Storage.list`."""
         start = len(folder) + 1 if folder else 0
-        names = {path[start:].partition("/")[:2] for path in self._below(folder)}
-        return tuple(Entry(name, bool(further)) for name, further in sorted(names))
+        with self._lock:
+            found = {path[start:].partition("/")[:2]: len(self._files[path]) for path in self._below(folder)}
+        return tuple(Entry(name, bool(deep), None if deep else size) for (name, deep), size in sorted(found.items()))
 
     def move(self, source: str, destination: str) -> None:
         """Rename a file or folder atomically; see `Storage.move`."""
@@ -161,7 +162,7 @@ class MemoryStorage:
     def _file(self, path: str) -> bytes:
         with self._lock:
             if path not in self._files:
-                raise StorageError(f"Cannot read {path}: the file does not exist. Check the name.")
+                raise MissingFileError(f"Cannot read {path}: the file does not exist. Check the name.")
             return bytes(self._files[path])
 
     def _below(self, folder: str) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from cattrs import BaseConverter, Converter
 from cattrs.cols import list_structure_factory, mapping_structure_factory
 
 from hexloop.app.arguments.choices import USUAL_NAMES
+from hexloop.domain.regular_files import read_file
 from hexloop.domain.wording import RefusalError, did_you_mean, enumeration, parse_truth
 
 Check: TypeAlias = Callable[[Any], None]
@@ -97,8 +98,7 @@ def mapping_or_file(value: Any) -> Any:
     if not isinstance(value, str | os.PathLike) or str(value).lstrip().startswith("{") or value in ("", *NONE_WORDS):
         return value
     try:
-        with open(value, encoding="utf-8") as file:
-            return json.load(file)
+        return json.loads(read_file(value, "recipe_bytes").decode("utf-8"))
     except (OSError, ValueError) as error:
         because = "it takes a mapping, or the path of a readable JSON file"
         kind = type(error) if isinstance(error, OSError) else None

@@ -17,6 +17,7 @@ from hexloop.app.arguments.declaration import (
     argument_group,
     rule,
 )
+from hexloop.domain.regular_files import read_file
 from hexloop.domain.wording import RefusalError, did_you_mean
 
 
@@ -85,7 +86,7 @@ class AcceleratorConfig:
     @classmethod
     def from_json_file(cls, json_file: str | Path) -> Self:
         """Read a JSON file. Raises `RefusalError`, a ValueError, for an unknown key."""
-        return cls(**_converted_settings(json.loads(Path(json_file).read_text(encoding="utf-8"))))
+        return cls(**_converted_settings(json.loads(read_file(json_file, "recipe_bytes").decode("utf-8"))))
 
     def assign(self, name: str, value: Any) -> None:
         """Set a setting for loaders that are made from now on. `to_dict` still returns the one that was given."""

@@ -22,6 +22,7 @@ from hexloop.app.arguments.conversion import Hook
 from hexloop.app.arguments.conversion import converter as value_converter
 from hexloop.app.arguments.declaration import annotations_of, declarations
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.regular_files import read_file
 from hexloop.domain.wording import Problem, RefusalError, did_you_mean, enumeration, problem, shown
 
 T = TypeVar("T")
@@ -226,7 +227,7 @@ def read_json(path: str | Path) -> Document:
 
 def _text_of(path: str | Path) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return read_file(path, "recipe_bytes").decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         kind = type(error) if isinstance(error, OSError) else None

@@ -18,6 +18,7 @@ from hexloop.app.arguments.base import legacy_names_of
 from hexloop.app.arguments.documents import Document, KeyPath, SourceLocation, read_json, read_yaml
 from hexloop.app.arguments.legacy import DISCOURAGED_ARGUMENTS
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.regular_files import read_file
 from hexloop.domain.wording import Problem, RefusalError, did_you_mean, problem
 
 
@@ -246,7 +247,7 @@ def _with_args_files(
 
 def _strings_of(file: Path) -> list[str]:
     try:
-        return file.read_text(encoding="utf-8").split()
+        return read_file(file, "recipe_bytes").decode("utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
             f"The arguments file {str(file)!r} cannot be read ({error}); name a readable one."

@@ -15,6 +15,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 from attrs import define, evolve, field
 
 from hexloop.domain.errors import CheckpointError
+from hexloop.domain.regular_files import read_file
 from hexloop.domain.state import RunState
 from hexloop.domain.triggers import Plan, Trigger, Triggers, whole_steps
 
@@ -261,7 +262,7 @@ class TrainerState(RunView):
     @classmethod
     def load_from_json(cls, json_path: str) -> Self:
         """Return a detached state with the fields of a JSON file; warn of unknown fields."""
-        document = json.loads(Path(json_path).read_text(encoding="utf-8"))
+        document = json.loads(read_file(json_path).decode("utf-8"))
         known = {each.name for each in fields(cls)}
         if unknown := sorted(document.keys() - known):
             warnings.warn(f"{json_path} has fields that are not a TrainerState's: {', '.join(unknown)}.", stacklevel=2)

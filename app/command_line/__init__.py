@@ -17,6 +17,7 @@ from pathlib import Path
 import hexloop
 from hexloop.app.command_line.printing import print_text, remember_secrets_of_environment
 from hexloop.domain.errors import ConfigurationError, HexloopError
+from hexloop.domain.limits import limits_in, reading_limits
 from hexloop.domain.printable import printable_lines
 from hexloop.domain.redaction import redact
 
@@ -43,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     module, _, function = options.function.partition(":")
     with plain_warnings():
         try:
-            return int(getattr(import_module(module), function)(options))
+            with reading_limits(**limits_in(options.limit)):
+                return int(getattr(import_module(module), function)(options))
         except (KeyboardInterrupt, SystemExit) as interrupt:  # SystemExit: by a second signal other than SIGINT
             print_text("\n".join(["\nhexloop: interrupted.", *getattr(interrupt, "__notes__", ())]))
             code = getattr(interrupt, "code", None)

@@ -64,7 +64,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         formatter_class=PlainHelp,
         allow_abbrev=False,
     )
-    parser.set_defaults(traceback=False)
+    parser.set_defaults(traceback=False, limit=[])
     parser.add_argument("--version", action="version", version=f"hexloop {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     _add_recipe_commands(commands, argv)
@@ -106,6 +106,14 @@ def _command(
         default=argparse.SUPPRESS,
         help="print the traceback of every error, including those that hexloop raises on purpose",
     )
+    if function is not None and name != "launch":  # which passes it on with the arguments of the recipe
+        parser.add_argument(
+            "--limit",
+            action="append",
+            default=argparse.SUPPRESS,
+            metavar="NAME=VALUE",
+            help="change a limit on what is read, such as document_bytes=256MiB; docs/limits.md lists them; repeatable",
+        )
     return parser
 
 

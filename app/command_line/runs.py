@@ -10,13 +10,16 @@ from typing import Any
 
 from hexloop.app.command_line import ExitCode
 from hexloop.app.command_line.printing import print_document, print_lines
-from hexloop.app.wiring.adapters import JOURNAL, read_journal
+from hexloop.app.wiring.adapters import JOURNAL, notes_in
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.journal import ObservationKind, RunComparison, Timeline, compare, timelines
 from hexloop.ports.journal import Fact
 
 WIDTH = 60
 """How many characters of a value are printed."""
+
+MOST_NAMED = 20
+"""How many runs a message names."""
 
 NAMES = {kind: kind.name.lower().replace("_", " ") for kind in ObservationKind}
 
@@ -40,7 +43,7 @@ def _timeline(given: str, problems: list[str]) -> Timeline | None:
     path, at, name = (given, "", "") if os.path.exists(given) or "@" not in given else given.rpartition("@")
     path = os.path.join(path, JOURNAL) if os.path.isdir(path) else path
     try:
-        runs = timelines(read_journal(path))
+        runs = timelines(notes_in(path))
     except OSError as error:
         problems.append(
             f"You chose the run {given}, but its journal cannot be read ({error}); name the output folder of a run "
@@ -49,7 +52,7 @@ def _timeline(given: str, problems: list[str]) -> Timeline | None:
         return None
     found = [run for run in runs if run.startswith(name)]
     if not found or (at and len(found) > 1):
-        there = ", ".join(runs) or "none"
+        there = ", ".join([*list(runs)[:MOST_NAMED], *["and others"] * (len(runs) > MOST_NAMED)]) or "none"
         problems.append(f"You chose the run {given}, but the runs in {path} are {there}; name one of them.")
         return None
     return runs[found[-1]]

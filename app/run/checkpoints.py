@@ -30,8 +30,15 @@ from hexloop.domain.checkpoints.manifest import checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest, verify
 from hexloop.domain.checkpoints.selection import newest_first, publish_staged, readable_manifests
 from hexloop.domain.checkpoints.store import CheckpointStore
-from hexloop.domain.errors import CheckpointError, ConfigurationError, MissingCheckpointError, StorageError
+from hexloop.domain.errors import (
+    CheckpointError,
+    ConfigurationError,
+    IrregularFileError,
+    MissingCheckpointError,
+    StorageError,
+)
 from hexloop.domain.events import AnyEvent, Saved, SaveFailed, SaveSkipped
+from hexloop.domain.json_documents import read_bytes, read_json
 from hexloop.domain.ranks import run_on_rank0
 from hexloop.domain.run import Run
 from hexloop.domain.state import RunState
@@ -304,11 +311,11 @@ def finished_at(storage: Storage, args: TrainingArguments, chosen: str | None = 
     if FINISHED not in {entry.name for entry in storage.list("")}:
         return None
     try:
-        document = json.loads(b"".join(storage.read(FINISHED)))
+        document = read_json(read_bytes(storage.read(FINISHED)))
         same = all(document[name] == value for name, value in _length(args).items())
         ended_with = document["run"], document["checkpoint"], document["session"]
         step = int(document["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, IrregularFileError):
         return None  # incomplete after a crash, or not hexloop's
     name = chosen or _next(storage)
     if not same or name is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import gc
 import inspect
-import json
 import logging
 import weakref
 from collections.abc import Callable, Generator, Iterator
@@ -27,6 +26,7 @@ from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain import evaluation
 from hexloop.domain.errors import CheckpointError, CollectiveError, RunStateError
 from hexloop.domain.events import AnyEvent, Evaluated
+from hexloop.domain.json_documents import read_bytes, read_json
 from hexloop.domain.loop import apply_requests, train
 from hexloop.domain.run import Evaluation, Run
 from hexloop.ports.storage import Storage
@@ -135,9 +135,13 @@ def _saved_batch_size(own: Storage, resume_from: str | bool | None) -> int | Non
     """Return the batch size that the run had found when it wrote the checkpoint; None if it is not known."""
     if not resume_from:
         return None
-    with suppress(CheckpointError, OSError, ValueError):
+    with suppress(CheckpointError, OSError, ValueError, AttributeError):
         storage, name = likely_checkpoint(own, resume_from)
-        size = json.loads(b"".join(storage.read(f"{name}/{STATE}"))).get("train_batch_size") if name else None
+        size = (
+            read_json(read_bytes(storage.read(f"{name}/{STATE}")), finite=False).get("train_batch_size")
+            if name
+            else None
+        )
         return size if isinstance(size, int) and size > 0 else None
     return None
 

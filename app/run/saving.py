@@ -21,7 +21,9 @@ from hexloop.app.wiring.checkpoint_files import chunks_of, files_below
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import is_sharded, named_weights, own_class, save_sharded
 from hexloop.app.wiring.storage import as_location, is_elsewhere, storage_for
+from hexloop.domain.json_documents import read_bytes
 from hexloop.domain.redaction import redacted
+from hexloop.domain.regular_files import read_file
 from hexloop.ports.storage import File, Storage
 
 ARGUMENTS = "training_args.json"
@@ -228,10 +230,10 @@ def _saved_results(parts: TrainerParts) -> dict[str, Any]:
     if is_elsewhere(folder):
         storage = _storage_for(parts, folder)
         exists = any(entry.name == ALL_RESULTS for entry in storage.list(""))
-        text = b"".join(storage.read(ALL_RESULTS)) if exists else b"{}"
+        text = read_bytes(storage.read(ALL_RESULTS)) if exists else b"{}"
     else:
         path = Path(folder, ALL_RESULTS)
-        text = path.read_bytes() if path.exists() else b"{}"
+        text = read_file(path) if path.exists() else b"{}"
     saved: dict[str, Any] = json.loads(text)
     return saved
 

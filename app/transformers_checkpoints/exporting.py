@@ -21,7 +21,7 @@ from hexloop.app.wiring.checkpoint_files import CheckpointFiles, is_run_file
 from hexloop.app.wiring.storage import storage_for
 from hexloop.domain.checkpoints.selection import open_checkpoint
 from hexloop.domain.errors import CheckpointError
-from hexloop.domain.json_documents import json_value
+from hexloop.domain.json_documents import json_value, read_bytes, read_json
 from hexloop.domain.state import RunState
 from hexloop.ports.state import Part
 
@@ -95,7 +95,7 @@ def _groups(source: CheckpointFiles) -> list[list[str]] | None:
 def _trainer_state(source: CheckpointFiles, state: RunState) -> dict[str, Any]:
     if STATE not in source.files:
         raise ValueError(f"it has no {STATE}")
-    found: dict[str, Any] = json.loads(b"".join(source.read(STATE)))
+    found: dict[str, Any] = read_json(read_bytes(source.read(STATE)), finite=False)
     found["global_step"], found["best_model_checkpoint"] = state.step, None
     return found
 

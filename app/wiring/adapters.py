@@ -26,8 +26,7 @@ from hexloop.adapters.interrupts import (
     SeveralInterrupts,
     SignalInterrupts,
 )
-from hexloop.adapters.journal import JsonLinesJournal, NoJournal
-from hexloop.adapters.journal import read as read_journal
+from hexloop.adapters.journal import JsonLinesJournal, NoJournal, notes_in
 from hexloop.adapters.logger.console import Console
 from hexloop.adapters.logger.json_lines import JsonLines
 from hexloop.adapters.precision.plain import PlainPrecision
@@ -53,7 +52,7 @@ from hexloop.ports.parallelism import Parallelism
 from hexloop.ports.precision import Precision
 from hexloop.ports.storage import Storage
 
-__all__ = ["read_journal"]
+__all__ = ["notes_in"]
 """Adapters' names that the rest of the app gets from here."""
 
 JOURNAL = "journal.jsonl"

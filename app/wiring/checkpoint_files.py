@@ -96,7 +96,7 @@ class CheckpointFiles:
         for path in sorted(self.files):
             if path.endswith(DOCUMENT) and path != INDEX and not self._has_several(path):
                 with suppress(CheckpointError):  # not written by hexloop
-                    found[path] = documents.read(self.read(path))
+                    found[path] = documents.read(self.read(path), path)
         if RUN_STATE in self.files:
             for name, document in self._documents.stored():
                 path = f"{name}{DOCUMENT}"

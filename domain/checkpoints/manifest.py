@@ -7,8 +7,8 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Container, Mapping
-from itertools import count
+from collections.abc import Container, Iterable, Iterator, Mapping
+from itertools import count, islice
 from typing import Any
 
 from attrs import Attribute, field, fields, frozen
@@ -28,7 +28,7 @@ REASON = "damaged.txt"
 PROTECTED = "protected"
 """A file of this name, with any content, protects the checkpoint in whose folder it is from rotation."""
 
-_CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
+_CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]{0,15})")  # up to what a manifest can hold
 _SET_ASIDE = re.compile(r"(?:replaced|damaged)-[1-9][0-9]*-checkpoint-[0-9]+")
 _UNFINISHED = re.compile(r"\.unfinished-([0-9a-f]{16})-([0-9a-z]+)(?:-(.+))?")
 
@@ -182,10 +182,74 @@ class Manifest:
         try:
             document = migrate(read_json(body), MIGRATIONS, SCHEMA_VERSION)
             del document["schema_version"]
-            document["files"] = {path: Stored(**stored) for path, stored in document["files"].items()}
-            return cls(**document)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise DamagedCheckpointError(f"its manifest is invalid ({error})") from error
+        if problems := list(islice(_problems(document), MOST_PROBLEMS)):
+            raise DamagedCheckpointError(f"its manifest is invalid ({'; '.join(problems)})")
+        document["files"] = {path: Stored(**stored) for path, stored in document["files"].items()}
+        return cls(**document)
+
+
+MOST_PROBLEMS = 10
+"""How many problems of a manifest a message lists."""
+
+SHOWN = 80
+"""Characters of a value that a message shows."""
+
+MOST_STEPS = 2**53
+"""The largest step: floats represent all up to it exactly."""
+
+MOST_BYTES = 2**63 - 1
+"""The largest size of a file."""
+
+
+def _problems(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with the entries of a manifest, each with its name."""
+    known = {each.name for each in fields(Manifest)}
+    yield from (f"{name} is missing" for name in sorted(known - document.keys()))
+    yield from (f"{_shown(name)} is not an entry of a manifest" for name in sorted(document.keys() - known))
+    for name in ("run", "session", "parent"):
+        value = document.get(name, "")
+        if type(value) is not str and not (name == "parent" and value is None):
+            yield f"{name}: {_shown(value)} is not text"
+    yield from _wrong_number("step", document.get("step", 0), 0, MOST_STEPS)
+    yield from _wrong_number("world_size", document.get("world_size", 1), 1, MOST_STEPS)
+    for session, step in _entries(document, "ancestors"):
+        yield from _wrong_number(f"ancestors.{_shown(session)}", step, 0, MOST_STEPS)
+    for fact, value in _entries(document, "environment"):
+        if type(value) is not str:
+            yield f"environment.{_shown(fact)}: {_shown(value)} is not text"
+    for path, stored in _entries(document, "files"):
+        yield from _problems_of_file(path, stored)
+    for name in ("ancestors", "environment", "files"):
+        if type(document.get(name, {})) is not dict:
+            yield f"{name}: {_shown(document[name])} is not a JSON object"
+
+
+def _entries(document: Mapping[str, Any], name: str) -> Iterable[tuple[str, Any]]:
+    value = document.get(name)
+    return value.items() if type(value) is dict else ()
+
+
+def _problems_of_file(path: str, stored: object) -> Iterator[str]:
+    if not stays_inside(path):
+        yield f"the file name {_shown(path)} is not a path within the checkpoint"
+    if type(stored) is not dict or stored.keys() != {"size", "digest"}:
+        yield f"files.{_shown(path)} does not have exactly a size and a digest"
+        return
+    yield from _wrong_number(f"the size of {_shown(path)}", stored["size"], 0, MOST_BYTES)
+    if type(stored["digest"]) is not str:
+        yield f"the digest of {_shown(path)}: {_shown(stored['digest'])} is not text"
+
+
+def _wrong_number(name: str, value: object, least: int, most: int) -> Iterator[str]:
+    if type(value) is not int or not least <= value <= most:
+        yield f"{name}: {_shown(value)} is not a whole number from {least} to {most}"
+
+
+def _shown(value: object) -> str:
+    text = ascii(value[:SHOWN] if isinstance(value, str) else value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 @frozen

@@ -13,7 +13,9 @@ from hexloop.domain.checkpoints.manifest import MANIFEST, PROTECTED, Lineage, Ma
 from hexloop.domain.errors import (
     CheckpointError,
     DamagedCheckpointError,
+    IrregularFileError,
     MissingCheckpointError,
+    MissingFileError,
     StorageError,
     UnreadableCheckpointError,
 )
@@ -23,6 +25,9 @@ from hexloop.ports.storage import Storage
 
 MAX_MANIFEST_BYTES = 1 << 26
 """A file takes about 150 bytes of a manifest, and each process writes a few files."""
+
+RETRIES = 3
+"""How often a manifest is read that another process removes and writes at the same time."""
 
 
 @frozen
@@ -143,25 +148,34 @@ def warn_of_differences(checkpoint: Checkpoint, environment: Mapping[str, str], 
 
 def _manifest_bytes(storage: Storage, name: str) -> bytes:
     """Return the bytes of a manifest. The folder is listed only to find out why that cannot be read."""
-    try:
-        return read_bytes(storage.read(f"{name}/{MANIFEST}"), MAX_MANIFEST_BYTES)
-    except ValueError as error:
-        raise DamagedCheckpointError(f"its {MANIFEST} is invalid: {error}") from error
-    except StorageError:
-        names = {entry.name for entry in storage.list(name)}
-        if not names:
-            raise MissingCheckpointError("the folder does not exist or is empty") from None
-        if MANIFEST not in names:
-            raise MissingCheckpointError(f"it has no {MANIFEST}, so it is not a complete checkpoint") from None
-        raise
+    for _ in range(RETRIES):
+        try:
+            return read_bytes(storage.read(f"{name}/{MANIFEST}"), MAX_MANIFEST_BYTES)
+        except ValueError as error:
+            raise DamagedCheckpointError(f"its {MANIFEST} is invalid: {error}") from error
+        except IrregularFileError as error:
+            raise DamagedCheckpointError(f"its {MANIFEST} is not read: {error}".removesuffix(".")) from error
+        except StorageError as error:
+            names = {entry.name for entry in storage.list(name)}
+            if not names:
+                raise MissingCheckpointError("the folder does not exist or is empty") from None
+            if MANIFEST not in names:
+                raise MissingCheckpointError(f"it has no {MANIFEST}, so it is not a complete checkpoint") from None
+            failure = error
+            if not isinstance(error, MissingFileError):  # otherwise another process has just written it
+                break
+    raise failure
 
 
 def _read(storage: Storage, name: str, manifest: Manifest, path: str, block: int) -> tuple[str | None, FileBlocks]:
     """Return what is wrong with a file, or None, and its blocks. Raises StorageError if it cannot be read."""
     expected = manifest.files[path]
     folder, _, file = f"{name}/{path}".rpartition("/")
-    if file not in {entry.name for entry in storage.list(folder)}:
+    entry = next((entry for entry in storage.list(folder) if entry.name == file), None)
+    if entry is None:
         return f"{path} is missing", FileBlocks(0, block, ())
+    if entry.size not in (None, expected.size):  # before anything is read, as it may be large
+        return f"{path} has {entry.size} bytes and should have {expected.size}", FileBlocks(0, block, ())
     found, blocks = read_blocks(storage, f"{name}/{path}", expected, block)
     if found.size > expected.size:
         return f"{path} is longer than the {expected.size} bytes that it should have", blocks

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from enum import Enum
 from functools import partial
 
 from attrs import frozen
 
-from hexloop.domain.checkpoints.commit import CheckpointPolicy, publisher_for
+from hexloop.domain.checkpoints.commit import CheckpointPolicy, Publisher, publisher_for
 from hexloop.domain.checkpoints.in_place import InPlacePublisher
 from hexloop.domain.checkpoints.manifest import (
     MANIFEST,
@@ -34,7 +34,16 @@ from hexloop.domain.checkpoints.reading import (
     verify,
 )
 from hexloop.domain.checkpoints.selection import newest_first
-from hexloop.domain.errors import CheckpointError, DamagedCheckpointError, StorageError
+from hexloop.domain.errors import (
+    CheckpointError,
+    DamagedCheckpointError,
+    IrregularFileError,
+    MissingCheckpointError,
+    MissingFileError,
+    StorageError,
+)
+from hexloop.domain.json_documents import read_start
+from hexloop.domain.limits import limits
 from hexloop.ports.storage import Publication, Storage
 
 STATE = "run_state.json"
@@ -138,7 +147,7 @@ def _without_manifest(storage: Storage, name: str, files: Sequence[str], reason:
 def _reason_for_setting_aside(storage: Storage, name: str) -> str:
     with suppress(StorageError):
         if REASON in {entry.name for entry in storage.list(name)}:
-            return b"".join(storage.read(f"{name}/{REASON}")).decode(errors="replace").strip()
+            return read_start(storage.read(f"{name}/{REASON}"), limits().note_bytes).decode(errors="replace").strip()
     return "another checkpoint has its name now."
 
 
@@ -162,8 +171,9 @@ def newest_to_keep(storage: Storage, run: str) -> Checkpoint:
         try:
             manifest = read_manifest(storage, name)
         except CheckpointError as error:
-            if MANIFEST in {entry.name for entry in storage.list(name)}:
-                unread.append((name, error))
+            with suppress(IrregularFileError):  # what leads out of the storage is no checkpoint in it
+                if MANIFEST in {entry.name for entry in storage.list(name)}:
+                    unread.append((name, error))
         else:
             if manifest.run == run:
                 manifests[name] = manifest
@@ -195,26 +205,54 @@ def remove(storage: Storage, newest: Checkpoint, names: list[str]) -> Iterator[s
     publisher = publisher_for(storage, Owner(newest.manifest.run, new_session()))
     lineage = Lineage.after(newest.manifest)
     for name in names:
-        if name != newest.name and lineage.holds(read_manifest(storage, name)):
-            publisher.delete(name)
+        if name != newest.name and _delete(storage, publisher, lineage, name):
             yield name
+
+
+def _delete(storage: Storage, publisher: Publisher, lineage: Lineage, name: str) -> bool:
+    """Delete a checkpoint of a lineage. Return whether it was there; another process may have removed it."""
+    with suppress(MissingCheckpointError), _unless_gone(storage, name):
+        if lineage.holds(read_manifest(storage, name)):
+            publisher.delete(name)
+            return True
+    return False
 
 
 def leftovers(storage: Storage, run: str) -> list[str]:
     """Return the folders that `run` left unfinished, except complete ones, which a resume publishes."""
-    owner = Owner(run, new_session())
-    folders = [entry.name for entry in storage.list("") if entry.is_folder]
-    if storage.capabilities.publication is Publication.RENAME:
-        return [name for name in folders if owner.left_behind(name) and not _may_be_complete(storage, name)]
-    return [name for name in folders if _is_left_in_place(storage, owner, name)]
+    owner, found = Owner(run, new_session()), list[str]()
+    renames = storage.capabilities.publication is Publication.RENAME
+    is_left = _is_left_staged if renames else _is_left_in_place
+    for name in [entry.name for entry in storage.list("") if entry.is_folder]:
+        with suppress(IrregularFileError), _unless_gone(storage, name):
+            if is_left(storage, owner, name):
+                found.append(name)
+    return found
 
 
 def remove_leftover(storage: Storage, run: str, name: str) -> None:
     """Remove a folder that `run` left unfinished. Whenever this is cut short, what remains is marked as unfinished."""
-    if storage.capabilities.publication is Publication.RENAME:
-        storage.remove(name)
-    else:
-        InPlacePublisher(storage, Owner(run, new_session())).abandon(name)
+    with _unless_gone(storage, name):
+        if storage.capabilities.publication is Publication.RENAME:
+            storage.remove(name)
+        else:
+            InPlacePublisher(storage, Owner(run, new_session())).abandon(name)
+
+
+@contextmanager
+def _unless_gone(storage: Storage, name: str) -> Iterator[None]:
+    """Ignore the failure of an operation on a folder that another process has removed or renamed meanwhile."""
+    try:
+        yield
+    except MissingFileError:
+        return  # it changes while it is read
+    except StorageError:
+        if name in {entry.name for entry in storage.list("")}:
+            raise
+
+
+def _is_left_staged(storage: Storage, owner: Owner, name: str) -> bool:
+    return owner.left_behind(name) and not _may_be_complete(storage, name)
 
 
 def _is_left_in_place(storage: Storage, owner: Owner, name: str) -> bool:
@@ -224,10 +262,11 @@ def _is_left_in_place(storage: Storage, owner: Owner, name: str) -> bool:
 
 def _may_be_complete(storage: Storage, name: str) -> bool:
     """Return whether a staged checkpoint is complete, or may be but cannot be read by this hexloop."""
+    has_manifest = MANIFEST in {entry.name for entry in storage.list(name)}
     try:
         verify(storage, name)
     except DamagedCheckpointError:
         return False
     except CheckpointError:
-        return MANIFEST in {entry.name for entry in storage.list(name)}
+        return has_manifest
     return True

@@ -20,7 +20,8 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.adapters.storage.local import BLOCK, DIRECT_MINIMUM, LocalStorage
+from hexloop.adapters.storage.local import LocalStorage
+from hexloop.adapters.storage.local.direct import BLOCK, DIRECT_MINIMUM
 from hexloop.domain.errors import ConfigurationError, StorageError, StorageFullError
 from hexloop.ports.storage import PAGE, Entry, Publication, Stored
 

@@ -73,9 +73,9 @@ def test_one_tensor_at_a_time_is_in_memory() -> None:
 
     read = tensor_parts(Stream(open_file), "a")
     assert [set(array_of(part).tolist()) for part in read] == [{0}, {1}, {2}]
-    assert opened == 1
+    assert opened == 2  # once more for its end
     assert set(array_of(read[0]).tolist()) == {0}
-    assert opened == 2
+    assert opened == 3
 
 
 def test_only_the_requested_elements_are_read() -> None:
@@ -93,7 +93,7 @@ def test_only_the_requested_elements_are_read() -> None:
     (_, part) = tensor_parts(Stream(open_file), "a")
     first = 3_000_000
     assert np.frombuffer(part.run(first, 10), "<i4").tolist() == list(range(first + 1, first + 11))
-    assert read <= 2 << 16
+    assert read <= (2 << 16) + 1  # and the last byte, to check the size
 
 
 def test_consecutive_slices_of_a_tensor_are_joined() -> None:
@@ -150,9 +150,21 @@ def test_an_invalid_file_is_refused(data: bytes) -> None:
         tensor_parts(Stream(lambda path, start=0: iter([memoryview(data)[start:]])), "model.safetensors")
 
 
-def test_a_truncated_file_is_refused() -> None:
-    """Reading a tensor that extends beyond the end of the file is an error."""
-    data = header_of({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, b"abc")
-    (part,) = tensor_parts(Stream(lambda path, start=0: iter([memoryview(data)[start:]])), "model.safetensors")
-    with pytest.raises(CheckpointError, match=f"ends after {len(data)} bytes"):
+@pytest.mark.parametrize(("held", "words"), [(b"abc", "incomplete"), (b"", "incomplete"), (b"abcde", "more bytes")])
+def test_a_file_of_another_size_than_its_header_describes_is_refused(held: bytes, words: str) -> None:
+    """Before a tensor is read: one that extends beyond the end of the file, and bytes that belong to none."""
+    data = header_of({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, held)
+    expected = rf"model\.safetensors ends with 'a' at byte {len(data) - len(held) + 4}, .*{words}"
+    with pytest.raises(CheckpointError, match=expected):
+        tensor_parts(Stream(lambda path, start=0: iter([memoryview(data)[start:]])), "model.safetensors")
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_refused() -> None:
+    """The error names the file, and where it ends."""
+    data = header_of({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, b"abcd")
+    held = [data]
+    (part,) = tensor_parts(Stream(lambda path, start=0: iter([memoryview(held[0])[start:]])), "model.safetensors")
+    held[0] = b""
+    assert bytes(part.read()) == b"abcd"  # from the chunk that was read with the header
+    with pytest.raises(CheckpointError, match=r"model\.safetensors ends after"):
         part.read()

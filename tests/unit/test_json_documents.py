@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hexloop.domain import json_documents
 from hexloop.domain.json_documents import finite_json, read_bytes, read_json
 from hexloop.domain.limits import reading_limits
 
@@ -38,12 +41,15 @@ def test_every_json_document_is_read(value: Any) -> None:
         (b'{"a":' * 101 + b"1" + b"}" * 101, "nested in more than 100 levels"),
         (b"[" * 100_000, "nested in more than 100 levels"),
         (b"[1" + b"0" * 1000 + b"]", "number of more than 1000 digits"),
-        (b"[" + b"[]," * 3_000_000 + b"1]", "more than 3125000 values"),
-        (b"[" + b'"",' * 5_000_000 + b"1]", "more than 3875000 values"),
+        (b"[" + b"[]," * 3_000_000 + b"1]", "more than 2125000 values"),
+        (b"[" + b'"",' * 5_000_000 + b"1]", "more than 2875000 values"),
         (b'{"name": "\\ud800"}', r"the text '\\ud800', which is not Unicode"),
         (b'{"a": [{"\\uDC00x": 1}]}', r"the text '\\udc00x', which is not Unicode"),
         (b'{"' + b"k" * 200 + b'": 1, "' + b"k" * 200 + b'": 2}', f"the key '{'k' * 80}' twice"),
         (b'{"a"', "Expecting"),
+        (b'["a\0"]' + b" " * 2000, "null byte"),
+        (b'["' + b'\\"' * 1_000_000, "Unterminated"),
+        (b'["' + b"\\" * 1_000_001, "Unterminated"),
         (b"\xff\xfe", "utf-8"),
     ],
 )
@@ -51,6 +57,25 @@ def test_invalid_json_is_refused(text: bytes, words: str) -> None:
     """Repeated keys, NaN and infinity, excessive nesting and other invalid JSON raise ValueError."""
     with pytest.raises(ValueError, match=words):
         read_json(text)
+
+
+@given(st.integers(1, 9), VALUES)
+def test_pieces_of_a_document_are_joined(size: int, value: Any) -> None:
+    """Strings and escaped characters may lie across the ends of pieces."""
+    text = json.dumps([value, 'a\\"[[', {'"\\': "\\\\\\"}]).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_documents, "_PIECE", size)
+        outside = json_documents._outside_of_strings(text)
+    assert outside == re.sub(rb'"(?:[^"\\]|\\.)*"', b"", text)
+
+
+def test_many_strings_take_little_memory() -> None:
+    """The check of a document with many strings takes less than a few times its size."""
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="values"):
+        read_json(b'["' + b'",[\\"' * 1_500_000)
+    assert tracemalloc.get_traced_memory()[1] < 60_000_000
+    tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
@@ -70,6 +95,12 @@ def test_limits_can_be_raised() -> None:
         read_json(deep)
     with reading_limits(document_bytes=4), pytest.raises(ValueError, match="longer than 4 bytes; document_bytes"):
         read_json(b"[1, 2]")
+
+
+def test_a_raised_depth_is_still_bounded() -> None:
+    """By what Python's own parser can take, with the same kind of error."""
+    with reading_limits(document_depth=1_000_000), pytest.raises(ValueError, match="nested too deeply"):
+        read_json(b"[" * 200_000 + b"]" * 200_000)
 
 
 def test_the_duplicate_of_many_keys_is_found() -> None:

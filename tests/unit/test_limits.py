@@ -10,7 +10,7 @@ import pytest
 
 import hexloop
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.limits import limits, limits_table, reading_limits
+from hexloop.domain.limits import limits, limits_in, limits_table, reading_limits
 
 PAGE = Path(__file__).parents[2] / "docs" / "limits.md"
 
@@ -49,6 +49,35 @@ def test_unknown_and_invalid_limits_are_refused_together() -> None:
     assert "no limit 'document_depht'" in raised.value.problems[0]
     assert "note_bytes is 0; set it to a whole number" in raised.value.problems[1]
     assert limits() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("document_bytes=256MiB", "document_bytes", 1 << 28),
+        ("document_bytes=2 kB", "document_bytes", 2000),
+        ("note_bytes=7B", "note_bytes", 7),
+        ("recipe_values=1_000,000", "recipe_values", 1_000_000),
+        ("import_seconds=60", "import_seconds", 60),
+    ],
+)
+def test_a_limit_is_read_from_text(text: str, name: str, value: int) -> None:
+    """Sizes may have a unit."""
+    assert limits_in([text]) == {name: value}
+
+
+def test_problems_of_texts_are_told_together() -> None:
+    """Unknown names, missing and invalid values, and units of what is not a size."""
+    with pytest.raises(ConfigurationError) as raised:
+        limits_in(["deep=1", "document_depth", "document_depth=2kB", "document_bytes=2iB", "note_bytes=0"])
+    assert [problem[:42] for problem in raised.value.problems] == [
+        "You chose the limit 'document_depth'; writ",
+        "You chose the limit 'document_depth=2kB'; ",
+        "You chose the limit 'document_bytes=2iB'; ",
+        "There is no limit 'deep'. The limits are d",
+        "The limit note_bytes is 0; set it to a who",
+    ]
+    assert "or a size such as 256MiB" in raised.value.problems[2]
 
 
 def test_the_page_lists_every_limit() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Mapping
@@ -10,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from hexloop.adapters.engines.arguments import is_on, lower_variable
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.json_documents import read_json
+from hexloop.domain.regular_files import read_file
 
 if TYPE_CHECKING:
     import torch
@@ -43,8 +44,7 @@ def launched_value(path: str) -> object:
 
 def _from_file(path: str) -> dict[str, Any]:
     try:
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)
+        found = read_json(read_file(path, "recipe_bytes"))
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"You set {FILE}={path!r}, but it cannot be read as JSON ({error}); name a JSON file, or unset it."

@@ -11,14 +11,20 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import TypeVar
 
-from attrs import asdict, evolve, frozen
+from attrs import asdict, evolve, field, frozen
+from attrs.validators import ge, instance_of, le
 
 from hexloop.adapters.storage import exists
-from hexloop.domain.errors import StorageError
+from hexloop.domain.errors import IrregularFileError, StorageError
+from hexloop.domain.json_documents import read_bytes, read_json
+from hexloop.domain.limits import limits
 from hexloop.ports.storage import Storage
 
 OUTBOX = ".outbox"
 """The folder of the fast tier that holds the intents, and what was removed before it was uploaded."""
+
+MOST = 1 << 63
+"""The largest number of an intent: it takes 20 digits in the name of a file."""
 
 HELD = f"{OUTBOX}/held"
 
@@ -44,12 +50,12 @@ class Intent:
     rename `path` to `target`. REMOVE: remove `path`.
     """
 
-    number: int
+    number: int = field(validator=[instance_of(int), ge(0), le(MOST)])
     action: Action
-    path: str
-    source: str = ""
-    target: str = ""
-    revision: int = 0
+    path: str = field(validator=instance_of(str))
+    source: str = field(default="", validator=instance_of(str))
+    target: str = field(default="", validator=instance_of(str))
+    revision: int = field(default=0, validator=[instance_of(int), ge(0), le(MOST)])
 
     @property
     def file(self) -> str:
@@ -178,9 +184,9 @@ class Outbox:
                 folders.add(entry.name)
                 continue
             try:
-                document = json.loads(b"".join(self._fast.read(f"{OUTBOX}/{entry.name}")))
+                document = read_json(read_bytes(self._fast.read(f"{OUTBOX}/{entry.name}"), limits().note_bytes))
                 found.append(Intent(**{**document, "action": Action(document["action"])}))
-            except (ValueError, TypeError, KeyError):  # its writer died before completing it
+            except (ValueError, TypeError, KeyError, IrregularFileError):  # its writer died before completing it
                 self._fast.remove(f"{OUTBOX}/{entry.name}")
         dropped = [each for each in found if each.action is Action.SEND and not exists(self._fast, each.source)]
         kept = sorted((each for each in found if each not in dropped), key=lambda each: each.revision)

@@ -18,6 +18,8 @@ from typing import BinaryIO
 from attrs import Factory, define, field
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
 
+from hexloop.domain.regular_files import open_lines
+
 UP = b"\x1b[A"
 ERASE = b"\r\x1b[J"
 PIECES = re.compile(rb"\n|\r|\x1b\[A|(?:(?!\x1b\[A)[^\n\r])+")
@@ -383,7 +385,7 @@ class WorkerOutput(LogsSpecs):
         if rank not in self._files:
             folder = Path(self._root_log_dir)
             folder.mkdir(parents=True, exist_ok=True)
-            self._files[rank] = (folder / f"rank-{rank}.log").open("ab", buffering=0)
+            self._files[rank] = os.fdopen(open_lines(folder / f"rank-{rank}.log"), "ab", buffering=0)
         return self._files[rank]
 
 

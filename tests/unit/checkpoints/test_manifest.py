@@ -21,12 +21,12 @@ manifests = st.builds(
     Manifest,
     run=st.text(),
     session=st.text(),
-    ancestors=st.dictionaries(st.text(), st.integers(min_value=0), max_size=3),
+    ancestors=st.dictionaries(st.text(), st.integers(0, 2**53), max_size=3),
     parent=st.none() | st.text(),
-    step=st.integers(min_value=0),
-    world_size=st.integers(min_value=1),
+    step=st.integers(0, 2**53),
+    world_size=st.integers(1, 2**53),
     environment=st.dictionaries(st.text(), st.text(), max_size=3),
-    files=st.dictionaries(paths, st.builds(Stored, st.integers(min_value=0), st.text()), max_size=4),
+    files=st.dictionaries(paths, st.builds(Stored, st.integers(0, 2**63 - 1), st.text()), max_size=4),
 )
 EXAMPLE = Manifest(
     run="a run",
@@ -118,12 +118,42 @@ def test_a_path_outside_of_the_folder_is_refused(path: str) -> None:
         {"files": {"a": {"size": 1, "digest": None}}},
         {"files": {"a": {"size": 1, "digest": "x:y", "mode": 7}}},
         {"unknown": 1},
+        {"step": True},
+        {"step": 10**400},
+        {"world_size": 2**60},
+        {"ancestors": {"a": 10**400}},
+        {"files": {"a": {"size": 10**400, "digest": "x:y"}}},
+        {"files": {"a": {"size": 1.0, "digest": "x:y"}}},
     ],
 )
 def test_an_invalid_manifest_is_refused(changes: dict[str, Any]) -> None:
     """Values of the wrong type and unknown entries are refused with a reason, even with a correct digest."""
     with pytest.raises(CheckpointError, match="its manifest is invalid"):
         Manifest.from_json(sealed(**changes))
+
+
+def test_all_problems_are_told_at_once() -> None:
+    """The message names every wrong entry, with its value cut if it is long."""
+    files = {"a": {"size": -1, "digest": 3}, "../b": {"size": 1, "digest": "x:y"}}
+    with pytest.raises(DamagedCheckpointError) as raised:
+        Manifest.from_json(sealed(step=-1, world_size=10**400, run=None, files=files, more=1))
+    assert str(raised.value) == (
+        "its manifest is invalid ('more' is not an entry of a manifest; run: None is not text; step: -1 is not a whole "
+        f"number from 0 to 9007199254740992; world_size: 1{'0' * 79}... is not a whole number from 1 to "
+        "9007199254740992; the size of 'a': -1 is not a whole number from 0 to 9223372036854775807; the digest of 'a': "
+        "3 is not text; the file name '../b' is not a path within the checkpoint)"
+    )
+
+
+def test_a_missing_entry_is_refused() -> None:
+    """The message names it, and a manifest with many problems lists the first."""
+    document = json.loads(unseal(EXAMPLE.to_json()))
+    del document["run"]
+    with pytest.raises(DamagedCheckpointError, match="run is missing"):
+        Manifest.from_json(seal((json.dumps(document) + "\n}\n").encode().replace(b"}\n}\n", b"\n}\n")))
+    with pytest.raises(DamagedCheckpointError) as raised:
+        Manifest.from_json(sealed(environment={str(number): number for number in range(1000)}))
+    assert len(str(raised.value)) < 500
 
 
 @pytest.mark.parametrize("document", ["[" * 100_000 + "]" * 100_000, "[1]", "5", "{]"])

@@ -28,11 +28,17 @@ NEITHER = [
 ]
 
 
-@given(st.integers(min_value=0))
+@given(st.integers(0, 10**16 - 1))
 def test_a_name_contains_its_step(step: int) -> None:
     """A checkpoint has the usual name, and its step can be parsed from it."""
     assert checkpoint_name(step) == f"checkpoint-{step}"
     assert step_of(checkpoint_name(step)) == step
+
+
+@pytest.mark.parametrize("digits", [17, 5_000])
+def test_a_name_of_more_digits_than_a_step_has_is_none(digits: int) -> None:
+    """It is not the name of a checkpoint."""
+    assert step_of(f"checkpoint-{'1' * digits}") is None
 
 
 @pytest.mark.parametrize("name", NEITHER)

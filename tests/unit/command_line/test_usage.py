@@ -10,6 +10,7 @@ import pytest
 
 import hexloop
 from hexloop.app.arguments import TrainingArguments
+from hexloop.domain.limits import limits
 from tests.unit.command_line.commands import NOISY, Commands
 
 
@@ -126,6 +127,19 @@ def test_failing_run_prints_how_to_resume(commands: Commands) -> None:
         "The run ended after step 3. Checkpoints are in out; resume with: "
         "hexloop train buggy.yaml --save_steps 2 --resume",
     ]
+
+
+def test_limits_are_changed_for_one_command(commands: Commands) -> None:
+    """`--limit` holds while the command runs. An unknown name or an invalid value is refused."""
+    recipe = commands.write("small.yaml", NOISY)
+    before = limits()
+    outcome = commands("train", recipe, "--limit", "recipe_bytes=100")
+    assert (outcome.code, limits()) == (2, before)
+    assert f"it has {len(NOISY)} bytes, more than 100; recipe_bytes raises this limit" in outcome.errors
+    outcome = commands("train", recipe, "--limit", "recipe_bites=100", "--limit", "note_bytes")
+    assert outcome.code == 2
+    assert "There is no limit 'recipe_bites'" in outcome.errors
+    assert "You chose the limit 'note_bytes'; write it as NAME=VALUE" in outcome.errors
 
 
 def test_parsing_imports_neither_torch_nor_numpy() -> None:

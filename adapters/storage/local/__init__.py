@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import mmap
 import os
 import shutil
 import stat
+import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from itertools import chain
+from typing import Any
 
 from hexloop.adapters.storage import NO_SPACE, RunningDigest, check_algorithm, digest_of, new_digest, outside_error
+from hexloop.adapters.storage.local.direct import DirectWriter
 from hexloop.domain.checkpoints.manifest import stays_inside
-from hexloop.domain.errors import StorageError, StorageFullError
-from hexloop.ports.storage import PAGE, PRIVATE, Entry, Publication, StorageCapabilities, Stored
+from hexloop.domain.errors import IrregularFileError, MissingFileError, StorageError, StorageFullError
+from hexloop.domain.regular_files import LINK_ERRORS, NO_FOLLOW, NotRegularError, chunks_of, open_regular
+from hexloop.ports.storage import PRIVATE, Entry, Publication, StorageCapabilities, Stored
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
-
-__path__: list[str] = []  # lets hexloop._moved serve old paths such as hexloop.adapters.storage.local
-
-CHUNK = 1 << 22
-"""Bytes read at a time."""
 
 PIECE = 1 << 25
 """Bytes written and hashed at a time."""
@@ -40,8 +38,17 @@ SYNC_THREADS = 8
 FILES_PER_THREAD = 3
 """Files that a thread syncs before another thread is worth its start."""
 
+REMOVALS = 100
+"""How often the removal of a folder is tried that other processes write to, with `PAUSE` seconds in between."""
+
+PAUSE = 0.01
+
+_FOLDER: int = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+
 _CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY})
 """Errors of file systems that do not support fsync on a folder: some FUSE and network file systems."""
+
+_NOT_EMPTY = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 
 _ADVICE = {
     errno.ENOENT: "Check the name",
@@ -100,21 +107,17 @@ class LocalStorage:
             self._sync_with_folders(files, paths)
 
     def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
-        """Yield the file's bytes, a few MiB at a time; see `Storage.read`."""
+        """Yield the file's bytes up to the size it has when it is opened, a few MiB at a time; see `Storage.read`."""
         with self._converting_errors(f"read {path}"):
-            # Non-blocking: opening a named pipe without a writer would block forever.
-            descriptor = os.open(self._locate(path), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+            descriptor = self._open(path)
         try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise StorageError(f"{path} in {self._root} is not a regular file, and only regular files are read.")
-            if start:
-                os.lseek(descriptor, start, os.SEEK_SET)
+            chunks = chunks_of(descriptor, start)
             while True:
                 with self._converting_errors(f"read {path}"):
-                    chunk = os.read(descriptor, CHUNK)
-                if not chunk:
+                    chunk = next(chunks, None)
+                if chunk is None:
                     return
-                yield memoryview(chunk)
+                yield chunk
         finally:
             os.close(descriptor)
 
@@ -123,7 +126,7 @@ class LocalStorage:
         with self._converting_errors(f"list {folder or 'everything'}"):
             try:
                 with os.scandir(self._locate(folder) if folder else self._root) as entries:
-                    found = [Entry(entry.name, entry.is_dir()) for entry in entries]
+                    found = [Entry(entry.name, entry.is_dir(), _size_of(entry)) for entry in entries]
             except (FileNotFoundError, NotADirectoryError):
                 return ()
         return tuple(sorted(found, key=lambda entry: entry.name))
@@ -145,9 +148,10 @@ class LocalStorage:
             if not os.path.lexists(full):
                 return
             if os.path.isdir(full) and not os.path.islink(full):
-                shutil.rmtree(full)
+                _remove_tree(full)
             else:
-                os.unlink(full)
+                with suppress(FileNotFoundError):
+                    os.unlink(full)
 
     def digest(self, path: str) -> Stored:
         """Read the file and return its size and digest."""
@@ -196,6 +200,37 @@ class LocalStorage:
                 break
         return full
 
+    def _open(self, path: str) -> int:
+        """Open a file below the root to read it.
+
+        No link is followed, as one may appear at any moment; one that is found is resolved first, and must lead to a
+        place in the root.
+        """
+        if not stays_inside(path):
+            raise outside_error(path, self._root)
+        if os.open not in os.supports_dir_fd:  # Windows
+            return open_regular(os.path.realpath(self._locate(path)))
+        try:
+            return self._open_without_links(path.split("/"))
+        except OSError as error:
+            if error.errno not in LINK_ERRORS | {errno.ENOTDIR}:
+                raise
+        resolved = os.path.relpath(os.path.realpath(self._locate(path)), os.path.realpath(self._root))
+        if not stays_inside(resolved):  # it has changed since `_locate` looked
+            raise outside_error(path, self._root)
+        return self._open_without_links(resolved.split("/"))
+
+    def _open_without_links(self, names: Sequence[str]) -> int:
+        folder = os.open(self._root, _FOLDER)
+        try:
+            for name in names[:-1]:
+                inner = os.open(name, _FOLDER | NO_FOLLOW, dir_fd=folder)
+                os.close(folder)
+                folder = inner
+            return open_regular(names[-1], folder=folder)
+        finally:
+            os.close(folder)
+
     def _make_folder(self, folder: str) -> None:
         """Create a folder and its parents. Above the root, remember those whose entries are to be synced."""
         top = self._root
@@ -225,8 +260,38 @@ class LocalStorage:
                     f"Cannot {action} in {self._root}: no space left ({error.strerror}). Free some space, or choose "
                     "a folder on another disk."
                 ) from error
+            if isinstance(error, NotRegularError):
+                raise IrregularFileError(f"Cannot {action} in {self._root}: {error.strerror}.") from error
             advice = _ADVICE.get(error.errno or 0, "Check the disk, or choose another folder")
-            raise StorageError(f"Cannot {action} in {self._root}: {error.strerror or error}. {advice}.") from error
+            kind = MissingFileError if error.errno == errno.ENOENT else StorageError
+            raise kind(f"Cannot {action} in {self._root}: {error.strerror or error}. {advice}.") from error
+
+
+def _size_of(entry: os.DirEntry[str]) -> int | None:
+    """Return the size of a regular file; None for anything else, and for what is no longer there."""
+    with suppress(OSError):
+        return entry.stat().st_size if entry.is_file() else None
+    return None
+
+
+def _remove_tree(folder: str) -> None:
+    """Remove a folder, although other processes may remove and create files in it at the same time."""
+
+    def skip_missing(_: object, __: str, raised: Any) -> None:
+        error = raised[1] if isinstance(raised, tuple) else raised  # before Python 3.12
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
+    handler: Any = {"onexc" if sys.version_info >= (3, 12) else "onerror": skip_missing}
+    for attempt in range(1, REMOVALS + 1):
+        try:
+            shutil.rmtree(folder, **handler)
+        except OSError as error:
+            if error.errno not in _NOT_EMPTY or attempt == REMOVALS:
+                raise
+            time.sleep(PAUSE)
+        else:
+            return
 
 
 def _pieces(chunks: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
@@ -310,91 +375,3 @@ def _sync(descriptor: int) -> None:
 
 _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
 """The fcntl command that flushes the disk's own cache, on macOS."""
-
-BLOCK = 1 << 23
-"""Bytes that are collected in an aligned buffer before they are written."""
-
-DIRECT_MINIMUM = 1 << 20
-"""Minimum number of bytes to write directly from where they are."""
-
-_NOT_DIRECT = frozenset({errno.EINVAL, errno.EFAULT})
-"""Errors of a direct write that would succeed through the page cache: some file systems, and device memory."""
-
-
-class DirectWriter:
-    """Writes a file past the page cache of the operating system (O_DIRECT), where that is possible.
-
-    A checkpoint is not read again soon, and copying it into the page cache would take processor time and memory
-    bandwidth from the training. Only whole pages can be written this way, to page-aligned offsets: directly from memory
-    if that is page-aligned too, otherwise from a copy in an aligned block. The end of the file goes through the page
-    cache. A fork during a direct write does no harm, because the bytes are not changed before they are written.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._block = mmap.mmap(-1, BLOCK)
-        self._view = memoryview(self._block)
-        self._filled = 0
-        self._direct: bool | None = None
-
-    def close(self) -> None:
-        """Free the block, but leave the file open. What is left in the block is discarded."""
-        self._view.release()
-        with suppress(BufferError):  # the traceback of a failed write still references the view
-            self._block.close()
-
-    def write(self, data: memoryview) -> None:
-        """Write contiguous bytes. Raises OSError."""
-        while data:
-            if whole := self._direct_size(data):
-                self._write_block()
-                self._write(data[:whole])
-                data = data[whole:]
-                continue
-            taken = min(len(data), BLOCK - self._filled)
-            self._view[self._filled : self._filled + taken] = data[:taken]
-            self._filled += taken
-            data = data[taken:]
-            if self._filled == BLOCK:
-                self._write_block()
-
-    def flush(self) -> None:
-        """Write what is left in the block. Raises OSError."""
-        self._direct = self._set_direct(False)
-        self._write_block()
-
-    def _direct_size(self, data: memoryview) -> int:
-        """Return how many of the bytes can be written directly from memory at the current offset."""
-        if len(data) < DIRECT_MINIMUM or self._filled % PAGE or _address(data) % PAGE:
-            return 0
-        return len(data) // PAGE * PAGE
-
-    def _write_block(self) -> None:
-        """Write what is in the block: whole pages, unless direct writes are off."""
-        if self._direct is None:
-            self._direct = self._set_direct(True)
-        self._write(self._view[: self._filled])
-        self._filled = 0
-
-    def _write(self, data: memoryview) -> None:
-        while data:
-            try:
-                data = data[os.write(self._descriptor, data) :]
-            except OSError as error:
-                if error.errno not in _NOT_DIRECT or not self._direct:
-                    raise
-                self._direct = self._set_direct(False)  # unsupported by the file system, or from this offset on
-
-    def _set_direct(self, wanted: bool) -> bool:
-        """Turn direct writes on or off; return whether they are on now."""
-        if direct := getattr(os, "O_DIRECT", 0):
-            flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
-            with suppress(OSError):
-                fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags | direct if wanted else flags & ~direct)
-                return wanted
-        return False
-
-
-def _address(data: memoryview) -> int:
-    """Return the address of a writable buffer; an unaligned one for read-only buffers, whose address is unknown."""
-    return 1 if data.readonly else ctypes.addressof(ctypes.c_char.from_buffer(data))
