@@ -61,7 +61,7 @@ class TieredStorage:
         """Those of the fast tier; the location names both."""
         fast, slow = self._fast.capabilities, self._slow.capabilities
         location = f"{fast.location}, and then {slow.location}"
-        return StorageCapabilities(Publication.RENAME, location, fast.local_folder, fast.modified, fast.new_digest)
+        return evolve(fast, location=location, signatures=None)
 
     @property
     def pending(self) -> tuple[str, ...]:
