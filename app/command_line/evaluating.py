@@ -135,7 +135,7 @@ def _load_weights(trainer: hexloop.Trainer, options: Namespace) -> str | None:
     storage = trainer.adapters.storage
     if options.checkpoint is not None:
         parent, name = split_location(options.checkpoint)
-        storage = storage_for(parent)
+        storage = storage_for(parent, signatures=storage.capabilities.signatures)
         checkpoint = open_checkpoint(storage, name)
     else:
         checkpoint = _last_checkpoint(storage, trainer.args.load_best_model_at_end)
