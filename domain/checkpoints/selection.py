@@ -61,7 +61,9 @@ def newest(storage: Storage, run: str | None = None, quarantine: bool = False) -
             "start from scratch."
         ) from unread
     if refused:
-        raise SignatureError(f"No checkpoint in {storage.capabilities.location} can be used with this key. {refused[0]}")
+        raise SignatureError(
+            f"No checkpoint in {storage.capabilities.location} can be used with this key. {refused[0]}"
+        )
     return None
 
 
@@ -173,9 +175,7 @@ def quarantine_if_possible(storage: Storage, name: str, damage: DamagedCheckpoin
         return f"{damage} It could not be set aside: {failure}"
 
 
-def _manifests(
-    storage: Storage, quarantine: bool, refused: list[CheckpointError]
-) -> Iterator[tuple[str, Manifest]]:
+def _manifests(storage: Storage, quarantine: bool, refused: list[CheckpointError]) -> Iterator[tuple[str, Manifest]]:
     """Yield the name and manifest of every checkpoint that has a readable one, and skip the others.
 
     refused: the errors of those that are not signed as they must be are added to it.

@@ -36,7 +36,11 @@ def open_folder(given: str, signatures: Signatures | None = None) -> Storage:
     """Return the storage of a folder of checkpoints, with a key if one is given. Raises ConfigurationError if it does not exist on this machine."""
     refuse_missing([given])
     storage = storage_for(given, signatures=signatures)
-    return storage if signatures is not None else _with_digest_of(given, storage, [checkpoint_name(step) for step in checkpoint_steps(storage)])
+    return (
+        storage
+        if signatures is not None
+        else _with_digest_of(given, storage, [checkpoint_name(step) for step in checkpoint_steps(storage)])
+    )
 
 
 def open_checkpoints(given: list[str], signatures: Signatures | None = None) -> list[CheckpointLocation]:

@@ -128,7 +128,9 @@ def test_an_unsigned_checkpoint_is_refused_with_the_way_out(plain: MemoryStorage
     save_all(plain, "mine", [5, 10])
     storage, before = SignedStorage(plain, MINE), tree(plain)
     with (
-        pytest.raises(SignatureError, match=r"can be used with this key\. .* hexloop checkpoints sign checkpoint-\d+ --"),
+        pytest.raises(
+            SignatureError, match=r"can be used with this key\. .* hexloop checkpoints sign checkpoint-\d+ --"
+        ),
         pytest.warns(UserWarning, match="it is not signed"),
     ):
         newest(storage, quarantine=True)
@@ -138,9 +140,7 @@ def test_an_unsigned_checkpoint_is_refused_with_the_way_out(plain: MemoryStorage
     assert newest(storage) is not None
 
 
-def test_a_signature_that_is_lost_while_files_are_verified(
-    plain: MemoryStorage, signed: SignedStorage
-) -> None:
+def test_a_signature_that_is_lost_while_files_are_verified(plain: MemoryStorage, signed: SignedStorage) -> None:
     """If the only checkpoint loses its signature after the manifests were listed, the error is that of signatures."""
     plain.remove("checkpoint-5")
 
@@ -199,7 +199,7 @@ def test_a_damaged_checkpoint_is_not_signed(plain: MemoryStorage) -> None:
     assert SIGNATURE not in names(plain, NAME)
 
 
-@pytest.mark.parametrize("at", range(1, 40))
+@pytest.mark.parametrize("at", range(1, 25))
 def test_signing_can_be_cut_short_anywhere(tmp_path_factory: pytest.TempPathFactory, at: int) -> None:
     """Wherever the process dies while digests are replaced, signing again completes it, and nothing is lost."""
     plain = LocalStorage(tmp_path_factory.mktemp("runs"))
@@ -211,7 +211,7 @@ def test_signing_can_be_cut_short_anywhere(tmp_path_factory: pytest.TempPathFact
     except Died:
         sign_checkpoint(plain, NAME, MINE)
     else:
-        assert at > 20
+        assert at > 18
     assert verify(SignedStorage(plain, MINE), NAME).name == NAME
     after = tree(plain)
     assert {path: after[path] for path in before} == before
