@@ -34,7 +34,7 @@ class JsonLinesJournal:
         with self._lock:
             if self._file is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = open_lines(self._path)
+                self._file = open_lines(self._path, 0o600)  # it holds the arguments of the run
             while line:
                 line = line[os.write(self._file, line) :]
 

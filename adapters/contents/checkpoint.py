@@ -23,7 +23,7 @@ from hexloop.adapters.contents.safetensors_files import (
     tensor_paths,
     weight_paths,
 )
-from hexloop.domain.errors import ChangedCheckpointError, CheckpointError
+from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import json_part
 from hexloop.domain.state import RunState
 from hexloop.ports.contents import OpenFile
@@ -280,16 +280,8 @@ class CheckpointContents:
         return {STATE: encode_state(state)} | ({SETUP: encode(SETUP, setup)} if setup else {})
 
     def _load_model(self, parts: list[Part]) -> None:
-        """Load the weights. If a file changes meanwhile, the earlier weights are loaded again, unless it is sharded."""
-        if MODEL in self._ranks.sharded:
-            self._load(MODEL, parts)
-            return
-        earlier = [_copied(part) for part in self._exportables[MODEL].export()]
-        try:
-            self._load(MODEL, parts)
-        except ChangedCheckpointError:
-            self._load(MODEL, earlier)
-            raise
+        """Load the weights: all of them are read before any changes, unless no process has them all."""
+        self._load(MODEL, parts if MODEL in self._ranks.sharded else [_read(part) for part in parts])
 
     def _load(self, name: str, parts: list[Part]) -> None:
         try:
@@ -324,10 +316,10 @@ class CheckpointContents:
             raise CheckpointError(f"The checkpoint is of another model: {'; '.join(differing)}.")
 
 
-def _copied(part: Part) -> Part:
-    """Return a part with a copy of the bytes."""
-    data = bytes(part.read())
-    return Part(part.name, part.dtype, part.shape, part.offset, part.length, lambda: memoryview(data))
+def _read(part: Part) -> Part:
+    """Return a part that was read."""
+    data = part.read()
+    return Part(part.name, part.dtype, part.shape, part.offset, part.length, lambda: data, fresh=part.fresh)
 
 
 def files_of(name: str, parts: list[Part], max_shard_size: int) -> Iterator[File]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -21,6 +20,7 @@ from hexloop.app.arguments.base import Arguments
 from hexloop.app.arguments.conversion import Hook
 from hexloop.app.arguments.conversion import converter as value_converter
 from hexloop.app.arguments.declaration import annotations_of, declarations
+from hexloop.app.arguments.yaml_text import BoundedLoader, CoreSchemaLoader, InvalidYAMLError, compose, construct
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.regular_files import read_file
 from hexloop.domain.wording import Problem, RefusalError, did_you_mean, enumeration, problem, shown
@@ -200,16 +200,12 @@ converter.register_structure_hook_factory(
 )
 
 
-def read_yaml(path: str | Path, load: Callable[[str], Any] | None = None) -> Document:
+def read_yaml(path: str | Path, older_schema: bool = False) -> Document:
     """Read a YAML file. Raises `ConfigurationError` if it cannot be read or is not valid YAML.
 
-    load: returns the values of the text; by default those of the core schema.
+    older_schema: values are those of YAML 1.1, in which `no` is false, instead of those of the core schema.
     """
-    text = _text_of(path)
-    document = _parse_yaml(text, str(path))
-    if load is not None and document.values:
-        document.values = load(text)
-    return document
+    return _parse_yaml(_text_of(path), str(path), BoundedLoader if older_schema else CoreSchemaLoader)
 
 
 def read_json(path: str | Path) -> Document:
@@ -219,6 +215,9 @@ def read_json(path: str | Path) -> Document:
         values = json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigurationError(f"{path}, line {error.lineno}: Invalid JSON ({error.msg}); fix it.") from None
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ConfigurationError(f"{path}: Invalid JSON ({reason}); fix it.") from None
     # Except for tabs, JSON is YAML: the YAML reader finds the lines and duplicate keys.
     document = _parse_yaml(text.replace("\t", " "), str(path))
     document.values = values
@@ -235,53 +234,16 @@ def _text_of(path: str | Path) -> str:
         raise ConfigurationError(Problem(sentence, (), kind)) from error
 
 
-class CoreSchemaLoader(yaml.SafeLoader):
-    """PyYAML's safe loader with the core schema of YAML 1.2 (section 10.3) instead of the types of YAML 1.1.
-
-    `no` is text, `1e-4` a number, `010` ten.
-    """
-
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - the class attribute that PyYAML reads
-
-
-_CORE_SCHEMA = (
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
-    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", list("-+.0123456789")),
-    ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", list("-+.")),
-    ("merge", r"<<", ["<"]),
-)
-
-
-def _yaml_int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
-    text = str(loader.construct_scalar(node))
-    return int(text, 0 if text[:2] in ("0o", "0x") else 10)
-
-
-def _yaml_float(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
-    return float(str(loader.construct_scalar(node)).lower().replace(".inf", "inf").replace(".nan", "nan"))
-
-
-for _name, _pattern, _first in _CORE_SCHEMA:
-    CoreSchemaLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(f"^(?:{_pattern})$"), _first)
-CoreSchemaLoader.add_constructor("tag:yaml.org,2002:int", _yaml_int)
-CoreSchemaLoader.add_constructor("tag:yaml.org,2002:float", _yaml_float)
-
-
-def _parse_yaml(text: str, source: str) -> Document:
+def _parse_yaml(text: str, source: str, loader: type[BoundedLoader] = CoreSchemaLoader) -> Document:
     """Parse YAML text, which `source` names in messages. Raises `ConfigurationError` if it is invalid."""
     try:
-        node = yaml.compose(text, CoreSchemaLoader)
+        reader, node = compose(text, loader)
         if node is None:
             return Document({})
         lines, problems = _lines_of(node, source)
-        values = CoreSchemaLoader("").construct_document(node)
-    except yaml.YAMLError as error:
-        mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
-        reason = error.problem if isinstance(error, yaml.MarkedYAMLError) else error
-        line = f", line {mark.line + 1}" if mark else ""
-        raise ConfigurationError(f"{source}{line}: Invalid YAML ({reason}); fix it.") from None
+        values = construct(reader, node)
+    except InvalidYAMLError as error:
+        raise ConfigurationError(f"{source}{error.where}: Invalid YAML ({error.reason}); fix it.") from None
     return Document(values, {path: SourceLocation(source, line) for path, line in lines.items()}, problems)
 
 

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from hexloop.app.arguments import options
 from hexloop.app.arguments.base import legacy_names_of
 from hexloop.app.arguments.documents import Document, KeyPath, SourceLocation, read_json, read_yaml
@@ -135,7 +133,7 @@ class HfArgumentParser(ArgumentParser):
 
         Values have the types of YAML 1.1, as in transformers: `no` is False, and `1e-4` text.
         """
-        return self._parse_document(read_yaml(os.fspath(yaml_file), yaml.safe_load), allow_extra_keys)
+        return self._parse_document(read_yaml(os.fspath(yaml_file), older_schema=True), allow_extra_keys)
 
     def _parse_document(self, document: Document, allow_extra_keys: bool) -> tuple[Any, ...]:
         if not isinstance(document.values, Mapping):

@@ -8,7 +8,8 @@ POST /start {"resume": true}, POST /pause, POST /resume, POST /save, POST /stop,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -98,8 +99,38 @@ class Training:
                 self.progress["state"] = "paused"
 
 
+LOCAL_NAMES = ("127.0.0.1", "localhost", "::1")
+LONGEST_BODY = 4096
+"""Bytes of the body of a request; aiohttp responds with 413 to a longer one."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TRAINING = web.AppKey("training", Training)
 routes = web.RouteTableDef()
+
+
+@web.middleware
+async def refuse_other_sites(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Respond with 403 to requests under another name than this machine's own, or from a page of another site.
+
+    A page that is open in a browser here can send requests to this address, and give its own name this address.
+    """
+    origin = request.headers.get("Origin")
+    if request.url.host not in LOCAL_NAMES or origin not in (None, str(request.url.origin())):
+        raise web.HTTPForbidden(text="requests are accepted from this machine and its own pages only")
+    return await handler(request)
+
+
+async def wishes_in(request: web.Request) -> dict[str, bool]:
+    """Return the body of a request; responds with 400 to anything but a JSON object of truth values."""
+    if not request.can_read_body:
+        return {}
+    try:
+        wishes = json.loads(await request.text())
+    except (ValueError, RecursionError) as error:
+        raise web.HTTPBadRequest(text="the body is not a JSON document") from error
+    if not isinstance(wishes, dict) or not all(isinstance(wish, bool) for wish in wishes.values()):
+        raise web.HTTPBadRequest(text='the body is not a JSON object such as {"resume": true}')
+    return wishes
 
 
 def live_trainer(request: web.Request) -> Trainer:
@@ -114,10 +145,10 @@ def live_trainer(request: web.Request) -> Trainer:
 async def start(request: web.Request) -> web.Response:
     """Start a run."""
     training = request.app[TRAINING]
-    wishes = await request.json() if request.can_read_body else {}
+    wishes = await wishes_in(request)
     if training.is_live():
         raise web.HTTPConflict(text="a run is live; POST /stop ends it")
-    training.start(resume=bool(wishes.get("resume", False)))
+    training.start(resume=wishes.get("resume", False))
     return web.json_response(training.progress, status=202)
 
 
@@ -155,7 +186,7 @@ def make_app(make_trainer: Callable[[], Trainer]) -> web.Application:
         yield
         await app[TRAINING].close()
 
-    app = web.Application()
+    app = web.Application(middlewares=[refuse_other_sites], client_max_size=LONGEST_BODY)
     app.add_routes(routes)
     app.cleanup_ctx.append(training)
     return app

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,65 @@ def test_a_run_can_be_started_watched_and_stopped(tmp_path: Path) -> None:
         assert (await client.post("/stop"))[0] == 409
 
     serve(lambda: curve_trainer(str(tmp_path)), use)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://localhost:1"},
+        {"Host": "evil.example"},
+        {"Host": "127.0.0.1.evil.example"},
+        {"Host": "evil.example", "Origin": "http://evil.example"},
+    ],
+)
+def test_requests_of_other_sites_are_refused(tmp_path: Path, headers: dict[str, str]) -> None:
+    """Under another host name, or from a page of another site, no run can be started or read."""
+
+    async def use(client: Client) -> None:
+        for method, path in (("POST", "/start"), ("POST", "/stop"), ("POST", "/pause"), ("GET", "/progress")):
+            async with client.session.request(method, path, headers=headers) as response:
+                assert response.status == 403
+        assert (await client.progress())["state"] == "idle"
+
+    serve(partial(curve_trainer, str(tmp_path)), use)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"[]", 400),
+        (b"{", 400),
+        (b"[" * 4000, 400),
+        (b'{"resume": "yes"}', 400),
+        (b"\xff", 400),
+        (b"1", 400),
+        (b'{"resume": ' + b" " * 5000 + b"true}", 413),
+    ],
+)
+def test_bodies_that_are_not_requests_are_refused(tmp_path: Path, body: bytes, status: int) -> None:
+    """With a short message, and without starting a run."""
+
+    async def use(client: Client) -> None:
+        async with client.session.post("/start", data=body) as response:
+            assert response.status == status
+            assert "Traceback" not in await response.text()
+        assert (await client.progress())["state"] == "idle"
+
+    serve(partial(curve_trainer, str(tmp_path)), use)
+
+
+def test_a_page_of_the_service_may_control_the_run(tmp_path: Path) -> None:
+    """Its origin is the address of the service."""
+
+    async def use(client: Client) -> None:
+        origin = str((await client.session.get("/progress")).url.origin())
+        async with client.session.post("/start", headers={"Origin": origin}) as response:
+            assert response.status == 202
+        await client.until_step(1)
+
+    serve(partial(curve_trainer, str(tmp_path)), use)
 
 
 def test_a_paused_run_takes_no_step_until_it_is_resumed(tmp_path: Path) -> None:

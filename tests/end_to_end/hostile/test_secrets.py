@@ -67,8 +67,9 @@ def test_a_run_writes_and_prints_no_secret(tmp_path: Path, number: int, fails: b
     if fails:
         assert "Cannot reach" in ended.stderr
     assert_no_secret(tmp_path, ended)
-    arguments = next((tmp_path / "output").rglob("training_args.json"))
-    assert stat.S_IMODE(arguments.stat().st_mode) == 0o600
+    private = [path for name in ("training_args.json", "journal.jsonl") for path in (tmp_path / "output").rglob(name)]
+    assert len(private) >= 2
+    assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o600}
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if "://" in form])
