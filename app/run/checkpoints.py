@@ -23,8 +23,8 @@ from hexloop.app.run.messages import log_best, logging_saves
 from hexloop.app.run.saving import ArgumentsFile, companion_files
 from hexloop.app.wiring.checkpoint_files import CheckpointOverride, user_files
 from hexloop.app.wiring.parts import TrainerParts
-from hexloop.app.wiring.state import CheckpointContents, contents_for
 from hexloop.app.wiring.signing import refuse_public_key
+from hexloop.app.wiring.state import CheckpointContents, contents_for
 from hexloop.app.wiring.storage import is_elsewhere, joined, refuse_unreachable
 from hexloop.domain.checkpoints.commit import CheckpointPolicy
 from hexloop.domain.checkpoints.manifest import checkpoint_name

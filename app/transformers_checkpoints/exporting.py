@@ -40,8 +40,8 @@ def export_checkpoint(
     transformers reads them so.
 
     signatures: by which the checkpoint must be signed.
-    Raises CheckpointError if the checkpoint is damaged or not signed by them, contains only weights or state that transformers cannot load,
-    and if `to` already contains a checkpoint of that step.
+    Raises CheckpointError if the checkpoint is damaged, not signed by them, contains only weights or state that
+    transformers cannot load, and if `to` already contains a checkpoint of that step.
     """
     parent, name = os.path.split(os.path.abspath(os.fspath(checkpoint)))
     storage = storage_for(parent, signatures=signatures)

@@ -63,7 +63,7 @@ class TieredStorage:
         """Those of the fast tier; the location names both."""
         fast, slow = self._fast.capabilities, self._slow.capabilities
         location = f"{fast.location}, and then {slow.location}"
-        return evolve(fast, location=location)
+        return evolve(fast, publication=Publication.RENAME, location=location)
 
     @property
     def pending(self) -> tuple[str, ...]:

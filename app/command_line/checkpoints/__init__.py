@@ -33,18 +33,22 @@ class CheckpointLocation:
 
 
 def open_folder(given: str, signatures: Signatures | None = None) -> Storage:
-    """Return the storage of a folder of checkpoints, with a key if one is given. Raises ConfigurationError if it does not exist on this machine."""
+    """Return the storage of a folder of checkpoints, with a key if one is given.
+
+    Raises ConfigurationError if the folder does not exist on this machine.
+    """
     refuse_missing([given])
     storage = storage_for(given, signatures=signatures)
-    return (
-        storage
-        if signatures is not None
-        else _with_digest_of(given, storage, [checkpoint_name(step) for step in checkpoint_steps(storage)])
-    )
+    if signatures is not None:
+        return storage
+    return _with_digest_of(given, storage, [checkpoint_name(step) for step in checkpoint_steps(storage)])
 
 
 def open_checkpoints(given: list[str], signatures: Signatures | None = None) -> list[CheckpointLocation]:
-    """Locate checkpoints, on storages with a key if one is given. Raises ConfigurationError with all folders that do not exist on this machine."""
+    """Locate checkpoints, on storages with a key if one is given.
+
+    Raises ConfigurationError with all folders that do not exist on this machine.
+    """
     refuse_missing(given)
     locations = []
     for each in given:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from attrs import evolve
@@ -50,7 +51,7 @@ def read(storage: Storage, path: str) -> bytes:
     return b"".join(storage.read(path))
 
 
-def reseal(storage: Storage, name: str = NAME, **changes: object) -> None:
+def reseal(storage: Storage, name: str = NAME, **changes: Any) -> None:
     """Write the manifest as somebody would who has no key: everything in it fits, and its digest too."""
     manifest = Manifest.from_json(read(storage, f"{name}/{MANIFEST}"))
     files = {path: storage.digest(f"{name}/{path}") for path in manifest.files}
