@@ -1,4 +1,4 @@
-"""Signatures of bytes by a key, so that what somebody without the key has changed is recognized.
+"""Signatures of bytes by a key, so that a change without the key is recognized.
 
 The port knows one key and nothing of checkpoints: what is signed, and where a signature lies, belongs to the domain.
 """

@@ -67,7 +67,7 @@ def check_signature(storage: Storage, name: str, manifest: bytes) -> None:
     text = found.removesuffix(b"\n").decode("ascii", "replace")
     if not signatures.verify(_PURPOSE + manifest, text):
         raise SignatureError(
-            "its signature is not by this key, or somebody without the key has changed it. Use the key of its run; if "
+            "its signature is not by this key, or it was changed without the key. Use the key of its run; if "
             f"you trust it as it is, sign it: hexloop checkpoints sign {name} --key FILE"
         )
 

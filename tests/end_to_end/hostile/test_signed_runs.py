@@ -1,4 +1,4 @@
-"""Runs with a key: what somebody without the key has written or changed is not loaded."""
+"""Runs with a key: a checkpoint that was written or changed without it is not loaded."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def trained(folder: Path, key: str | None, steps: int = 4) -> Any:
 
 
 def change_weights(checkpoint: Path) -> None:
-    """Double the weights, as somebody who can write to the folder: sizes and digests fit."""
+    """Double the weights, with sizes and digests that fit."""
     changed = {name: tensor * 2 for name, tensor in load_file(checkpoint / "model.safetensors").items()}
     save_file(changed, checkpoint / "model.safetensors")
     reseal(checkpoint)
@@ -94,7 +94,7 @@ def test_a_changed_checkpoint_is_refused_and_an_older_one_is_used(tmp_path: Path
     assert main(["checkpoints", "verify", str(tmp_path / "runs/checkpoint-4"), "--key", secret]) == 1
 
     trainer = trainer_of(tmp_path / "runs", secret, 4, save_strategy="no", learning_rate=0.0)
-    with pytest.warns(UserWarning, match="checkpoint-4.*without the key has changed it"):
+    with pytest.warns(UserWarning, match="checkpoint-4.*it was changed without the key"):
         trainer.train(resume_from_checkpoint=True)
 
     assert same_weights(earlier, weights(trainer))
@@ -166,7 +166,7 @@ def test_the_best_model_is_loaded_only_if_it_is_signed(tmp_path: Path, secret: s
         save_async=False,
     )
     with (
-        pytest.warns(UserWarning, match=r"ends with its last weights.*has changed it"),
+        pytest.warns(UserWarning, match=r"ends with its last weights.*changed without the key"),
         pytest.warns(UserWarning, match="completion marker of the run could not be written"),
     ):
         trainer.train()
@@ -268,4 +268,4 @@ def test_several_processes_sign_and_verify(tmp_path: Path, secret: str) -> None:
         change_weights(tmp_path / f"runs/checkpoint-{step}")
     refused = launched(6)
     assert refused.returncode != 0
-    assert "has changed it" in refused.stderr
+    assert "changed without the key" in refused.stderr

@@ -52,7 +52,7 @@ def read(storage: Storage, path: str) -> bytes:
 
 
 def reseal(storage: Storage, name: str = NAME, **changes: Any) -> None:
-    """Write the manifest as somebody would who has no key: everything in it fits, and its digest too."""
+    """Write a manifest that fits the files, as can be done without the key."""
     manifest = Manifest.from_json(read(storage, f"{name}/{MANIFEST}"))
     files = {path: storage.digest(f"{name}/{path}") for path in manifest.files}
     replace(storage, f"{name}/{MANIFEST}", evolve(manifest, files=files, **changes).to_json())
@@ -106,7 +106,7 @@ def test_what_was_changed_without_the_key_is_refused(
     before = tree(plain)
     with pytest.raises(SignatureError, match=r"checkpoint-10 in memory cannot be used: its signature is not by this"):
         verify(signed, NAME)
-    with pytest.raises(SignatureError, match="not by this key, or somebody without the key has changed it"):
+    with pytest.raises(SignatureError, match="not by this key, or it was changed without the key"):
         restore(signed, NAME, SmallContents())
     with pytest.warns(UserWarning, match="A checkpoint is skipped: checkpoint-10"):
         found = newest(signed, quarantine=True)
