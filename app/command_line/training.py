@@ -17,8 +17,8 @@ from attrs import define, frozen
 import hexloop
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.command_line import ExitCode
-from hexloop.app.command_line.printing import print_lines, print_text
 from hexloop.app.command_line.resuming import AUTO, command_text, resume_command, resume_problems, resume_source
+from hexloop.app.printing import print_lines, print_text
 from hexloop.app.recipe import read_recipe
 from hexloop.app.run.checkpoints import FINISHED, finished_at
 from hexloop.app.run.session import RunOutcome

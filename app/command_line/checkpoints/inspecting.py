@@ -21,7 +21,7 @@ from hexloop.app.command_line.checkpoints import (
     read_state,
     refuse_missing,
 )
-from hexloop.app.command_line.printing import print_document, print_lines
+from hexloop.app.printing import print_document, print_lines
 from hexloop.app.wiring.checkpoint_files import CheckpointFiles
 from hexloop.app.wiring.signing import read_key
 from hexloop.app.wiring.storage import joined
