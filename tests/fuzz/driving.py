@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 
-from tests.fuzz.processes import LARGEST, SECONDS, Counts, RunCase, supervise
+from tests.fuzz.processes import LARGEST, Counts, RunCase, supervise
 from tests.fuzz.targets import Target
 
 SEED_BYTES = 1 << 16
@@ -61,9 +61,9 @@ def _guided(target: Target, seeds: list[bytes], seed: str, kept: Path, deadline:
 
     left = max(1, round(min(deadline - time.monotonic(), 60.0)))
     options = {
-        "max_total_time": left, "timeout": 0, "rss_limit_mb": 0, "seed": Random(seed).getrandbits(31), "runs": 20 * target.cases_per_process,
-        "handle_segv": 0, "handle_abrt": 0, "handle_bus": 0, "handle_ill": 0, "handle_fpe": 0, "print_final_stats": 0, "max_len": SEED_BYTES,
-        "handle_int": 0, "handle_term": 0, "verbosity": 0,
+        "max_total_time": left, "runs": 20 * target.cases_per_process, "max_len": SEED_BYTES, "timeout": 0,
+        "rss_limit_mb": 0, "seed": Random(seed).getrandbits(31), "verbosity": 0,
+        **{f"handle_{name}": 0 for name in ("segv", "abrt", "bus", "ill", "fpe", "int", "term")},
     }  # fmt: skip
     os.chdir(tempfile.gettempdir())
     atheris.Setup(

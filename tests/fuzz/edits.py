@@ -29,22 +29,29 @@ from typing import Any
 Edit = dict[str, Any]
 
 NUMBERS: tuple[Any, ...] = (
-    0, 1, -1, 2, 3, 4, 7, 8, 16, 623, 624, 625, 2**31 - 1, 2**31, 2**32, 2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64, -(2**63),
+    0, 1, -1, 2, 3, 4, 7, 8, 16, 623, 624, 625, 2**31 - 1, 2**31, 2**32, 2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64,
+    -(2**63),
     10**30, -(10**400), 10**308, 0.0, -0.0, 0.1, 0.5, 1.0, 1.5, -1.5, 1e-320, 1e308, -1e308, 3.4e38, True, False,
 )  # fmt: skip
 
 TEXTS: tuple[str, ...] = (
-    "", "a", "nan", "inf", "-inf", "1", "true", "null", "cpu", "cuda:0", "meta", "torch.float16", "F32", "F64", "I64", "U8", "BOOL",
-    "F8_E4M3", "/etc/passwd", "../x", "model.safetensors", "run_state.json", "checkpoint-2", "\x1b[2J\x1b]0;x\x07", "a\nb", "\x00",
-    "\ud800", "\u202e", "x" * 5000, "AdamW", "save", "steps", "params", "AAAA", "AA=A", "\u00e9", "layers.0.weight", "step", "s3://a:b@c/d",
+    "", "a", "nan", "inf", "-inf", "1", "true", "null", "cpu", "cuda:0", "meta", "torch.float16", "F32", "F64", "I64",
+    "U8", "BOOL",
+    "F8_E4M3", "/etc/passwd", "../x", "model.safetensors", "run_state.json", "checkpoint-2", "\x1b[2J\x1b]0;x\x07",
+    "a\nb", "\x00",
+    "\ud800", "\u202e", "x" * 5000, "AdamW", "save", "steps", "params", "AAAA", "AA=A", "\u00e9", "layers.0.weight",
+    "step", "s3://a:b@c/d",
 )  # fmt: skip
 
 OBJECTS: tuple[Any, ...] = (
-    None, [], {}, [None], [[]], {"a": 1}, {"": {}}, [1, 2, 3], ["a"], {"$number": "nan"}, {"$number": "x"}, {"$number": []},
-    {"$items": [[1, 2]]}, {"$items": [[[1], 2]]}, {"$items": 5}, {"__tuple__": [0.9, 0.999]}, {"__tuple__": 5}, {"__tuple__": []},
+    None, [], {}, [None], [[]], {"a": 1}, {"": {}}, [1, 2, 3], ["a"], {"$number": "nan"}, {"$number": "x"},
+    {"$number": []},
+    {"$items": [[1, 2]]}, {"$items": [[[1], 2]]}, {"$items": 5}, {"__tuple__": [0.9, 0.999]}, {"__tuple__": 5},
+    {"__tuple__": []},
     {"__tensor__": "layers.0.weight.step"}, {"__tensor__": "x"}, {"__tensor__": []}, {"__dtype__": "torch.float32"},
     {"args": {}, "attributes": {}}, {"args": {"x": 1}, "attributes": {}}, {"args": {}, "attributes": {"x": 1}},
-    {"size": 0, "digest": ""}, {"dtype": "F32", "shape": [], "data_offsets": [0, 4]}, {"$deep": 90}, {"$deep": 200}, {"$long": 100_000},
+    {"size": 0, "digest": ""}, {"dtype": "F32", "shape": [], "data_offsets": [0, 4]}, {"$deep": 90}, {"$deep": 200},
+    {"$long": 100_000},
     {"$many": 50_000}, float("nan"), float("inf"), float("-inf"),
 )  # fmt: skip
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 from random import Random
 
 TOKENS = (
-    b"{}", b"[]", b"null", b"true", b"NaN", b"Infinity", b"-1", b"0", b"1e999", b"-0.0", b"9007199254740993", b'""', b'"',
+    b"{}", b"[]", b"null", b"true", b"NaN", b"Infinity", b"-1", b"0", b"1e999", b"-0.0", b"9007199254740993", b'""',
+    b'"',
     b"\\ud800", b"\\u0000", b"\x1b[31m", b"\x00", b"\xff", b"\xe2\x80\xae", b"\xed\xa0\x80", b"$number", b"$items",
-    b"__tuple__", b"__tensor__", b"schema_version", b"9" * 400, b"[" * 150, b'{"a":' * 120, b"-----BEGIN PRIVATE KEY-----",
-    b"../", b"..\\", b"//", b"://", b"::", b"@", b"?sig=", b"password=", b"Bearer ", b"hf_", b"&a", b"*a", b"<<: *a", b"!!int ",
-    b"!!float ", b"!!timestamp ", b"!!binary ", b"!!set ", b"!!omap ", b"!!python/object:os.system ", b"? ", b"- ", b": ", b"#",
-    b"|\n", b">\n", b"%YAML 9.9\n", b"---\n", b"...\n", b"\t", b"\n", b"\r", b"\xef\xbb\xbf", b"\x85", b"~", b".inf", b"0x", b"0o9",
+    b"__tuple__", b"__tensor__", b"schema_version", b"9" * 400, b"[" * 150, b'{"a":' * 120,
+    b"-----BEGIN PRIVATE KEY-----",
+    b"../", b"..\\", b"//", b"://", b"::", b"@", b"?sig=", b"password=", b"Bearer ", b"hf_", b"&a", b"*a", b"<<: *a",
+    b"!!int ",
+    b"!!float ", b"!!timestamp ", b"!!binary ", b"!!set ", b"!!omap ", b"!!python/object:os.system ", b"? ", b"- ",
+    b": ", b"#",
+    b"|\n", b">\n", b"%YAML 9.9\n", b"---\n", b"...\n", b"\t", b"\n", b"\r", b"\xef\xbb\xbf", b"\x85", b"~", b".inf",
+    b"0x", b"0o9",
     b"1_000", b"2001-99-99", b"12:60:60", b"checkpoint-", b".unfinished-", b"damaged-1-checkpoint-1",
 )  # fmt: skip
 """Pieces of text that readers treat in a way of their own."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import field, frozen
+from attrs import frozen
 
 from hexloop.adapters.contents import documents
 from hexloop.adapters.contents.run_documents import RunDocuments
@@ -85,7 +85,7 @@ class Target:
     mutate: Mutate = changed
     cases_per_process: int = 2000
     guided: bool = True
-    first: Callable[[], list[bytes]] = field(default=lambda: [])
+    first: Callable[[], list[bytes]] = list
 
     def seeds(self) -> list[bytes]:
         """Return the cases to start from: those of the corpus, or else those that are made."""
@@ -113,8 +113,7 @@ def bounded_json(data: bytes) -> None:
     """read_json refuses with a ValueError, or returns what json.loads returns."""
     try:
         value = read_json(data)
-    except ValueError as error:
-        assert type(error) is ValueError or isinstance(error, json.JSONDecodeError | UnicodeDecodeError), error
+    except ValueError:
         return
     assert value == json.loads(data)
     json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
@@ -315,13 +314,17 @@ def printed(data: bytes) -> None:
     printable_lines(text).encode()
 
 
+OTHER = "Jh4Tf6Gd1Sa9Pq2Wz5Xc"
+"""A secret that no case has: those of the corpus have that of the forms, and parts of it."""
+
+
 def redaction(data: bytes) -> None:
     """No secret is left in a text, whatever is around it, and nothing is removed twice."""
     text = data.decode("utf-8", "replace")
     removed = redact(text)
     assert redact(removed) == removed, (text, removed)
     for form in FORMS:
-        assert SECRET not in redact(f"{text}\n{form}\n{text}"), form
+        assert OTHER not in redact(f"{text}\n{form.replace(SECRET, OTHER)}\n{text}"), form
     redacted({text[:20]: text, "hub_token": [text], "more": {"password": text}})
 
 
@@ -335,7 +338,7 @@ def names(data: bytes) -> None:
     try:
         as_location(text), split_location(text), joined(text, "checkpoint-1")
         storage_for(text)
-    except ConfigurationError as error:
+    except HexloopError as error:
         _check_message(error)
 
 
