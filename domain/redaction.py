@@ -25,7 +25,9 @@ _NAMES = (
 SECRET_NAME = re.compile(rf"(?:.*[._-])?(?:{_NAMES}|token)", re.IGNORECASE)
 """The name of a value that is secret, such as that of an environment variable."""
 
-_VALUE = r"(?!(?:None|null|true|false)\b|\*\*\*|<)[^\s\"',;&})\]]"
+_VALUE = (  # not the name of a value that comes after it, which would be left without its name
+    rf"(?!(?:None|null|true|false)\b|\*\*\*|<|(?:{_NAMES}|token)[\"']?\s{{0,4}}[=:])[^\s\"',;&}})\]]"
+)
 
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(://)(?!\*\*\*@)[^\s\"'<>@]{1,500}@"), rf"\1{REMOVED}@"),

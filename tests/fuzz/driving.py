@@ -61,8 +61,8 @@ def _guided(target: Target, seeds: list[bytes], seed: str, kept: Path, deadline:
 
     left = max(1, round(min(deadline - time.monotonic(), 60.0)))
     options = {
-        "max_total_time": left, "runs": 20 * target.cases_per_process, "max_len": SEED_BYTES, "timeout": 0,
-        "rss_limit_mb": 0, "seed": Random(seed).getrandbits(31), "verbosity": 0,
+        "max_total_time": left, "runs": 20 * target.cases_per_process, "max_len": SEED_BYTES, "timeout": 100_000,
+        "rss_limit_mb": 0, "artifact_prefix": f"{kept}-", "seed": Random(seed).getrandbits(31), "verbosity": 0,
         **{f"handle_{name}": 0 for name in ("segv", "abrt", "bus", "ill", "fpe", "int", "term")},
     }  # fmt: skip
     os.chdir(tempfile.gettempdir())

@@ -264,7 +264,8 @@ def _stack(output: BinaryIO) -> str:
     output.seek(0)
     text = output.read().decode(errors="replace").rpartition("most recent call first")[2]
     frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', text)
-    return " < ".join(f"{file.rpartition('/hexloop/')[2]}:{line} in {name}" for file, line, name in frames[:3]) or "?"
+    places = (f"{file.rpartition('/hexloop/')[2]}:{line} in {name}" for file, line, name in frames[:3])
+    return " < ".join(places) or text[-300:].replace("\n", " ") or "?"
 
 
 def _peak() -> int:
