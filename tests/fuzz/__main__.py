@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 import time
+from contextlib import redirect_stderr
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
@@ -22,7 +24,7 @@ def main() -> int:
     if find_spec("atheris") is not None and not options.target:
         import atheris
 
-        with atheris.instrument_imports(include=["hexloop"]):
+        with redirect_stderr(io.StringIO()), atheris.instrument_imports(include=["hexloop"]):  # which lists them
             import tests.fuzz.everything  # noqa: F401 - its imports are instrumented
     from tests.fuzz.everything import TARGETS
     from tests.fuzz.processes import run_all
