@@ -11,7 +11,7 @@ import re
 import uuid
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 from urllib.request import url2pathname
 
 from hexloop.adapters.contents.run_documents import SETUP, RunDocuments
@@ -92,7 +92,7 @@ def storage_for(
         )
     if scheme in STORAGES:
         return STORAGES[scheme](location, digest)
-    if urlsplit(location).password:
+    if _split_url(location).password:
         raise ConfigurationError(
             f"The {scheme}:// URL contains a password, which would end up in logs and checkpoints. Remove it, and "
             "provide it through the environment, a configuration file of fsspec, or FsspecStorage(url, options)."
@@ -146,16 +146,26 @@ def has_unsent_files(storage: Storage) -> bool:
 
 
 def _path_of(location: str) -> str:
-    """Return the path of a path or file:// URL. Raises ConfigurationError if the URL names another machine."""
+    """Return the path of a path or file:// URL. Raises ConfigurationError if it is invalid or names another machine."""
+    if "\0" in location:
+        raise ConfigurationError(f"The path {location!r} contains a null byte; choose another one.")
     if scheme_of(location) != "file":
         return os.path.expanduser(location)
-    url = urlsplit(location)
+    url = _split_url(location)
     if url.netloc not in ("", "localhost"):
         raise ConfigurationError(
             f"{location} refers to the folder {url.path or '/'} on a machine named {url.netloc}; write "
             "file:///absolute/path, or only the path."
         )
     return url2pathname(url.path)
+
+
+def _split_url(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError as error:  # its text may contain the URL
+        reason = str(error).partition(":")[0]
+        raise ConfigurationError(f"{redact(url)} is not a valid URL ({reason}); correct it.") from None
 
 
 STORAGES: dict[str, Callable[[str, str], Storage]] = {

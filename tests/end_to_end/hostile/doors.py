@@ -7,12 +7,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-from attrs import evolve, frozen
-
-from hexloop.adapters.storage.local import LocalStorage
-from hexloop.domain.checkpoints.manifest import Manifest, seal
+from attrs import frozen
 
 SECONDS = 10.0
 """A refusal takes less than 2 s on an idle machine."""
@@ -97,28 +93,3 @@ def ask(folder: Path, *calls: list[str | Path], declared: float = 0) -> list[Ans
         assert answer.mib < MIB + declared, (call, answer)
         assert "Traceback" not in answer.errors, (call, answer)
     return answers
-
-
-def reseal(checkpoint: Path, **declared: int) -> None:
-    """Update sizes and digests in the manifest, so that only the contents of files are wrong.
-
-    declared: sizes to write there instead, by the name of a file without its ending.
-    """
-    storage, path = LocalStorage(checkpoint.parent), checkpoint / "manifest.json"
-    manifest = Manifest.from_json(path.read_bytes())
-    files = {
-        file: evolve(stored, size=declared[stem])
-        if (stem := file.partition(".")[0]) in declared
-        else storage.digest(f"{checkpoint.name}/{file}")
-        for file, stored in manifest.files.items()
-    }
-    path.write_bytes(evolve(manifest, files=files).to_json())
-
-
-def change_manifest(checkpoint: Path, **entries: Any) -> None:
-    """Change entries of the manifest, and seal it again."""
-    path = checkpoint / "manifest.json"
-    document = json.loads(path.read_bytes())
-    del document["digest"]
-    document |= entries
-    path.write_bytes(seal((json.dumps(document, indent=2, sort_keys=True) + "\n").encode()))

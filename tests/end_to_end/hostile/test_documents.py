@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.checkpoint_folder import copy_of, make_checkpoint
-from tests.end_to_end.hostile.doors import ask, change_manifest, reseal
+from tests.end_to_end.hostile.doors import ask
+from tests.resealing import change_manifest, reseal
 
 MANY_KEYS = b"{" + b"".join(b'"%d":1,' % number for number in range(200_000)) + b'"7":1}'
 

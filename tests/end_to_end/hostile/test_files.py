@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.checkpoint_folder import copy_of, make_checkpoint
-from tests.end_to_end.hostile.doors import Answer, ask, reseal
+from tests.end_to_end.hostile.doors import Answer, ask
+from tests.resealing import reseal
 
 WEIGHTS = "model.safetensors"
 WEIGHT = "layers.0.weight"
