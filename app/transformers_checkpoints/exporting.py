@@ -88,7 +88,7 @@ def _parts(source: CheckpointFiles, component: str) -> dict[str, Part]:
 def _groups(source: CheckpointFiles) -> list[list[str]] | None:
     """Return transformers' two parameter groups, with and without weight decay, if hexloop saved one group for them."""
     document = json_value(_parts(source, "optimizer")["param_groups"])
-    setup = source.run_setup().get("optimizer", {})
+    setup = source.run_setup().get("optimizer") or {}
     if len(document["groups"]) != 1 or not setup.get("by_arguments"):
         return None
     undecayed = frozenset(setup["without_decay"])

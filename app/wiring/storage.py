@@ -18,6 +18,7 @@ from hexloop.adapters.contents.run_documents import SETUP, RunDocuments
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.adapters.storage.signed import SignedStorage
 from hexloop.app.engines import find_plugin, plugin_names
+from hexloop.app.wiring.saved_setup import check_setup
 from hexloop.domain.checkpoints.manifest import checkpoint_name, step_of
 from hexloop.domain.checkpoints.signatures import SIGNING_DIGEST
 from hexloop.domain.errors import ConfigurationError, StorageError
@@ -190,6 +191,9 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
 
 
 def read_setup(storage: Storage, checkpoint: str) -> dict[str, Any]:
-    """Return the document in which a checkpoint describes the setup of its run."""
+    """Return the document in which a checkpoint describes the setup of its run. Raises CheckpointError if invalid."""
     names = [entry.name for entry in storage.list(checkpoint)]
-    return RunDocuments(names, lambda path, start=0, /: storage.read(f"{checkpoint}/{path}", start)).read(SETUP)
+    documents = RunDocuments(names, lambda path, start=0, /: storage.read(f"{checkpoint}/{path}", start))
+    setup = documents.read(SETUP)
+    check_setup(setup, f"{SETUP} in {documents.path_of(SETUP)}")
+    return setup
