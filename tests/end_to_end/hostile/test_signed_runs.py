@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 from hexloop import ConfigurationError, TrainerCallback
 from hexloop.app.command_line import main
 from hexloop.domain.errors import SignatureError
-from tests.end_to_end.hostile.doors import change_manifest, reseal
 from tests.end_to_end.small.models import rows
 from tests.end_to_end.small.trainers import same_weights, small_trainer, weights
+from tests.resealing import change_manifest, reseal
 
 
 def key_file(folder: Path, key: bytes, name: str = "key", mode: int = 0o600) -> str:
