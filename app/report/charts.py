@@ -12,10 +12,10 @@ from hexloop.app.report.markup import Markup, clean, table, tag
 from hexloop.app.report.reading import RunRecord
 from hexloop.app.report.series import MOST_GAPS, MOST_POINTS, Series, reduced
 
-OKABE_ITO = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442", "#999999")
-"""Colours that people with any kind of colour vision can tell apart (Okabe and Ito, 2008)."""
+COLOURS = 8
+"""How many colours curves have; those of Okabe and Ito (2008), defined in `report.css` for both themes."""
 
-GROUPS = ("Loss", "Learning rate", "Gradient norm", "Evaluation", "Throughput", "Memory", "Other values")
+GROUPS = ("Training", "Evaluation", "Throughput", "Memory", "Other values")
 """The headings of the charts, in order."""
 
 SPEED_OF_STEPS = "steps per second"
@@ -48,19 +48,21 @@ class Chart:
 
 def charts_of(records: Sequence[RunRecord]) -> list[Chart]:
     """Return the charts for runs: one for each value, with the values of all runs; losses share one."""
-    found: dict[tuple[int, str], list[Curve]] = {}
+    found: dict[tuple[int, int, str], list[Curve]] = {}
     for number, record in enumerate(records):
         for name, series in curves_of(record).items():
             if len(series) or len(series.gaps):
                 found.setdefault(_place(name), []).append(Curve(number, name, series))
-    charts = [Chart(GROUPS[group], title, curves) for (group, title), curves in sorted(found.items())]
+    charts = [Chart(GROUPS[group], title, curves) for (group, _, title), curves in sorted(found.items())]
     return [chart for chart in charts if any(len(curve.series) > 1 for curve in chart.curves)] or charts
 
 
 def curves_of(record: RunRecord) -> dict[str, Series]:
     """Return the curves of a run by name, with its speed, without what is a figure for the whole run."""
     curves = {
-        name: series for name, series in record.history.series.items() if not name.startswith("train_") or len(series) > 1
+        name: series
+        for name, series in record.history.series.items()
+        if not name.startswith("train_") or len(series) > 1
     }
     speed = _speed(record.history.times)
     return curves | ({SPEED_OF_STEPS: speed} if len(speed) > 1 else {})
@@ -75,7 +77,12 @@ def chart_part(chart: Chart, identifier: str, labels: Sequence[str]) -> Markup:
     head = ("run" if not several else "run and value", "first", "last", "lowest", "highest", "points")
     return tag(
         "figure",
-        tag("figcaption", tag("strong", chart.title), tag("label", box, " logarithmic", class_="control")),
+        tag(
+            "figcaption",
+            tag("strong", chart.title),
+            _legend(chart, len(labels) > 1) if several else "",
+            tag("label", box, " logarithmic", class_="control"),
+        ),
         tag("div", class_="chart", id=identifier, tabindex="0", role="img", aria_label=f"{chart.title}. {words}."),
         tag("div", class_="reading", id=f"{identifier}-reading", role="status", aria_live="polite"),
         tag("details", tag("summary", "In figures"), table(head, rows, chart.title, numbers=(1, 2, 3, 4, 5))),
@@ -108,19 +115,19 @@ def points(series: Series, most: int = MOST_POINTS) -> list[tuple[int, float]]:
     return [(step, float(f"{value:.{DIGITS}g}")) for step, value in zip(steps, values, strict=True)]
 
 
-def _place(name: str) -> tuple[int, str]:
-    """Return the index of the heading for a value, and the title of its chart."""
+def _place(name: str) -> tuple[int, int, str]:
+    """Return the index of the heading for a value, its order under it, and the title of its chart."""
     if name in ("loss", "eval_loss", LOSS_OF_STEP):
-        return 0, "loss"
-    if name == "learning_rate":
-        return 1, "learning rate"
-    if name == "grad_norm":
-        return 2, "gradient norm"
+        return 0, 0, "loss"
+    if name in ("learning_rate", "grad_norm"):
+        return 0, 1, name
     if "_mem_" in name or "memory" in name:
-        return 5, name
-    if name.endswith(("per_second", "_runtime", "_per_sec")) or name == SPEED_OF_STEPS or "throughput" in name:
-        return 4, name
-    return (3 if name.startswith(("eval_", "test_")) else 6), name
+        return 3, 0, name
+    if name == SPEED_OF_STEPS:
+        return 2, 0, name
+    if name.endswith(("per_second", "per_sec", "_runtime")) or "throughput" in name:
+        return 2, 2 if name.endswith("_runtime") else 1, name
+    return (1 if name.startswith(("eval_", "test_")) else 4), 0, name
 
 
 def _speed(times: Series) -> Series:
@@ -131,6 +138,18 @@ def _speed(times: Series) -> Series:
         if seconds > 0:
             speed.add(times.steps[number], (times.steps[number] - times.steps[number - 1]) / seconds)
     return speed
+
+
+def _legend(chart: Chart, runs: bool) -> Markup:
+    """Return the names in a chart, each with its line: by its pattern if colours stand for runs, else by its colour."""
+    names = dict.fromkeys(curve.name for curve in chart.curves)
+    return tag("span", [_key(name, number, runs) for number, name in enumerate(names)], class_="legend")
+
+
+def _key(name: str, number: int, runs: bool) -> Markup:
+    colour = "ink" if runs else f"c{number % COLOURS}"
+    line = tag("line", x1="0", y1="5", x2="24", y2="5", class_=f"key {colour} dash{number % 3}")
+    return tag("span", tag("svg", line, viewBox="0 0 24 10", width="24", height="10", aria_hidden="true"), f" {name} ")
 
 
 def _rows(chart: Chart, labels: Sequence[str], several: bool) -> Iterator[tuple[str, ...]]:

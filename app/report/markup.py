@@ -21,7 +21,7 @@ class Markup(str):
     """Text that is HTML already; all other text is escaped."""
 
 
-def tag(name: str, *content: str | Iterable[str], **attributes: str | bool | None) -> Markup:
+def tag(name: str, /, *content: str | Iterable[str], **attributes: str | bool | None) -> Markup:
     """Return an element. Text in it is escaped, without secrets and control characters; `Markup` is not.
 
     attributes: "_" stands for "-", and a "_" at the end is left out (`class_`). True is an attribute without a value;
@@ -60,9 +60,7 @@ def clean_lines(text: str) -> str:
     return printable_lines(redact(text))
 
 
-def table(
-    head: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "", numbers: Iterable[int] = ()
-) -> Markup:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "", numbers: Iterable[int] = ()) -> Markup:
     """Return a table that scrolls by itself if it is wide. The first cell of each row is its heading.
 
     numbers: the indexes of columns that are aligned to the right.

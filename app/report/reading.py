@@ -87,8 +87,6 @@ def read_runs(given: Sequence[str], quick: bool = False) -> list[RunRecord]:
     """
     problems: list[str] = []
     folders = [folder for each in given if (folder := locate(each, problems)) is not None]
-    if problems:
-        raise ConfigurationError(problems)
     records = [record for folder in folders if (record := read_run(folder, quick, problems)) is not None]
     if problems:
         raise ConfigurationError(problems)
@@ -100,16 +98,18 @@ def locate(given: str, problems: list[str]) -> RunFolder | None:
     if is_elsewhere(given):
         location, _, name = given.partition("@") if "@" in given.rpartition("/")[2] else (given, "", "")
         return RunFolder(given, location, None, None, name)
-    path, at, name = (given, "", "") if os.path.exists(as_location(given)) or "@" not in given else given.rpartition("@")
+    path, _, name = (given, "", "") if os.path.exists(as_location(given)) or "@" not in given else given.rpartition("@")
     path = as_location(path)
     if os.path.isfile(path):
         is_log = os.path.basename(path) == LOG
         files = (None, Path(path)) if is_log else (Path(path), None)
-        return RunFolder(given, os.path.dirname(path) or ".", *files, name)
+        return RunFolder(given, os.path.dirname(path) or ".", files[0], files[1], name)
     if is_missing(path):
         problems.append(f"You chose the run {given}, but there is no such folder; check its name.")
         return None
-    if step_of(os.path.basename(os.path.normpath(path))) is not None and not os.path.exists(os.path.join(path, JOURNAL)):
+    if step_of(os.path.basename(os.path.normpath(path))) is not None and not os.path.exists(
+        os.path.join(path, JOURNAL)
+    ):
         parent = os.path.dirname(os.path.normpath(path)) or "."
         problems.append(f"You chose the run {given}, which is one checkpoint; name the folder it is in, {parent}.")
         return None
@@ -126,8 +126,8 @@ def read_run(folder: RunFolder, quick: bool, problems: list[str]) -> RunRecord |
     names = list(dict.fromkeys([*_names(logged), *_names(journal)])) or _runs_of(rows)
     if not names and not rows and journal is None and logged is None:
         problems.append(
-            f"You chose the run {folder.given}, but it has no journal ({JOURNAL}), no log ({LOG}) and no checkpoint; name "
-            "the output_dir of a run."
+            f"You chose the run {folder.given}, but it has no journal ({JOURNAL}), no log ({LOG}) and no checkpoint; "
+            "name the output_dir of a run."
         )
         return None
     found = [name for name in names if name.startswith(folder.name)]

@@ -1,6 +1,6 @@
 """What a run left in its folder to look at: pictures, metrics of splits, and texts such as predictions.
 
-A run has no port for these: callbacks and scripts write files into `output_dir`, and the name of a file says what it is.
+A run has no port for these: callbacks and scripts write files into `output_dir`, and a file's name says what it is.
 """
 
 from __future__ import annotations

@@ -61,10 +61,10 @@ class Series:
         """Return the extremes and the ends; None if there is no point."""
         if not self.steps:
             return None
-        lowest = min(range(len(self.values)), key=self.values.__getitem__)
-        highest = max(range(len(self.values)), key=self.values.__getitem__)
-        ends = [(self.steps[number], self.values[number]) for number in (0, -1, lowest, highest)]
-        return SeriesSummary(*ends, count=len(self.steps), gaps=len(self.gaps))
+        values = np.array(self.values)
+        lowest, highest = int(values.argmin()), int(values.argmax())
+        first, last, low, high = ((self.steps[each], self.values[each]) for each in (0, -1, lowest, highest))
+        return SeriesSummary(first, last, low, high, count=len(self.steps), gaps=len(self.gaps))
 
 
 @frozen
