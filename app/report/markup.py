@@ -13,7 +13,7 @@ from hexloop.domain.json_documents import finite_json
 from hexloop.domain.printable import printable, printable_lines
 from hexloop.domain.redaction import redact
 
-VOID = frozenset({"meta", "img", "input", "br", "rect", "line", "path", "circle"})
+VOID = frozenset({"meta", "img", "input"})
 """Elements without content."""
 
 
