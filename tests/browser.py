@@ -44,6 +44,11 @@ class Browser:
         )
         assert self._send("POST", "/execute/async", {"script": script, "args": []})
 
+    def settle(self) -> None:
+        """Wait until what was changed in the page is drawn."""
+        script = "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done(true)));"
+        self._send("POST", "/execute/async", {"script": script, "args": []})
+
     def press(self, *keys: str) -> None:
         """Press keys, one after another; those without a letter by their code in the WebDriver protocol."""
         actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
@@ -128,3 +133,5 @@ def browser(folder: Path) -> Iterator[Browser]:
     finally:
         driver.terminate()
         driver.wait(WAIT)
+        assert driver.stdout is not None
+        driver.stdout.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 from hexloop.app.command_line import ExitCode
 from hexloop.app.printing import print_lines
 from hexloop.app.report.page import report_page
+from hexloop.app.report.parts import reason_text
 from hexloop.app.report.reading import RunRecord, read_runs
 from hexloop.app.run.saving import write_atomically
 from hexloop.app.wiring.storage import is_elsewhere
@@ -23,11 +24,13 @@ REPORT = "report.html"
 
 def run(options: Namespace) -> ExitCode:
     """Write the page, and print where it is and what is missing in it."""
-    out = _target(options.runs, options.out)
+    target = _target(options.runs, options.out)
     records = read_runs(options.runs, options.quick)
-    write_report(records, out or Path(records[0].folder, REPORT))
+    out = target or Path(records[0].folder, REPORT)
+    write_report(records, out)
     remarks = [remark for record in records for remark in _remarks(record)]
-    print_lines(*remarks, f"The report is in {out or Path(records[0].folder, REPORT)}")
+    shown = out if target is not None or os.path.isabs(options.runs[0]) else os.path.relpath(out)
+    print_lines(*remarks, f"The report is in {shown}")
     return ExitCode.DONE
 
 
@@ -57,5 +60,5 @@ def _remarks(record: RunRecord) -> list[str]:
         remarks.append(f"{record.label}: no values were logged, so there are no curves.")
     for row in record.checkpoints:
         if row.found.status is FolderStatus.BAD:
-            remarks.append(f"{record.label}: {row.found.name} is damaged: {row.found.reason}")
+            remarks.append(f"{record.label}: {row.found.name} is damaged: {reason_text(row)}")
     return remarks

@@ -7,7 +7,6 @@ import os
 import shlex
 import sys
 import time
-import warnings
 from argparse import Namespace
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
@@ -141,7 +140,7 @@ def _write_report(folder: str) -> None:
             raise ConfigurationError(f"{folder} is not on this machine; use `hexloop report {folder} --out FILE`.")
         write_report(read_runs([folder]), Path(as_location(folder), REPORT))
     except Exception as error:
-        warnings.warn(f"The report was not written: {error}", stacklevel=2)
+        print_text(f"hexloop: the report was not written: {error}")
 
 
 def _opening_line(trainer: hexloop.Trainer, recipe: str) -> str:

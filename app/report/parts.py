@@ -96,6 +96,11 @@ def status_text(row: CheckpointRow) -> str:
     return words.get(row.found.status, row.found.status.value)
 
 
+def reason_text(row: CheckpointRow) -> str:
+    """Return why a checkpoint is not good, without its name and without the word that `status_text` has."""
+    return row.found.reason.removeprefix("is damaged: ")
+
+
 def checkpoints_part(records: Sequence[RunRecord], now: float) -> Markup:
     """Return the table of checkpoints, with the reason for each that is not good."""
     rows, cut = [], 0
@@ -113,7 +118,7 @@ def checkpoints_part(records: Sequence[RunRecord], now: float) -> Markup:
                     format_age(None if row.written is None else now - row.written),
                     format_bytes(row.found.size),
                     NOT_KNOWN if row.metric is None else f"{row.metric[0]} {row.metric[1]:.5g}",
-                    joined(status, f" {row.found.reason}" if row.found.reason else ""),
+                    joined(status, f": {reason_text(row)}" if row.found.reason else ""),
                     marks,
                 )
             )

@@ -103,7 +103,8 @@ def test_losses_of_each_step_are_a_curve() -> None:
 def test_what_was_logged_before_the_journal_is_added() -> None:
     """From the state in a checkpoint, up to the step at which the journal starts."""
     history = taken(began(4, 10.0), logged(6, 12.0, loss=2.0, new=1.0))
-    entries = [{"step": step, "loss": 10.0 - step, "old": 0.0} for step in (2, 4, 6)] + [{"loss": 1.0}, {"step": "x"}]
+    entries: list[dict[str, Any]] = [{"step": step, "loss": 10.0 - step, "old": 0.0} for step in (2, 4, 6)]
+    entries += [{"loss": 1.0}, {"step": "x"}]
     history.add_earlier(entries, 4)
     assert points(history, "loss") == [(2, 8.0), (4, 6.0), (6, 2.0)]
     assert points(history, "old") == [(2, 0.0), (4, 0.0)]

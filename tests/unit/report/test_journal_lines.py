@@ -209,8 +209,11 @@ def test_logs_of_json_lines_are_read_as_notes(tmp_path: Path) -> None:
 def test_only_regular_files_are_read(journal: Path, kind: str) -> None:
     """A pipe would block, and a link may lead to a file that is not meant."""
     path = journal.with_name("other")
-    {"link": lambda: path.symlink_to(journal), "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}.get(
-        kind, lambda: None
-    )()
+    if kind == "link":
+        path.symlink_to(journal)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
     with pytest.raises(OSError, match=r"link|regular|No such file"):
         RunLines(path, journal_note).refresh()
