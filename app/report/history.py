@@ -185,8 +185,15 @@ class RunHistory:
         if time is not None:
             self.times.add(step, time)
         for name, value in values.items() if isinstance(values, Mapping) else ():
-            number = NOT_FINITE.get(value) if isinstance(value, str) else number_of(value)
-            if number is not None and name not in ("epoch", "step"):
+            if type(value) is float:
+                number: float | None = value
+            else:
+                number = NOT_FINITE.get(value) if isinstance(value, str) else number_of(value)
+            if number is None or name in ("epoch", "step"):
+                continue
+            if (series := self.series.get(name)) is not None:
+                series.add(step, number)
+            else:
                 self._curve(name, step, number)
 
     def _losses(self, note: Mapping[str, Any]) -> None:

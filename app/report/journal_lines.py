@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,11 +18,14 @@ from hexloop.domain.regular_files import CHUNK, open_regular
 MOST_RUNS = 100
 """How many runs of one journal are kept, the newest."""
 
-EDGE = 64 << 10
-"""Bytes of each end of a file that are read to tell what a run is doing."""
+HEAD, TAIL = 256 << 10, 16 << 10
+"""Bytes of the start and of the end of a file that are read to tell what a run is doing."""
 
 LONGEST_NAME = 100
 """Characters of a run's name that are kept."""
+
+SHORT = 64 << 10
+"""Bytes of a line up to which it is read without counting what is in it, which takes three times as long."""
 
 STEP_NOTE = b'{"kind": "step"'
 """The start of the notes with which journal='steps' records each step. No curve is drawn from them."""
@@ -95,7 +99,7 @@ class RunLines:
             os.close(descriptor)
 
     def read_edges(self) -> None:
-        """Read only the first and the last lines, in a time that does not depend on the length of the file.
+        """Read only the first note and the last lines, in a time that does not depend on the length of the file.
 
         Curves and sessions are then incomplete, but what the last run is doing is known. Raises OSError as `refresh`
         does.
@@ -103,10 +107,13 @@ class RunLines:
         descriptor = open_regular(self.path)
         try:
             size = os.fstat(descriptor).st_size
-            for line, _ in lines_between(descriptor, 0, min(size, EDGE), self.read):
+            start = 0
+            for line, start in lines_between(descriptor, 0, min(size, HEAD), self.read):
                 self._take(line)
-            rest = lines_between(descriptor, max(size - EDGE, EDGE), size, self.read)
-            if size > 2 * EDGE:
+                if self._current is not None:
+                    break
+            rest = lines_between(descriptor, max(size - TAIL, start), size, self.read)
+            if size - TAIL > start:
                 next(rest, None)  # it has lost its start
             for line, _ in rest:
                 self._take(line)
@@ -147,8 +154,9 @@ class RunLines:
         if not line.startswith(b"{"):
             return None
         try:
-            return self.convert(read_json(line))
-        except ValueError:
+            # What is shown need not be strict JSON, and a short line cannot exhaust anything.
+            return self.convert(json.loads(line) if len(line) <= SHORT else read_json(line))
+        except (ValueError, RecursionError):
             return None
 
 

@@ -33,7 +33,8 @@ class Series:
 
     def add(self, step: int, value: float) -> None:
         """Add a point. Points at this step and later ones are replaced, because the run has repeated these steps."""
-        self.forget_after(step - 1)
+        if (self.steps and self.steps[-1] >= step) or (self.gaps and self.gaps[-1] >= step):
+            self.forget_after(step - 1)
         if math.isfinite(value):
             self.steps.append(step)
             self.values.append(value)
