@@ -108,8 +108,9 @@ class RunLines:
         try:
             size = os.fstat(descriptor).st_size
             start = 0
-            for line, start in lines_between(descriptor, 0, min(size, HEAD), self.read):
+            for line, end in lines_between(descriptor, 0, min(size, HEAD), self.read):
                 self._take(line)
+                start = end
                 if self._current is not None:
                     break
             rest = lines_between(descriptor, max(size - TAIL, start), size, self.read)

@@ -55,9 +55,15 @@ def clean(text: str) -> str:
     return printable(redact(text))
 
 
-def clean_lines(text: str) -> str:
-    """Return a text like `clean`, with its line breaks."""
-    return printable_lines(redact(text))
+def text_lines(lines: Iterable[str]) -> Markup:
+    """Return lines as text with line breaks, for an element that shows these."""
+    return Markup(html.escape(printable_lines(redact("\n".join(lines))), quote=False))
+
+
+def picture_element(name: str, media_type: str, data: bytes) -> Markup:
+    """Return a picture that is part of the page. The caller has checked what `data` is."""
+    source = f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+    return Markup(f'<img alt="{html.escape(clean(name), quote=True)}" src="{source}">')
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "", numbers: Iterable[int] = ()) -> Markup:

@@ -10,7 +10,7 @@ from attrs import frozen
 
 from hexloop import __version__
 from hexloop.app.report.charts import COLOURS, GROUPS, MOST_CHARTS, Chart, chart_data, chart_part, charts_of
-from hexloop.app.report.markup import Markup, data_block, inline, joined, tag
+from hexloop.app.report.markup import Markup, clean, data_block, inline, joined, tag, text_lines
 from hexloop.app.report.parts import (
     arguments_part,
     checkpoints_part,
@@ -28,6 +28,10 @@ MOST_REMARKS = 50
 """How many remarks about what could not be read are listed."""
 
 
+MOST_NAMED = 5
+"""How many runs the title names."""
+
+
 @frozen
 class Section:
     """A part of the page under a heading. identifier: its place in addresses."""
@@ -40,11 +44,11 @@ class Section:
 def report_page(records: Sequence[RunRecord], now: float) -> str:
     """Return the page for runs. now: the time of the report, in seconds since the epoch."""
     labels = [record.label for record in records]
-    title = f"Run {labels[0]}" if len(records) == 1 else f"{len(records)} runs: {', '.join(labels)}"
+    title = _title(labels)
     charts = charts_of(records)
     named = [(f"chart-{number}", chart) for number, chart in enumerate(charts[:MOST_CHARTS])]
     sections = [each for each in _sections(records, named, len(charts), now) if each.content]
-    document = {"runs": labels, "charts": [chart_data(chart, name) for name, chart in named]}
+    document = {"runs": list(map(clean, labels)), "charts": [chart_data(chart, name) for name, chart in named]}
     style, style_digest = inline("style", asset("report.css"))
     scripts = [inline("script", asset(name)) for name in ("echarts/echarts.min.js", "report.js")]
     policy = (
@@ -65,11 +69,18 @@ def report_page(records: Sequence[RunRecord], now: float) -> str:
         tag("header", tag("h1", title), tag("p", _written(now), class_="note"), _navigation(sections)),
         tag("main", [_section(each) for each in sections], id="content"),
         _footer(),
-        data_block("report-data", _clean_labels(document)),
+        data_block("report-data", document),
         [script for script, _ in scripts],
     )
     page = tag("html", tag("head", head), tag("body", body, class_="no-script"), lang="en")
     return f"<!DOCTYPE html>\n{page}\n"
+
+
+def _title(labels: Sequence[str]) -> str:
+    if len(labels) == 1:
+        return f"Run {labels[0]}"
+    more = f" and {len(labels) - MOST_NAMED} more" if len(labels) > MOST_NAMED else ""
+    return f"{len(labels)} runs: {', '.join(labels[:MOST_NAMED])}{more}"
 
 
 @cache
@@ -143,18 +154,7 @@ def _written(now: float) -> str:
 
 def _footer() -> Markup:
     texts = [asset(f"echarts/{name}") for name in ("NOTICE", "LICENSE-zrender", "LICENSE-d3")]
-    licences = tag("details", tag("summary", "Licences of the chart library"), [_verbatim(text) for text in texts])
+    shown = [tag("pre", text_lines(text.splitlines()), tabindex="0") for text in texts]
+    licences = tag("details", tag("summary", "Licences of the chart library"), shown)
     words = f"Charts are drawn by Apache ECharts {ECHARTS}, Apache License 2.0. This page loads nothing from a network."
     return tag("footer", tag("p", words), licences)
-
-
-def _verbatim(text: str) -> Markup:
-    return tag("pre", Markup(text.replace("&", "&amp;").replace("<", "&lt;")), tabindex="0")
-
-
-def _clean_labels(document: dict[str, object]) -> dict[str, object]:
-    from hexloop.app.report.markup import clean
-
-    labels = document["runs"]
-    assert isinstance(labels, list)
-    return {**document, "runs": [clean(label) for label in labels]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks.console import duration_text
 from hexloop.app.checkpoint_rows import CheckpointRow, format_age, format_bytes
 from hexloop.app.report.history import Outcome, RunHistory, Session, number_of
-from hexloop.app.report.markup import Markup, clean_lines, joined, table, tag
+from hexloop.app.report.markup import Markup, joined, picture_element, table, tag, text_lines
 from hexloop.app.report.reading import RunRecord
 from hexloop.app.report.timeline import moment, outcome_of
 from hexloop.app.wiring.storage import joined as path_joined
@@ -174,27 +173,20 @@ def _defaults() -> dict[str, str]:
 
 def results_part(records: Sequence[RunRecord]) -> Markup:
     """Return the pictures, metrics and texts that the runs left in their folders; nothing if there are none."""
-    parts: list[Markup] = []
+    tables, pictures, texts = list[Markup](), list[Markup](), list[Markup]()
     for record in records:
         found = record.results
         prefix = f"{record.label}: " if len(records) > 1 else ""
         for name, values in found.metrics.items():
             rows = [(key, f"{value:.6g}" if isinstance(value, float) else str(value)) for key, value in values.items()]
-            parts.append(table(("value", "result"), rows, f"{prefix}{name}", numbers=(1,)))
+            tables.append(table(("value", "result"), rows, f"{prefix}{name}", numbers=(1,)))
         for name, (media_type, data) in found.pictures.items():
-            source = Markup(f"data:{media_type};base64,{base64.b64encode(data).decode()}")
-            picture = Markup(f'<img alt="{tag("i", f"{prefix}{name}")[3:-4]}" src="{source}">')
-            parts.append(tag("figure", picture, tag("figcaption", f"{prefix}{name}"), class_="picture"))
+            picture = picture_element(f"{prefix}{name}", media_type, data)
+            pictures.append(tag("figure", picture, tag("figcaption", f"{prefix}{name}"), class_="picture"))
         for name, lines in found.texts.items():
-            text = clean_lines("\n".join(line[:LONGEST_VALUE] for line in lines))
-            parts.append(
-                tag("figure", tag("figcaption", f"{prefix}{name}"), tag("pre", Markup(_escaped(text)), tabindex="0"))
-            )
-    return joined(parts)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+            text = tag("pre", text_lines(line[:LONGEST_VALUE] for line in lines), tabindex="0")
+            texts.append(tag("figure", tag("figcaption", f"{prefix}{name}"), text))
+    return joined(tables, tag("div", pictures, class_="plots") if pictures else "", texts)
 
 
 def reproducing_part(records: Sequence[RunRecord]) -> Markup:
@@ -214,13 +206,15 @@ def _ways(record: RunRecord) -> Iterator[tuple[str, str]]:
     command, newest = record.history.command, record.newest_good
     seed = {name: record.history.settings.get(name) for name in ("seed", "data_seed", "full_determinism")}
     versions = ", ".join(f"{name} {value}" for name, value in record.environment.items())
-    known = ", ".join(f"{name}={value}" for name, value in seed.items() if value is not None)
+    known = ", ".join(f"{name}={value}" for name, value in seed.items() if value not in (None, "None"))
     if command:
         yield f"The run was started with this command{f', with {known}' if known else ''}:", command
     elif known:
         yield "The run's seeds (its command was not recorded):", known
     if versions:
         yield "Results are bit-identical only where these are the same:", versions
+    finished = any(each.outcome is Outcome.FINISHED for each in record.history.sessions.entries[-1:])
+    start = "The run is finished. With more steps or epochs, it" if finished else "It"
     if newest is None:
         yield (
             "It cannot be resumed, because it has no good checkpoint. To start again, run its command:",
@@ -228,9 +222,9 @@ def _ways(record: RunRecord) -> Iterator[tuple[str, str]]:
         )
     elif command.startswith("hexloop ") and " train " in f" {command} ":
         resume = command if " --resume" in command else f"{command} --resume"
-        yield f"It resumes from {newest.found.name} with:", resume
+        yield f"{start} resumes from {newest.found.name} with:", resume
     else:
         path = path_joined(record.folder, newest.found.name)
-        yield "It resumes, in the script that trains it, with:", f"trainer.train(resume_from_checkpoint={path!r})"
+        yield f"{start} resumes, in the script that trains it, with:", f"trainer.train(resume_from_checkpoint={path!r})"
     again = f"hexloop runs diff {shlex.quote(record.given)} OUTPUT_DIR_OF_THE_REPETITION"
     yield "To compare a repetition with it, step by step:", again

@@ -339,7 +339,7 @@ def test_page_says_how_to_reproduce_and_resume(folder: Path) -> None:
     page = ReportPage(folder / "report.html")
     assert "hexloop train a.yaml --seed 3" in page.preformatted
     assert "hexloop train a.yaml --seed 3 --resume" in page.preformatted
-    assert "It resumes from checkpoint-8 with:" in page.text
+    assert "With more steps or epochs, it resumes from checkpoint-8 with:" in page.text
     assert "seed=42" in page.text
     shutil.rmtree(folder / "checkpoint-4")
     (folder / "checkpoint-8" / "manifest.json").unlink()

@@ -36,7 +36,7 @@ def test_a_resumed_run_repeats_steps() -> None:
     history = taken(
         began(0, 10.0, settings={"seed": 1}, command="hexloop train a.yaml"),
         logged(2, 12.0, loss=4.0),
-        logged(4, 14.0, loss=3.0),
+        logged(4, 14.0, loss=3.0, void=1.0),
         began(2, 20.0, settings={"seed": 1}, command="hexloop train a.yaml --resume"),
         logged(4, 22.0, loss=2.5),
         {"kind": "ended", "step": 4, "time": 23.0, "stopped": True, "reasons": ["signal SIGTERM"]},
@@ -47,6 +47,7 @@ def test_a_resumed_run_repeats_steps() -> None:
         {"kind": "ended", "step": 6, "time": 41.0},
     )
     assert points(history, "loss") == [(2, 4.0), (4, 2.5), (6, 2.0)]
+    assert points(history, "void") == []
     assert points(RunHistory("", series={"time": history.times}), "time") == [(2, 12.0), (4, 22.0), (6, 33.0)]
     sessions = history.sessions.entries
     assert [each.outcome for each in sessions] == [Outcome.LOST, Outcome.STOPPED, Outcome.FINISHED, Outcome.FAILED]
