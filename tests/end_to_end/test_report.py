@@ -184,7 +184,9 @@ def test_one_run_of_a_shared_folder_is_chosen_by_name(tmp_path: Path, capsys: py
     reported(tmp_path)
     assert ReportPage(tmp_path / "report.html").row("The run", "run")[1] == second
     reported(f"{tmp_path}@{first[:9]}")
-    assert ReportPage(tmp_path / "report.html").row("The run", "run")[1] == first
+    page = ReportPage(tmp_path / "report.html")
+    assert page.row("The run", "run")[1] == first
+    assert [cell.startswith("checkpoint-") for cell in page.column("Checkpoints", "checkpoint")] == [False] * 3
     reported(f"{tmp_path}@nothing", code=2)
     assert f"the runs in {tmp_path} are {first}, {second}; name one." in capsys.readouterr().err
 
@@ -205,6 +207,18 @@ def test_runs_without_a_journal_are_read_from_logs_and_checkpoints(folder: Path)
     page = ReportPage(folder / "report.html")
     assert page.row("The run", "curves from")[1] == "log.jsonl"
     assert page.curve("loss") == [[1, 5.0], [2, 5.0], [3, 5.0]]
+
+
+def test_what_was_logged_before_the_journal_starts_is_shown(folder: Path) -> None:
+    """A run that was resumed in another folder has it in its checkpoint only."""
+    journal = folder / "journal.jsonl"
+    notes = [json.loads(line) for line in journal.read_text().splitlines()]
+    later = [{**notes[0], "step": 6}, *(note for note in notes[1:] if note.get("step", 0) > 6)]
+    journal.write_text("".join(f"{json.dumps(note)}\n" for note in later))
+    reported(folder)
+    page = ReportPage(folder / "report.html")
+    assert [step for step, _ in page.curve("loss")] == list(range(1, 13))
+    assert page.column("Starts, restarts and preemptions", "steps") == ["6 to 12"]
 
 
 def test_run_without_logs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
