@@ -125,10 +125,8 @@ def read_run(folder: RunFolder, quick: bool, problems: list[str]) -> RunRecord |
     storage, rows = _checkpoints(folder, quick, remarks)
     names = list(dict.fromkeys([*_names(logged), *_names(journal)])) or _runs_of(rows)
     if not names and not rows and journal is None and logged is None:
-        problems.append(
-            f"You chose the run {folder.given}, but it has no journal ({JOURNAL}), no log ({LOG}) and no checkpoint; "
-            "name the output_dir of a run."
-        )
+        nothing = f"it has no journal ({JOURNAL}), no log ({LOG}) and no checkpoint; name the output_dir of a run."
+        problems.append(f"You chose the run {folder.given}, but {remarks[0] if remarks else nothing}")
         return None
     found = [name for name in names if name.startswith(folder.name)]
     if folder.name and len(found) != 1:
@@ -222,7 +220,7 @@ def _checkpoints(folder: RunFolder, quick: bool, remarks: list[str]) -> tuple[St
     except HexloopError as error:
         if isinstance(error, ConfigurationError):
             raise
-        remarks.append(f"The checkpoints cannot be listed: {error}")
+        remarks.append(f"the checkpoints cannot be listed: {error}")
         return storage, []
 
 

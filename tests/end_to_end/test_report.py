@@ -251,6 +251,16 @@ def test_wrong_names_are_refused_together(folder: Path, tmp_path: Path, capsys: 
     assert not (tmp_path / "x.html").exists()
 
 
+def test_run_that_cannot_be_read_is_refused_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A journal that is a pipe would block, and there is nothing else."""
+    os.mkfifo(tmp_path / "journal.jsonl")
+    reported(tmp_path, code=2)
+    assert capsys.readouterr().err == (
+        f"hexloop: You chose the run {tmp_path}, but journal.jsonl cannot be read: it is not a regular file, and only "
+        "regular files are used.\n"
+    )
+
+
 def test_page_is_written_completely_or_not_at_all(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A page that was there stays if the next one cannot be written; a folder is no file."""
     reported(folder, "--out", folder, code=2)
