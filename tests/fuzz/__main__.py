@@ -43,6 +43,8 @@ def main() -> int:
     print(f"{len(chosen)} targets, {share:.0f} s each, cases {kind}, seed {options.seed}", flush=True)
     work = [(name, share, options.seed, not options.random, options.findings) for name in chosen]
     findings = 0
+    for name in chosen:
+        TARGETS[name].seeds()  # which makes what they need, once
     with get_context("fork").Pool(options.jobs, maxtasksperchild=1) as pool:
         for lines, found in pool.imap_unordered(_fuzz, work, chunksize=1):
             findings += found
