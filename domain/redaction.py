@@ -17,7 +17,7 @@ SHORTEST = 8
 """Characters of a known value that is removed wherever it occurs; a shorter one would hide ordinary words."""
 
 _NAMES = (
-    r"(?:passwords?|passwd|pwd|secrets?|credentials?|signature|(?:secret|access|account|private|api|auth|shared|storage)"
+    r"(?:passwords?|passwd|pwd|secrets?|credentials?|signature|(?:secret|access|account|private|api|auth|shared|storage|checkpoint)"
     r"[_-]?key(?:[_-]?id)?|apikey|(?:hub|hf|auth|access|api|refresh|session|security|sas|bearer|push_to_hub|bot)[_-]?token"
     r"|sas|sig)"
 )

@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from attrs import Factory, define, frozen
+from attrs import Factory, define
 
 from hexloop.domain.errors import CheckpointError, NewerSchemaError
+from hexloop.domain.ranges import BatchSize, Count, Seed
 
 SCHEMA_VERSION = 1
-
-
-@frozen
-class Between:
-    """The range of a whole number in a document, ends included."""
-
-    least: int
-    most: int
-
-
-Count = Annotated[int, Between(0, 2**53)]
-"""A count of steps, samples or the like. Floats represent all of these exactly."""
-
-PositiveCount = Annotated[int, Between(1, 2**53)]
-Seed = Annotated[int, Between(-(2**63), 2**64 - 1)]
 
 
 @define
@@ -50,7 +36,7 @@ class RunState:
     run: str = ""
     seed: Seed = 42
     data_seed: Seed = 42
-    global_batch_size: PositiveCount = 1
+    global_batch_size: BatchSize = 1
     step: Count = 0
     updates: Count = 0
     epoch: Count = 0

@@ -23,7 +23,7 @@ from hexloop.adapters.contents.safetensors_files import (
     tensor_paths,
     weight_paths,
 )
-from hexloop.domain.errors import ChangedCheckpointError, CheckpointError
+from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import json_part
 from hexloop.domain.state import RunState
 from hexloop.ports.contents import OpenFile
@@ -33,6 +33,9 @@ from hexloop.ports.storage import File
 
 OPTIMIZER = "optimizer"
 
+MOST_FILES = 3
+"""Files that a message lists."""
+
 
 class Setup(Protocol):
     """How a run is set up, and what of it may differ from the checkpoint that it resumes: by default, everything."""
@@ -40,6 +43,10 @@ class Setup(Protocol):
     def document(self) -> Mapping[str, Any]:
         """Return the JSON object to write as the document `run_setup`."""
         ...
+
+    def check(self, saved: Mapping[str, Any], where: str) -> None:
+        """Raise CheckpointError, with every problem, if that is not the document of such a run. where: names it."""
+        return
 
     def differences(self, saved: Mapping[str, Any], state: RunState, weights: Sequence[Part]) -> Iterable[str]:
         """Return why this run cannot resume the checkpoint with that document, state and weights. Must not change
@@ -170,6 +177,7 @@ class CheckpointContents:
             )
         documents = RunDocuments(names, open_file)
         state, setup = documents.state(), documents.read(SETUP)
+        self._setup.check(setup, f"{SETUP} in {documents.path_of(SETUP)}")
         found = {name: self._parts_of(name, names, open_file, documents) for name in self._exportables}
         self._refuse(list(self._setup.differences(setup, state, found[MODEL])))
         # Exporting a sharded model takes as long as saving it; there the setup compares the shapes.
@@ -178,7 +186,8 @@ class CheckpointContents:
         not_loaded = {*self._setup.not_loaded(setup), *self._not_saved(found)}
         for name in sorted(found, key=lambda name: name == MODEL):
             if name not in not_loaded and (found[name] or name not in RANKS_OWN):
-                (self._load_model if name == MODEL else partial(self._load, name))(found[name])
+                load = self._load_model if name == MODEL else partial(self._load, name)
+                load(found[name], self._files_of(name, names, documents))
         if OPTIMIZER in found and OPTIMIZER not in not_loaded:
             self._setup.keep_options(setup)
         self._setup.adapt(setup, state)
@@ -193,13 +202,13 @@ class CheckpointContents:
         for name in components:
             parts = self._parts_of(name, names, open_file, documents)
             if parts or name not in RANKS_OWN:
-                self._load(name, parts)
+                self._load(name, parts, self._files_of(name, names, documents))
             if name == OPTIMIZER:
                 self._setup.keep_options(documents.read(SETUP))
 
     def restore_weights(self, names: Collection[str], open_file: OpenFile) -> None:
         """Load only the model; see `Contents.restore_weights`."""
-        self._load_model(parts_of(MODEL, names, open_file))
+        self._load_model(parts_of(MODEL, names, open_file), sorted(filter(is_weights, names)))
 
     def _companion_files(self, users: UserFiles) -> Iterator[File]:
         """Yield the user's files and the extra files, without those whose name the user's or the checkpoint's own have.
@@ -279,30 +288,33 @@ class CheckpointContents:
         setup = self._setup.document()
         return {STATE: encode_state(state)} | ({SETUP: encode(SETUP, setup)} if setup else {})
 
-    def _load_model(self, parts: list[Part]) -> None:
-        """Load the weights. If a file changes meanwhile, the earlier weights are loaded again, unless it is sharded."""
-        if MODEL in self._ranks.sharded:
-            self._load(MODEL, parts)
-            return
-        earlier = [_copied(part) for part in self._exportables[MODEL].export()]
-        try:
-            self._load(MODEL, parts)
-        except ChangedCheckpointError:
-            self._load(MODEL, earlier)
-            raise
+    def _files_of(self, name: str, names: Collection[str], documents: RunDocuments) -> list[str]:
+        """Return the files that this process reads a component from."""
+        if name == MODEL:
+            return sorted(filter(is_weights, names))
+        found = [documents.path_of(each) for each in self._ranks.files_read(name, names)]
+        return [path for path in dict.fromkeys(found) if path in names] + tensor_paths(name, names)
 
-    def _load(self, name: str, parts: list[Part]) -> None:
+    def _load_model(self, parts: list[Part], files: Sequence[str]) -> None:
+        """Load the weights: all of them are read before any changes, unless no process has them all."""
+        self._load(MODEL, parts if MODEL in self._ranks.sharded else [_read(part) for part in parts], files)
+
+    def _load(self, name: str, parts: list[Part], files: Sequence[str]) -> None:
+        """Load a component. files: those that it was read from, for messages."""
         try:
             self._exportables[name].load(iter(parts))
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
             # The file may come from anyone: a part of an unexpected kind is reported like an unexpected value.
-            reason = error if isinstance(error, ValueError) else repr(error)
+            reason = str(error) if isinstance(error, ValueError) else repr(error)
             lacks = (
                 f" The checkpoint has no {name}, because it was saved with save_only_model=True; set that in this run "
                 "too, to continue from its weights alone."
             )
-            missing = "" if parts else lacks
-            raise CheckpointError(f"The checkpoint's {name} does not fit this run: {reason}{missing}") from error
+            more = f" and {len(files) - MOST_FILES} more" if len(files) > MOST_FILES else ""
+            source = f" It was read from {', '.join(files[:MOST_FILES])}{more}." if parts else lacks
+            raise CheckpointError(
+                f"The checkpoint's {name} does not fit this run: {reason.rstrip('.')}.{source}"
+            ) from error
 
     @staticmethod
     def _refuse(problems: list[str]) -> None:
@@ -324,10 +336,10 @@ class CheckpointContents:
             raise CheckpointError(f"The checkpoint is of another model: {'; '.join(differing)}.")
 
 
-def _copied(part: Part) -> Part:
-    """Return a part with a copy of the bytes."""
-    data = bytes(part.read())
-    return Part(part.name, part.dtype, part.shape, part.offset, part.length, lambda: memoryview(data))
+def _read(part: Part) -> Part:
+    """Return a part that was read."""
+    data = part.read()
+    return Part(part.name, part.dtype, part.shape, part.offset, part.length, lambda: data, fresh=part.fresh)
 
 
 def files_of(name: str, parts: list[Part], max_shard_size: int) -> Iterator[File]:

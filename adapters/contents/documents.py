@@ -11,7 +11,7 @@ from typing import Any
 from attrs import fields
 from cattrs import Converter
 
-from hexloop.adapters.contents.schemas import read_document, shown
+from hexloop.adapters.schemas import read_document, shown
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import read_bytes, read_json
 from hexloop.domain.state import MIGRATIONS as STATE_MIGRATIONS

@@ -67,6 +67,10 @@ class RunDocuments:
         path = f"{name}.json"
         return {} if path not in names else migrated(name, documents.read(open_file(path), path), path)
 
+    def path_of(self, name: str) -> str:
+        """Return the file with a document, if it exists."""
+        return _located(name)[1] if self.are_together else f"{name}.json"
+
     def state(self) -> RunState:
         """Return the run state. Raises CheckpointError if there is none, or it is invalid."""
         return state_of(self.read(STATE))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import SupportsFloat
 
-from hexloop.domain.json_documents import json_part, only_value
+from hexloop.adapters.schemas import read_part
+from hexloop.domain.json_documents import json_part
 from hexloop.ports.state import Part
 
 
@@ -29,5 +30,5 @@ class PlainLosses:
         yield json_part("undrained", self._sum)
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Load an exported sum."""
-        self._sum = only_value(parts, "undrained")
+        """Load an exported sum, which may be NaN. Raises ValueError if it is not a number."""
+        self._sum = read_part(parts, "undrained", float)

@@ -2,17 +2,63 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
+from hexloop.adapters.schemas import read_part, shown, structured
 from hexloop.domain.json_documents import json_part, only_value
+from hexloop.domain.ranges import Count
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.state import Part
 
 BLOCK = 64
 """The number of losses that are collected before they are added to the sum: few kernels per step, little memory."""
+
+
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+}
+"""The types of losses, by name."""
+
+
+@frozen
+class LossSums:
+    """The losses of one process since the last log; they may be NaN or infinite.
+
+    sum, finite: the sum of those that were added up, and how many of them are finite. added: their number.
+    waiting: those that are not added up yet. dtype: their type, without "torch.".
+    """
+
+    sum: float
+    finite: Count
+    added: Count
+    waiting: list[float]
+    dtype: str
+
+    def tensors(self, device: torch.device | str) -> tuple[torch.Tensor, ...]:
+        """Return the waiting losses. Raises ValueError if they do not have the type, or the counts do not fit."""
+        if self.dtype not in DTYPES:
+            raise ValueError(f"undrained.dtype: {shown(self.dtype)} is not one of {', '.join(DTYPES)}")
+        if self.finite > self.added:
+            raise ValueError(f"undrained.finite: {self.finite} is more than the {self.added} losses that were added")
+        dtype = DTYPES[self.dtype]
+        most = torch.finfo(dtype).max
+        if wrong := [each for each in self.waiting if math.isfinite(each) and abs(each) > most]:
+            raise ValueError(f"undrained.waiting: {wrong[0]!r} is too large for {self.dtype}")
+        return torch.tensor(self.waiting, dtype=dtype, device=device).unbind()
+
+
+@frozen
+class RunningSums:
+    """The losses of a RunningLoss, as texts where they may be NaN."""
+
+    sum: str
+    drained: str
+    drained_at: Count
 
 
 class TorchLosses:
@@ -57,16 +103,16 @@ class TorchLosses:
         )
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Load one exported sum, or those of several former ranks."""
-        found = list(parts)
-        sums = [only_value([part], "undrained") for part in found] or [only_value([], "undrained")]
+        """Load one exported sum, or those of several former ranks. Raises ValueError, changing nothing, for others."""
+        found = [[part] for part in parts] or [[]]
+        sums = [read_part(each, "undrained", LossSums) for each in found]
+        waiting = [each.tensors(self._device) for each in sums]
         self._reset()
-        for kept in sums:
-            self._sum += kept["sum"]
-            self._finite += kept["finite"]
-            self._added += kept["added"]
-            waiting = torch.tensor(kept["waiting"], dtype=getattr(torch, kept["dtype"]), device=self._device)
-            self._waiting += waiting.unbind()
+        for kept, losses in zip(sums, waiting, strict=True):
+            self._sum += float(kept.sum)
+            self._finite += kept.finite
+            self._added += kept.added
+            self._waiting += losses
 
     def _reset(self) -> None:
         self._waiting.clear()
@@ -135,8 +181,10 @@ class RunningLoss:
 
     def load(self, parts: Iterable[Part]) -> None:
         """Load an exported sum. Raises ValueError if it is of a run without `reproduce`."""
-        saved = only_value(parts, "undrained")
-        if "drained_at" not in saved:
+        value = only_value(parts, "undrained")
+        if isinstance(value, dict) and "drained_at" not in value:
             raise ValueError("the run was not one with reproduce='transformers', which sums losses in another way")
-        self._sum.fill_(float(saved["sum"]))
-        self._drained_at, self._drained = saved["drained_at"], float(saved["drained"])
+        saved = structured(value, RunningSums, "undrained")
+        total, drained = float(saved.sum), float(saved.drained)
+        self._sum.fill_(total)
+        self._drained_at, self._drained = saved.drained_at, drained

@@ -2,22 +2,49 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
-from typing import ParamSpec, TypeVar, cast
+from typing import Annotated, Any, ParamSpec, TypeVar, cast
 
 import torch
-from attrs import field, frozen
+from attrs import asdict, field, frozen
 from torch import Tensor
 
 from hexloop.adapters.precision.plain import PlainPrecision
+from hexloop.adapters.schemas import KEY, structured
 from hexloop.domain.errors import RunStateError
 from hexloop.domain.json_documents import json_part, only_value
+from hexloop.domain.ranges import Holding, Int32Count, PositiveCount
 from hexloop.ports.state import Part
 from hexloop.ports.trainable import Optimizer
 
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
+
+
+LARGEST = float(torch.finfo(torch.float32).max)
+"""The largest loss scale."""
+
+Scale = Annotated[float, Holding("a finite number above 0", lambda scale: 0 < scale <= LARGEST)]
+Growth = Annotated[float, Holding("a finite number above 1", lambda factor: 1 < factor < math.inf)]
+Backoff = Annotated[float, Holding("a number between 0 and 1", lambda factor: 0 < factor < 1)]
+
+
+@frozen
+class ScalerState:
+    """The state of torch's GradScaler, as its `state_dict` names the fields."""
+
+    scale: Scale
+    growth_factor: Growth
+    backoff_factor: Backoff
+    growth_interval: PositiveCount
+    growth_tracker: Int32Count = field(metadata={KEY: "_growth_tracker"})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what GradScaler loads."""
+        values = asdict(self)
+        return {**values, "_growth_tracker": values.pop("growth_tracker")}
 
 
 @frozen
@@ -118,9 +145,16 @@ class Fp16Precision:
         yield json_part("scaler", self._scaler.state_dict())
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Restore an exported loss scale, and discard an update that was begun."""
+        """Restore an exported loss scale, and discard an update that was begun.
+
+        Raises ValueError, changing nothing, if it is not a state of a GradScaler.
+        """
+        value = only_value(parts, "scaler")
+        if not value and not self._scaler.is_enabled():
+            return
+        saved = structured(value, ScalerState, "scaler")
         self.discard_update()
-        self._scaler.load_state_dict(only_value(parts, "scaler"))
+        self._scaler.load_state_dict(saved.to_dict())
 
 
 def _under_autocast(

@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import ParamSpec, Protocol, TypeVar, cast
 
-from hexloop.domain.json_documents import json_part, only_value
+from hexloop.adapters.schemas import read_part
+from hexloop.domain.json_documents import json_part
+from hexloop.domain.ranges import Count, Positive
 from hexloop.ports.state import Part
 from hexloop.ports.trainable import Optimizer
 
@@ -94,6 +96,7 @@ class SimulatedScaling:
         yield json_part("scaler", [self.loss_scale, self._good_updates, self._updates])
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Restore an export."""
-        self.loss_scale, self._good_updates, self._updates = only_value(parts, "scaler")
+        """Restore an export. Raises ValueError if it is not one."""
+        saved = read_part(parts, "scaler", tuple[Positive, Count, Count])
+        self.loss_scale, self._good_updates, self._updates = saved
         self.discard_update()

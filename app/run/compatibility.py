@@ -16,6 +16,7 @@ from hexloop.app.callbacks import wrong_states
 from hexloop.app.wiring.data import global_batch_size, splits
 from hexloop.app.wiring.model import stretch_schedule
 from hexloop.app.wiring.parts import TrainerParts
+from hexloop.app.wiring.saved_setup import check_setup
 from hexloop.app.wiring.state import group_sizes, model_state, names_without_decay, own_class
 from hexloop.app.wiring.storage import as_location, read_setup, split_location, storage_for
 from hexloop.domain.checkpoints.reading import read_manifest
@@ -59,7 +60,7 @@ def named_checkpoint(own: Storage, folder: str) -> tuple[Storage, str]:
         return own, folder
     parent, name = split_location(folder)
     is_own = parent == as_location(capabilities.local_folder or capabilities.location)
-    return own if is_own else storage_for(parent), name
+    return own if is_own else storage_for(parent, signatures=capabilities.signatures), name
 
 
 @frozen
@@ -183,6 +184,10 @@ class RunSetup:
     def document(self) -> Mapping[str, Any]:
         """Return model, precision, optimizer with its groups' options, samples of an epoch and of an optimizer step."""
         return self._document
+
+    def check(self, saved: Mapping[str, Any], where: str) -> None:
+        """Raise CheckpointError if that is not the document of a run."""
+        check_setup(saved, where)
 
     def differences(self, saved: Mapping[str, Any], state: RunState, weights: Sequence[Part]) -> Iterator[str]:
         """Yield every difference between the run and the checkpoint's that is not accepted by name."""

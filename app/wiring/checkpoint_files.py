@@ -20,6 +20,7 @@ from hexloop.adapters.contents.documents import RUN_STATE
 from hexloop.adapters.contents.file_names import PREFIX, UserFiles
 from hexloop.adapters.contents.run_documents import SETUP, RunDocuments, is_documents_file
 from hexloop.adapters.contents.safetensors_files import INDEX, MODEL, Stream, component_of, is_weights, tensor_parts
+from hexloop.app.wiring.saved_setup import check_setup
 from hexloop.domain.checkpoints.blocks import VerifiedFiles
 from hexloop.domain.checkpoints.manifest import MANIFEST, checkpoint_name, is_set_aside
 from hexloop.domain.checkpoints.reading import Checkpoint
@@ -108,8 +109,10 @@ class CheckpointFiles:
         return self._documents.state()
 
     def run_setup(self) -> dict[str, Any]:
-        """Return how the run was set up; empty if that was not saved."""
-        return self._documents.read(SETUP)
+        """Return how the run was set up; empty if that was not saved. Raises CheckpointError if it is invalid."""
+        setup = self._documents.read(SETUP)
+        check_setup(setup, f"{SETUP} in {self._documents.path_of(SETUP)}")
+        return setup
 
     def tensors(self, path: str) -> list[Part]:
         """Return the tensors of a safetensors file, whose data are read later."""

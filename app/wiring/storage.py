@@ -16,10 +16,14 @@ from urllib.request import url2pathname
 
 from hexloop.adapters.contents.run_documents import SETUP, RunDocuments
 from hexloop.adapters.storage.local import LocalStorage
+from hexloop.adapters.storage.signed import SignedStorage
 from hexloop.app.engines import find_plugin, plugin_names
+from hexloop.app.wiring.saved_setup import check_setup
 from hexloop.domain.checkpoints.manifest import checkpoint_name, step_of
+from hexloop.domain.checkpoints.signatures import SIGNING_DIGEST
 from hexloop.domain.errors import ConfigurationError, StorageError
 from hexloop.domain.redaction import redact
+from hexloop.ports.signatures import Signatures
 from hexloop.ports.storage import Storage
 
 _CHAIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?:::|://.*::[A-Za-z][A-Za-z0-9+.-]+://)")
@@ -68,14 +72,19 @@ def joined(location: str | os.PathLike[str], name: str) -> str:
     return f"{location.rstrip('/')}/{name}" if is_elsewhere(location) else os.path.join(_path_of(location), name)
 
 
-def storage_for(location: str | os.PathLike[str], digest: str = "xxh3-128") -> Storage:
+def storage_for(
+    location: str | os.PathLike[str], digest: str = "xxh3-128", signatures: Signatures | None = None
+) -> Storage:
     """Return the storage of a folder, given by its path or URL, without accessing it.
 
     Schemes are looked up in `STORAGES`, then in the entry points of installed packages; all others are fsspec's.
-    digest: see `LocalStorage`; storages of installed packages choose their own.
+    digest: see `LocalStorage`; storages of installed packages choose their own. signatures: of the manifests in it, for
+    which the digest is a cryptographic one.
     Raises ConfigurationError if a scheme is unknown, with what to install, or if a URL contains a password or is a
     chain.
     """
+    if signatures is not None:
+        return SignedStorage(storage_for(location, SIGNING_DIGEST), signatures)
     location, scheme = os.fspath(location), scheme_of(location) or "file"
     if _CHAIN.match(location):
         raise ConfigurationError(
@@ -182,6 +191,9 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
 
 
 def read_setup(storage: Storage, checkpoint: str) -> dict[str, Any]:
-    """Return the document in which a checkpoint describes the setup of its run."""
+    """Return the document in which a checkpoint describes the setup of its run. Raises CheckpointError if invalid."""
     names = [entry.name for entry in storage.list(checkpoint)]
-    return RunDocuments(names, lambda path, start=0, /: storage.read(f"{checkpoint}/{path}", start)).read(SETUP)
+    documents = RunDocuments(names, lambda path, start=0, /: storage.read(f"{checkpoint}/{path}", start))
+    setup = documents.read(SETUP)
+    check_setup(setup, f"{SETUP} in {documents.path_of(SETUP)}")
+    return setup

@@ -9,6 +9,7 @@ from typing import Annotated, Protocol, TypeVar
 from attrs import evolve, field, frozen
 
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.ranges import Count, Finite
 from hexloop.domain.schedules import checks
 
 BELOW_1 = checks.number("non-negative number below 1", lambda factor: 0 <= factor < 1)
@@ -90,8 +91,8 @@ class PlateauState:
     """
 
     best: float | None = None
-    num_bad_epochs: int = 0
-    cooldown_counter: int = 0
+    num_bad_epochs: Count = 0
+    cooldown_counter: Count = 0
 
 
 @frozen
@@ -150,13 +151,13 @@ class GreedyState:
     window, window_sum: the metrics that are averaged, oldest first, and their running sum; empty without `smooth`.
     """
 
-    initial_rates: tuple[float, ...]
-    reset_counter: int
+    initial_rates: tuple[Finite, ...]
+    reset_counter: Count
     best: float | None = None
-    num_good_epochs: int = 0
-    num_bad_epochs: int = 0
-    cooldown_counter: int = 0
-    warmup_counter: int = 0
+    num_good_epochs: Count = 0
+    num_bad_epochs: Count = 0
+    cooldown_counter: Count = 0
+    warmup_counter: Count = 0
     window: tuple[float, ...] = ()
     window_sum: float = 0.0
 

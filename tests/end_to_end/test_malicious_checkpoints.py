@@ -275,6 +275,38 @@ CORPUS: dict[str, tuple[Callable[[Path], None], str]] = {
         in_document("run_state", lambda each: each.update(schema_version=99)),
         "schema version 99",
     ),
+    "a setup of other kinds": (
+        in_document("run_setup", lambda each: each.update(model=5, batch_size=0, samples_per_epoch="all", more=1)),
+        "is invalid: model: 5 is not text; samples_per_epoch: 'all' is not a whole number; batch_size: 0 is not between"
+    ),
+    "a setup whose optimizer is a list": (
+        in_document("run_setup", lambda each: each.update(optimizer=[])), "optimizer: [] is not a JSON object"
+    ),
+    "a group without its size": (
+        in_document("run_setup", lambda each: each["optimizer"].update(groups=[{}, 5])),
+        "optimizer.groups[0].parameters: it is missing; optimizer.groups[1]: 5 is not a JSON object",
+    ),
+    "a huge batch in the setup": (
+        in_document("run_setup", lambda each: each.update(global_batch_size=2**53 - 1, batch_size=3)),
+        "global_batch_size: 9007199254740991 is not between 1 and 2147483648",
+    ),
+    "losses of other kinds": (
+        in_document("losses", lambda each: each["undrained"].update(sum="0", finite=-1, waiting=[[1.0]], more=1)),
+        "undrained.sum: '0' is not a number; undrained.finite: -1 is not between 0 and 9007199254740992; "
+        "undrained.waiting[0]: [1.0] is not a number; undrained: unknown entries 'more'. It was read from",
+    ),
+    "losses of a type that is none": (
+        in_document("losses", lambda each: each["undrained"].update(dtype="load")),
+        "undrained.dtype: 'load' is not one of float64, float32",
+    ),
+    "losses that are too many": (
+        in_document("losses", lambda each: each["undrained"].update(finite=5, added=1)),
+        "undrained.finite: 5 is more than the 1 losses that were added",
+    ),
+    "a loss beyond its type": (
+        in_document("losses", lambda each: each["undrained"].update(waiting=[1e6], dtype="float16")),
+        "undrained.waiting: 1000000.0 is too large for float16",
+    ),
     "streams that are none": (
         being("random", b'{"schema_version": 1, "python": [3, [1], 0], "numpy": [1, 2, 3, 4, 5], "torch": ""}'),
         "random states are invalid",

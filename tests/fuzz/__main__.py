@@ -31,9 +31,9 @@ def main() -> int:
 
     if options.target:
         target = TARGETS[options.target]
-        found = run_all(target.name, target.run, [path.read_bytes() for path in options.files]).findings.values()
-        print(*(f"{each.kind}: {each.detail}" for each in found) if found else ["No finding."], sep="\n")
-        return int(bool(found))
+        named = run_all(target.name, target.run, [path.read_bytes() for path in options.files]).findings.values()
+        print(*(f"{each.kind}: {each.detail}" for each in named) if named else ["No finding."], sep="\n")
+        return int(bool(named))
     if unknown := set(options.targets) - TARGETS.keys():
         print(f"There are no targets {', '.join(sorted(unknown))}; they are {', '.join(TARGETS)}.", file=sys.stderr)
         return 2

@@ -14,16 +14,36 @@ from functools import partial
 from inspect import Parameter, signature
 from typing import Any, SupportsFloat
 
-from attrs import asdict, define, field
+from attrs import asdict, define, field, frozen
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
+from hexloop.adapters.scheduler.torch.saved_states import refuse_invalid_state, with_own_keys
+from hexloop.adapters.schemas import KEY, read_part, structured
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.evaluation import BestMetric
-from hexloop.domain.json_documents import json_part, only_value
+from hexloop.domain.json_documents import json_part
+from hexloop.domain.ranges import Finite, Updates
 from hexloop.domain.schedules import ADAPTIVE, SHAPES, build_adaptive, build_shape
 from hexloop.domain.schedules.adaptive import GreedyState
 from hexloop.ports.state import Part
+
+
+@frozen
+class SavedSchedule:
+    """The exported state of a scheduler: its state dict, and the rates of the optimizer's groups."""
+
+    state: Any
+    rates: list[Finite]
+
+
+@frozen
+class SavedGreedy:
+    """The state dict of a GreedyLR."""
+
+    last_epoch: Updates
+    rates: tuple[Finite, ...] = field(metadata={KEY: "_last_lr"})
+    state: GreedyState
 
 
 @define
@@ -68,12 +88,17 @@ class TorchScheduler:
         """Load an exported state dict and the rates, which torch does not restore.
 
         What is saved of one group counts for all: earlier versions made one group where nothing is decayed. Raises
-        ValueError if the numbers of groups differ otherwise.
+        ValueError, changing nothing, if the numbers of groups differ otherwise, or the state is not one of such a
+        scheduler.
         """
-        kept = only_value(parts, "scheduler")
-        state, rates, groups = kept["state"], kept["rates"], self.optimizer.param_groups
+        kept = read_part(parts, "scheduler", SavedSchedule)
+        state, rates, groups = kept.state, kept.rates, self.optimizer.param_groups
         if len(rates) == 1 < len(groups):
             state, rates = _for_all_groups(state, self.scheduler, len(groups)), rates * len(groups)
+        if len(rates) != len(groups):
+            raise ValueError(f"scheduler.rates: it has {len(rates)} entries, and there are {len(groups)} groups")
+        state = with_own_keys(self.scheduler.state_dict(), state)
+        refuse_invalid_state(self.scheduler, state, "scheduler.state")
         self.scheduler.load_state_dict(state)
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
@@ -308,13 +333,12 @@ class GreedyLR:
         return {"last_epoch": self.last_epoch, "_last_lr": self._last_lr, "state": asdict(self.state)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state, and set the rates in it."""
-        self.last_epoch = state_dict["last_epoch"]
-        kept: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in state_dict["state"].items()
-        }
-        self.state = GreedyState(**kept)
-        self._set_rates(state_dict["_last_lr"])
+        """Load a state, and set the rates in it. Raises ValueError, changing nothing, if it is not one."""
+        saved = structured(dict(state_dict), SavedGreedy)
+        if len(saved.rates) != len(self._last_lr):
+            raise ValueError(f"_last_lr: it has {len(saved.rates)} entries, not {len(self._last_lr)}")
+        self.last_epoch, self.state = saved.last_epoch, saved.state
+        self._set_rates(saved.rates)
 
     def _rates(self) -> list[float]:
         return [float(group["lr"]) for group in self.optimizer.param_groups]

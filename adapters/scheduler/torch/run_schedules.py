@@ -9,15 +9,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from attrs import asdict, define
+from attrs import asdict, define, evolve, frozen
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from hexloop.adapters.scheduler.torch import GreedyLR
+from hexloop.adapters.schemas import read_part
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.evaluation import BestMetric
-from hexloop.domain.json_documents import json_part, only_value
+from hexloop.domain.json_documents import json_part
+from hexloop.domain.ranges import Finite, Updates, Whole
 from hexloop.domain.schedules import Shape, build_adaptive
 from hexloop.domain.schedules.adaptive import GreedyState, PlateauState
 from hexloop.domain.schedules.scheduler import MEMORY
@@ -25,6 +27,31 @@ from hexloop.ports.state import Part
 
 POSITION = "position"
 """The name of the exported state of a LambdaLR that a script stepped or changed."""
+
+
+@frozen
+class SavedPosition:
+    """How many steps a LambdaLR is ahead of the run."""
+
+    ahead: Whole
+
+
+@frozen
+class SavedPlateau:
+    """The rates and the state of a ReduceLROnPlateau, and the metrics that it has received."""
+
+    rates: tuple[Finite, ...]
+    state: PlateauState
+    measured: Updates | None = None
+
+
+@frozen
+class SavedGreedyMemory:
+    """The same of a GreedyLR."""
+
+    rates: tuple[Finite, ...]
+    state: GreedyState
+    measured: Updates | None = None
 
 
 # Schedules of the step
@@ -86,9 +113,12 @@ class LambdaScheduler:
             yield json_part(POSITION, {"ahead": ahead})
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Load an export. State of other schedules is ignored: the number of updates determines the rates."""
+        """Load an export. State of other schedules is ignored: the number of updates determines the rates.
+
+        Raises ValueError, changing nothing, if it is not valid.
+        """
         found = [part for part in parts if part.name == POSITION]
-        self._ahead = int(only_value(found, POSITION)["ahead"]) if found else 0
+        self._ahead = read_part(found, POSITION, SavedPosition).ahead if found else 0
 
     def _set(self, position: int) -> None:
         """Set the rates of the step `position`, and note them in the LambdaLR as its own step would."""
@@ -162,23 +192,26 @@ class MetricScheduler:
         yield json_part(MEMORY, {"rates": self.rates(), "state": state, "measured": self.scheduler.last_epoch})
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Load exported rates and state. Raises ValueError if they are those of another number of groups.
+        """Load exported rates and state.
+
+        Raises ValueError, changing nothing, if they are those of another schedule or number of groups, or invalid.
 
         A rate that all groups share may be that of another number of groups: earlier versions made one group where
         nothing is decayed.
         """
-        kept = only_value(parts, MEMORY)
         groups = len(self.scheduler.optimizer.param_groups)
-        values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in kept["state"].items()
-        }
-        if "initial_rates" in values:
-            values["initial_rates"] = _for_groups(values["initial_rates"], groups)
-            _put_greedy(self.scheduler, GreedyState(**values))
+        kept: SavedPlateau | SavedGreedyMemory
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            kept = read_part(parts, MEMORY, SavedPlateau)
+            rates = _for_groups(kept.rates, groups)
+            _put_plateau(self.scheduler, kept.state)
         else:
-            _put_plateau(self.scheduler, PlateauState(**values))
-        self.scheduler.last_epoch = int(kept.get("measured", self.scheduler.last_epoch))
-        rates = _for_groups(kept["rates"], groups)
+            kept = read_part(parts, MEMORY, SavedGreedyMemory)
+            rates = _for_groups(kept.rates, groups)
+            first = _for_groups(kept.state.initial_rates, groups)
+            _put_greedy(self.scheduler, evolve(kept.state, initial_rates=first))
+        if kept.measured is not None:
+            self.scheduler.last_epoch = kept.measured
         for group, rate in zip(self.scheduler.optimizer.param_groups, rates, strict=True):
             _set_rate(group, rate)
         self.scheduler._last_lr = list(rates)

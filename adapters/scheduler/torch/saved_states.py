@@ -1,0 +1,133 @@
+"""Checks of a saved state dict of a scheduler, against that of the scheduler that is to load it.
+
+torch replaces the attributes of a scheduler by whatever a state dict holds, methods too, and fails in the next step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hexloop.adapters.schemas import listed, shown
+from hexloop.domain.ranges import MOST
+
+OWN_PACKAGES = ("torch.optim.", "hexloop.")
+"""The packages whose schedulers have the same attributes from the start, with values of the same kinds."""
+
+OF_SOME_VERSIONS = frozenset({"verbose", "_get_lr_called_within_step", "_is_initial", "_initial_step"})
+"""Flags that only some versions of torch have."""
+
+POSITIVE = frozenset({"step_size", "T_0", "T_i", "T_mult", "T_max", "total_iters", "total_steps", "total_size"})
+"""Lengths, by which torch divides."""
+
+UNBOUNDED = frozenset({"best", "mode_worse"})
+"""Values that are infinite before the first metric."""
+
+INNER = "_schedulers"
+"""The schedulers that another one consists of."""
+
+
+def refuse_invalid_state(scheduler: Any, saved: Any, path: str) -> None:
+    """Raise ValueError, with every problem, for a state that a scheduler cannot have saved.
+
+    One of torch has the same attributes, and values of the same kinds, whenever it is saved. That of any other class
+    may have more attributes, of any kind, but none that replaces a method.
+    """
+    problems = list(_of_scheduler(scheduler, saved, path))
+    if problems:
+        raise ValueError(listed(problems))
+
+
+def with_own_keys(own: Any, saved: Any) -> Any:
+    """Return a saved state with the keys of its dictionaries as numbers where they are numbers here; JSON has texts."""
+    if not isinstance(own, dict) or not isinstance(saved, dict):
+        return saved
+    if own and all(type(key) is int for key in own) and all(str(key).lstrip("-").isdecimal() for key in saved):
+        return type(own)({int(key): value for key, value in saved.items()})
+    return {key: with_own_keys(own.get(key), value) for key, value in saved.items()}
+
+
+def _of_scheduler(scheduler: Any, saved: Any, path: str) -> Iterator[str]:
+    own = scheduler.state_dict()
+    if not isinstance(own, dict):
+        return
+    if not isinstance(saved, dict):
+        yield f"{path}: {shown(saved)} is not a JSON object"
+        return
+    strict = type(scheduler).__module__.startswith(OWN_PACKAGES)
+    for key, value in saved.items():
+        if key == INNER and isinstance(value, list) and isinstance(own.get(key), list):
+            yield from _of_inner(getattr(scheduler, INNER, ()), value, f"{path}.{key}")
+        elif key in own:
+            yield from _of_value(own[key], value, f"{path}.{key}", key, strict)
+        elif strict and key not in OF_SOME_VERSIONS:
+            yield f"{path}: {shown(key)} is not an entry of the state of {type(scheduler).__name__}"
+        elif key == "optimizer" or hasattr(type(scheduler), str(key)):
+            yield f"{path}: {shown(key)} would replace an attribute of {type(scheduler).__name__}"
+    if strict:
+        yield from (f"{path}.{key}: it is missing" for key in own if key not in saved and key not in OF_SOME_VERSIONS)
+
+
+def _of_inner(schedulers: Any, saved: list[Any], path: str) -> Iterator[str]:
+    if len(saved) != len(schedulers):
+        yield f"{path}: it has {len(saved)} entries, not {len(schedulers)}"
+        return
+    for number, (scheduler, state) in enumerate(zip(schedulers, saved, strict=True)):
+        yield from _of_scheduler(scheduler, state, f"{path}[{number}]")
+
+
+def _of_value(own: Any, saved: Any, path: str, name: str, strict: bool) -> Iterator[str]:
+    """Yield what is wrong with a value. strict: it is a scheduler's whose values always have the same kinds."""
+    if not strict and (own is None or saved is None):
+        return
+    if isinstance(own, bool):
+        if not isinstance(saved, bool):
+            yield f"{path}: {shown(saved)} is not true or false"
+    elif isinstance(own, int | float):
+        yield from _of_number(own, saved, path, name, strict)
+    elif isinstance(own, str):
+        if not isinstance(saved, str) or (strict and saved != own):
+            yield f"{path}: {shown(saved)} is not {shown(own) if strict else 'text'}"
+    elif isinstance(own, list | tuple):
+        yield from _of_list(own, saved, path, name, strict)
+    elif isinstance(own, Mapping):
+        yield from _of_mapping(own, saved, path, strict)
+    elif strict and saved is not None and not isinstance(saved, int | float | list):
+        yield f"{path}: {shown(saved)} is not a number or null"
+
+
+def _of_number(own: float, saved: Any, path: str, name: str, strict: bool) -> Iterator[str]:
+    if isinstance(saved, bool) or not isinstance(saved, int | float):
+        yield f"{path}: {shown(saved)} is not a number"
+    elif isinstance(saved, int) and abs(saved) > MOST:
+        yield f"{path}: {shown(saved)} is not between {-MOST} and {MOST}"
+    elif not math.isfinite(saved) and (isinstance(own, int) or strict) and name not in UNBOUNDED:
+        yield f"{path}: {saved} is not a finite number"
+    elif strict and name in POSITIVE and saved <= 0:
+        yield f"{path}: {saved} is not a number above 0"
+
+
+def _of_list(own: Any, saved: Any, path: str, name: str, strict: bool) -> Iterator[str]:
+    if not isinstance(saved, list | tuple):
+        yield f"{path}: {shown(saved)} is not a list"
+    elif strict and len(own) != len(saved):
+        yield f"{path}: it has {len(saved)} entries, not {len(own)}"
+    elif own and (strict or len({type(each) for each in own}) == 1):
+        for number, value in enumerate(saved):
+            yield from _of_value(own[min(number, len(own) - 1)], value, f"{path}[{number}]", name, strict)
+
+
+def _of_mapping(own: Mapping[Any, Any], saved: Any, path: str, strict: bool) -> Iterator[str]:
+    if not isinstance(saved, dict):
+        yield f"{path}: {shown(saved)} is not a JSON object"
+        return
+    numbered = bool(own) and all(type(key) is int for key in own)
+    if numbered and (wrong := [key for key in saved if type(key) is not int]):
+        yield f"{path}: {shown(wrong[0])} is not a number"
+    elif strict and not numbered and own.keys() != saved.keys():
+        yield f"{path}: it has the entries {shown(sorted(map(str, saved)))}, not {shown(sorted(own))}"
+    else:
+        for key, value in saved.items():
+            expected = next(iter(own.values())) if numbered else own.get(key)
+            yield from _of_value(expected, value, f"{path}[{shown(key)}]", str(key), strict and not numbered)

@@ -1,0 +1,48 @@
+"""The document in which a checkpoint describes the setup of its run: its schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import Factory, field, frozen
+
+from hexloop.adapters.schemas import KEY, Open, read_document
+from hexloop.domain.ranges import BatchSize, Count
+
+
+@frozen
+class SavedGroup(Open):
+    """A parameter group: its number of parameters, and any options."""
+
+    parameters: Count
+
+
+@frozen
+class SavedOptimizer:
+    """The optimizer: its class, whether the arguments chose it, its groups, and the parameters that are not decayed."""
+
+    kind: str = field(metadata={KEY: "class"})
+    groups: list[SavedGroup]
+    by_arguments: bool = False
+    without_decay: list[str] = Factory(list)
+
+
+@frozen
+class SavedSetup:
+    """What `RunSetup` in `hexloop.app.run.compatibility` writes, or an import; each entry may be absent."""
+
+    model: str | None = None
+    precision: str | None = None
+    reproduce: str | None = None
+    samples_per_epoch: Count | None = None
+    global_batch_size: BatchSize | None = None
+    batch_size: BatchSize | None = None
+    asked_accumulation: BatchSize | None = None
+    optimizer: SavedOptimizer | None = None
+    imported_from: str | None = None
+
+
+def check_setup(saved: Mapping[str, Any], where: str) -> None:
+    """Raise CheckpointError, with every problem, if that is not the setup of a run. where: names the document."""
+    read_document(saved, SavedSetup, where)

@@ -1,0 +1,47 @@
+"""Ranges of numbers in documents, as annotations of the fields of their schemas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Annotated
+
+from attrs import frozen
+
+
+@frozen
+class Between:
+    """The range of a whole number in a document, ends included."""
+
+    least: int
+    most: int
+
+
+@frozen
+class Holding:
+    """A condition on a number in a document. wanted: completes the sentence "x is not ..."."""
+
+    wanted: str
+    holds: Callable[[float], bool]
+
+
+MOST = 2**53
+"""The largest count. Floats represent all whole numbers up to it exactly."""
+
+Count = Annotated[int, Between(0, MOST)]
+"""A count of steps, samples or the like."""
+
+PositiveCount = Annotated[int, Between(1, MOST)]
+Int32Count = Annotated[int, Between(0, 2**31 - 1)]
+"""A count that is stored in 32 bits."""
+
+Whole = Annotated[int, Between(-MOST, MOST)]
+BatchSize = Annotated[int, Between(1, 2**31)]
+"""Samples of a batch or of an optimizer step."""
+
+Updates = Annotated[int, Between(-1, MOST)]
+"""A count that starts at -1 or 0, as the epochs and updates of torch's schedulers."""
+
+Seed = Annotated[int, Between(-(2**63), 2**64 - 1)]
+Finite = Annotated[float, Holding("a finite number", math.isfinite)]
+Positive = Annotated[float, Holding("a finite number above 0", lambda value: 0 < value < math.inf)]
