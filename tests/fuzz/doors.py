@@ -145,11 +145,11 @@ def _copied(source: Path, name: str, edits: list[Edit], sealed: bool) -> Any:
     copy = place / "in" / name
     shutil.copytree(source, copy)
     try:
-        apply(copy, edits, manifest=False if sealed else None)
+        apply(copy, edits, late=False if sealed else None)
         if sealed:
             with contextlib.suppress(HexloopError, OSError):
                 reseal(copy)
-            apply(copy, edits, manifest=True)
+            apply(copy, edits, late=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield copy, place
