@@ -29,7 +29,8 @@ from hexloop.domain.errors import ConfigurationError, HexloopError
 from tests.end_to_end.small.models import net, rows
 from tests.end_to_end.small.trainers import small_trainer
 from tests.fuzz.edits import Edit, apply, random_edits
-from tests.fuzz.targets import Target, changed, folder
+from tests.fuzz.random_cases import changed
+from tests.fuzz.targets import Target, folder
 from tests.resealing import reseal
 
 STEP, STEPS = 2, 20
@@ -125,17 +126,28 @@ def _edits(data: bytes) -> tuple[str, list[Edit]]:
     return (kinds or ["adamw"])[0], edits
 
 
-def new_checkpoint_edits(data: bytes, random: Random, _: list[bytes]) -> bytes:
-    """Return edits of a checkpoint: those of a case and a further one, or others."""
+def _changed_checkpoint(data: bytes, random: Random, _: list[bytes]) -> bytes:
+    """Return edits of a checkpoint of some kind: some of those of a case and a further one, or others."""
     kind, edits = _edits(data)
-    if not edits or len(edits) > 3 or random.random() < 0.8:
+    edits = _some(edits, random)
+    if not edits:
         kind = random.choice(list(KINDS))
-        edits = [{"checkpoint": kind}]
-    return json.dumps([*edits, *random_edits(_checkpoint(good(), kind), random)]).encode()
+    further = random_edits(_checkpoint(good(), kind), random)
+    return json.dumps([{"checkpoint": kind}, *edits, *further]).encode()
 
 
-def _new_edits(name: str) -> Callable[[bytes, Random, list[bytes]], bytes]:
-    return lambda _, random, __: json.dumps(random_edits(good() / name, random)).encode()
+def _changed_folder(name: str) -> Callable[[bytes, Random, list[bytes]], bytes]:
+    def mutate(data: bytes, random: Random, _: list[bytes]) -> bytes:
+        edits = _some(_edits(data)[1], random)
+        return json.dumps([*edits, *random_edits(good() / name, random)]).encode()
+
+    return mutate
+
+
+def _some(edits: list[Edit], random: Random) -> list[Edit]:
+    """Return none to three of the edits in a case."""
+    chosen = [each for each in edits if "file" in each and random.random() < 0.7]
+    return chosen[:3] if random.random() < 0.5 else []
 
 
 @contextlib.contextmanager
@@ -160,28 +172,44 @@ def _copied(source: Path, name: str, edits: list[Edit], sealed: bool) -> Any:
 # Doors
 
 
-def resumes(data: bytes) -> bool:
-    """Resume from a checkpoint with the edits of a case; return False if it is refused.
+def resumed(data: bytes) -> int | None:
+    """Resume from a checkpoint with the edits of a case; return the steps that were trained, None if it is refused.
 
     Raises AssertionError if the run does not end as it should, and whatever is not an error of hexloop.
     """
     kind, edits = _edits(data)
     with _copied(_checkpoint(good(), kind), f"checkpoint-{STEP}", edits, sealed=True) as (checkpoint, place):
-        trainer = _trainer(place / "output", kind, max_steps=STEP + STEPS)
+        trainer = _trainer(place / "output", kind, max_steps=_step_in(checkpoint) + STEPS)
         shapes = {name: tensor.shape for name, tensor in trainer.model.state_dict().items()}
+        counter = _StepCounter()
+        trainer.add_callback(counter)
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint))
         except HexloopError as error:
             _check(error)
-            return False
-        assert trainer.state.global_step >= STEP, trainer.state.global_step
+            return None
         assert {name: tensor.shape for name, tensor in trainer.model.state_dict().items()} == shapes
-        return True
+        return counter.steps
+
+
+class _StepCounter(hexloop.TrainerCallback):
+    steps = 0
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.steps += 1
+
+
+def _step_in(checkpoint: Path) -> int:
+    """Return the step that a checkpoint says it is at, or any if it does not say so."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
+        step = json.loads((checkpoint / "run_state.json").read_bytes()[: 1 << 20])["run_state"]["step"]
+        return int(step) if 0 <= step < 2**40 else STEP
+    return STEP
 
 
 def resume(data: bytes) -> None:
     """A resume is refused with an error of hexloop, or trains to its end."""
-    resumes(data)
+    resumed(data)
 
 
 def _check(error: HexloopError) -> None:
@@ -268,9 +296,9 @@ def _nothing() -> list[bytes]:
 
 
 DOORS = (
-    Target("resume", resume, new_checkpoint_edits, 10, False, _nothing),
-    Target("commands", commands, new_checkpoint_edits, 50, False, _nothing),
-    Target("import", foreign, _new_edits("foreign"), 10, False, _nothing),
-    Target("runs_diff", journals, _new_edits("journals"), 200, False, _nothing),
+    Target("resume", resume, _changed_checkpoint, 10, structured=True, first=_nothing),
+    Target("commands", commands, _changed_checkpoint, 50, structured=True, first=_nothing),
+    Target("import", foreign, _changed_folder("foreign"), 10, structured=True, first=_nothing),
+    Target("runs_diff", journals, _changed_folder("journals"), 200, structured=True, first=_nothing),
     Target("recipe", recipe, changed, 500),
 )

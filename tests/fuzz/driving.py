@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 
-from tests.fuzz.processes import LARGEST, Counts, RunCase, supervise
+from tests.fuzz.processes import LARGEST, Counts, RunCase, run_all, supervise
 from tests.fuzz.targets import Target
 
 SEED_BYTES = 1 << 16
@@ -29,7 +29,7 @@ def fuzz(target: Target, seconds: float, seed: int, guided: bool = True) -> Coun
             Path(kept, f"seed-{index}").write_bytes(data)
         while time.monotonic() < deadline:
             number += 1
-            is_guided = guided and target.guided and find_spec("atheris") is not None and number % 4 != 0
+            is_guided = guided and find_spec("atheris") is not None and number % 4 != 0
             drive = partial(_guided if is_guided else _random, target, seeds, f"{seed}-{number}", Path(kept), deadline)
             supervise(target.name, target.run, drive, deadline, counts)
     return counts
@@ -55,7 +55,7 @@ def _guided(target: Target, seeds: list[bytes], seed: str, kept: Path, deadline:
 
     def mutated(data: bytes, longest: int, number: int) -> bytes:
         random = Random(number)
-        if random.random() < 0.5:
+        if not target.structured and random.random() < 0.5:
             return bytes(atheris.Mutate(data, longest))
         return target.mutate(bytes(data), random, seeds)[:longest]
 
@@ -70,6 +70,11 @@ def _guided(target: Target, seeds: list[bytes], seed: str, kept: Path, deadline:
         ["fuzz", *(f"-{name}={value}" for name, value in options.items()), str(kept)], run, custom_mutator=mutated
     )
     atheris.Fuzz()
+
+
+def replay(target: Target) -> Counts:
+    """Run the cases of the corpus of a target."""
+    return run_all(target.name, target.run, target.seeds())
 
 
 def report(target: Target, counts: Counts, seconds: float) -> str:

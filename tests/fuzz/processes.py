@@ -20,6 +20,7 @@ import struct
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import BinaryIO, NoReturn
@@ -124,6 +125,7 @@ def _child(run: RunCase, drive: Callable[[RunCase], None], slot: mmap.mmap, writ
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (_status("VmSize") + ADDRESSES, hard))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        warnings.simplefilter("ignore")
         drive(_recorder(run, slot, writer, output))
     except BaseException:
         traceback.print_exc()

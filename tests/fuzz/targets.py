@@ -76,15 +76,16 @@ def changed_json(data: bytes, random: Random, others: list[bytes]) -> bytes:
 class Target:
     """What is fuzzed. run: takes a case, and raises for a finding. mutate: makes a case from another.
 
-    cases_per_process: the process ends after so many, which shows in which case native code has gone wrong. guided:
-    whether coverage guides the choice of cases, if atheris is there.
+    cases_per_process: the process ends after so many, which shows in which case native code has gone wrong.
+    structured: whether a case has a structure of its own, so that only `mutate` changes it. first: makes cases to start
+    from, besides those of the corpus.
     """
 
     name: str
     run: Callable[[bytes], None]
     mutate: Mutate = changed
     cases_per_process: int = 2000
-    guided: bool = True
+    structured: bool = False
     first: Callable[[], list[bytes]] = list
 
     def seeds(self) -> list[bytes]:

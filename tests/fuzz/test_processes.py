@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.fuzz.__main__ import main
+from tests.fuzz.everything import TARGETS
 from tests.fuzz.processes import run_all
+from tests.fuzz.targets import Target
 
 ROOT = Path(__file__).parents[2]
 
@@ -90,6 +93,21 @@ def test_cases_that_do_nothing_are_no_findings() -> None:
     """All are run."""
     counts = run_all("target", lambda _: None, [b"%d" % number for number in range(500)])
     assert (counts.cases, counts.findings) == (500, {})
+
+
+def test_the_command_fails_if_there_are_findings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Random cases find an error, which is written to a file that repeats it."""
+    monkeypatch.setitem(TARGETS, "bad", Target("bad", lambda data: _raise() if len(data) > 3 else None))
+    words = ["fuzz", "--seconds", "1", "--targets", "bad", "--random", "--findings", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", words)
+    assert main() == 1
+    assert "1 findings" in capsys.readouterr().out
+    (path,) = (each for each in (tmp_path / "bad").iterdir() if each.suffix != ".json")
+    monkeypatch.setattr(sys, "argv", ["fuzz", "--target", "bad", str(path)])
+    assert main() == 1
+    assert "KeyError" in capsys.readouterr().out
 
 
 def test_the_command_reports_and_repeats_findings(tmp_path: Path) -> None:
