@@ -40,7 +40,6 @@ def test_a_hostile_run_state_is_refused(whole: Path, tmp_path: Path, name: str) 
     (checkpoint / "run_state.json").write_bytes(data)
     reseal(checkpoint)
     resumed, compared, shown, listed, verified, pruned = ask(
-        tmp_path,
         ["resume", tmp_path / "output", checkpoint],
         ["checkpoints", "diff", checkpoint, whole],
         ["checkpoints", "show", checkpoint],
@@ -77,7 +76,6 @@ def test_a_hostile_manifest_is_refused(whole: Path, tmp_path: Path, name: str) -
     checkpoint = copy_of(whole, tmp_path / "spoiled")
     change_manifest(checkpoint, **entries)
     resumed, compared, shown, verified, listed, pruned = ask(
-        tmp_path,
         ["resume", tmp_path / "output", checkpoint],
         ["checkpoints", "diff", checkpoint, whole],
         ["checkpoints", "show", checkpoint],
@@ -100,7 +98,6 @@ def test_a_raised_limit_lets_a_large_document_in(whole: Path, tmp_path: Path) ->
     (checkpoint / "run_state.json").write_bytes(json.dumps(content, separators=(",", ":")).encode())
     reseal(checkpoint)
     lowered, usual = ask(
-        tmp_path,
         ["checkpoints", "show", checkpoint, "--limit", "document_values=1000"],
         ["checkpoints", "show", checkpoint],
     )

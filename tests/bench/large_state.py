@@ -1,8 +1,9 @@
-"""Cost of verifying and loading 1.5 GB of state. Run as `python -m tests.bench.large_resume [--other SRC]`.
+"""Cost of saving, verifying and loading 1.5 GB of state. Run as `python -m tests.bench.large_state [--other SRC]`.
 
-Measured from the call to the first batch, each time in a new process: a model of 125 million parameters under AdamW.
-`--other` names the `src` folder of another version of hexloop, whose rounds are interleaved with those of this one; the
-medians are printed with their ratio. A bare loop that reads the files with safetensors is measured beside them.
+A model of 125 million parameters under AdamW. A resume is measured from the call to the first batch, a save with
+`save_async=False` from the end of the step to the end of the save, each time in a new process. `--other` names the
+`src` folder of another version of hexloop, whose rounds are interleaved with those of this one; the medians are printed
+with their ratio. A bare loop that reads the files with safetensors is measured beside the resumes.
 """
 
 from __future__ import annotations
@@ -46,14 +47,16 @@ if act == "bare":
     print(time.perf_counter() - began)
 else:
     from hexloop import Trainer, TrainingArguments
-    from hexloop.domain.events import StepBegan
+    from hexloop.domain.events import Saved, StepBegan, StepEnded
     args = TrainingArguments(output_dir=folder, max_steps=1 if act == "save" else 2, use_cpu=True, disable_tqdm=True,
-        per_device_train_batch_size=4, report_to="none", save_strategy="steps", save_steps=1)
+        per_device_train_batch_size=4, report_to="none", save_strategy="steps", save_steps=1, save_async=False)
     trainer = Trainer(Wide(), args, train_dataset=rows, loggers=[])
     if act == "save":
-        began = time.perf_counter()
-        trainer.train()
-        print(time.perf_counter() - began)
+        for event in trainer.stream():
+            if type(event) is StepEnded:
+                began = time.perf_counter()
+            elif type(event) is Saved:
+                print(time.perf_counter() - began)
     else:
         began = time.perf_counter()
         with closing(trainer.stream(resume_from_checkpoint=folder + "/checkpoint-1")) as events:
@@ -79,16 +82,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     sources = {"this": ROOT / "src", **({"other": options.other} if options.other else {})}
-    times: dict[str, list[float]] = {"bare": [], **{name: [] for name in sources}}
-    with tempfile.TemporaryDirectory(dir=ROOT) as folder:
-        seconds(sources["this"], folder, "save")
-        for _ in range(options.rounds):
-            times["bare"].append(seconds(sources["this"], folder, "bare"))
-            for name, source in sources.items():
-                times[name].append(seconds(source, folder, "resume"))
-    for name, found in times.items():
-        ratio = median(found) / median(times["other" if options.other else "bare"])
-        print(f"{name:6} {median(found):.2f} s ({min(found):.2f} to {max(found):.2f}), ratio {ratio:.3f}")
+    loads: dict[str, list[float]] = {"bare": [], **{name: [] for name in sources}}
+    saves: dict[str, list[float]] = {name: [] for name in sources}
+    for _ in range(options.rounds):
+        for name, source in sources.items():
+            with tempfile.TemporaryDirectory(dir=ROOT) as folder:
+                saves[name].append(seconds(source, folder, "save"))
+                loads[name].append(seconds(source, folder, "resume"))
+                if name == "this":
+                    loads["bare"].append(seconds(source, folder, "bare"))
+    for act, times in (("save", saves), ("resume", loads)):
+        for name, found in times.items():
+            of = next(each for each in ("other", "bare", "this") if each in times)
+            ratio = median(found) / median(times[of])
+            print(f"{act:6} {name:5} {median(found):.2f} s ({min(found):.2f} to {max(found):.2f}), {ratio:.3f} of {of}")
 
 
 if __name__ == "__main__":
