@@ -1,11 +1,11 @@
 """Targets of whole folders: a good one with edits, sealed again, goes through the public doors.
 
-A case is a JSON list of edits; see `tests.fuzz.edits`. An object `{"checkpoint": name}` in it chooses the good folder.
+A case is a JSON list of edits; see `tests.fuzz.edits`. An object `{"checkpoint": name}` in it chooses the good folder,
+with `"auto": true` for a run that finds its checkpoint itself, and with `"note": text` for one that was set aside.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import io
 import json
@@ -28,9 +28,9 @@ from hexloop.app.command_line import main
 from hexloop.domain.errors import ConfigurationError, HexloopError
 from tests.end_to_end.small.models import net, rows
 from tests.end_to_end.small.trainers import small_trainer
-from tests.fuzz.edits import Edit, apply, random_edits
+from tests.fuzz.edits import TEXTS, Edit, apply, random_edits
 from tests.fuzz.random_cases import changed
-from tests.fuzz.targets import Target, folder
+from tests.fuzz.targets import Target, folder, removed_at_exit
 from tests.resealing import reseal
 
 STEP, STEPS = 2, 20
@@ -64,7 +64,7 @@ def good() -> Path:
     They are made in another process, because a process in which autograd has run cannot be forked; what that imported
     is imported here.
     """
-    place = Path(tempfile.mkdtemp(prefix="fuzz-good-"))
+    place = removed_at_exit(Path(tempfile.mkdtemp(prefix="fuzz-good-")))
     child = os.fork()
     if child == 0:
         try:
@@ -76,7 +76,6 @@ def good() -> Path:
         finally:
             os._exit(0)
     os.waitpid(child, 0)
-    atexit.register(_remove, place, os.getpid())
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         for name in json.loads((place / "modules.json").read_text()):
@@ -84,11 +83,6 @@ def good() -> Path:
                 with contextlib.suppress(Exception):
                     import_module(name)
     return place
-
-
-def _remove(place: Path, owner: int) -> None:
-    if os.getpid() == owner:
-        shutil.rmtree(place, ignore_errors=True)
 
 
 def _make_good(place: Path) -> None:
@@ -122,8 +116,12 @@ def _edits(data: bytes) -> tuple[str, list[Edit]]:
     except (ValueError, RecursionError):
         return "adamw", []
     edits = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-    kinds = [each["checkpoint"] for each in edits if each.get("checkpoint") in KINDS]
+    kinds = [each["checkpoint"] for each in edits if str(each.get("checkpoint")) in KINDS]
     return (kinds or ["adamw"])[0], edits
+
+
+def _option(edits: list[Edit], name: str) -> Any:
+    return next((each[name] for each in edits if "checkpoint" in each and name in each), None)
 
 
 def _changed_checkpoint(data: bytes, random: Random, _: list[bytes]) -> bytes:
@@ -133,7 +131,8 @@ def _changed_checkpoint(data: bytes, random: Random, _: list[bytes]) -> bytes:
     if not edits:
         kind = random.choice(list(KINDS))
     further = random_edits(_checkpoint(good(), kind), random)
-    return json.dumps([{"checkpoint": kind}, *edits, *further]).encode()
+    options: dict[str, Any] = random.choice([{}, {}, {}, {"auto": True}, {"note": random.choice(TEXTS)}])
+    return json.dumps([{"checkpoint": kind, **options}, *edits, *further]).encode()
 
 
 def _changed_folder(name: str) -> Callable[[bytes, Random, list[bytes]], bytes]:
@@ -183,8 +182,13 @@ def resumed(data: bytes) -> int | None:
         shapes = {name: tensor.shape for name, tensor in trainer.model.state_dict().items()}
         counter = _StepCounter()
         trainer.add_callback(counter)
+        named: str | bool = str(checkpoint)
+        if _option(edits, "auto"):
+            (place / "output").mkdir(exist_ok=True)
+            checkpoint.rename(place / "output" / checkpoint.name)
+            named = True
         try:
-            trainer.train(resume_from_checkpoint=str(checkpoint))
+            trainer.train(resume_from_checkpoint=named)
         except HexloopError as error:
             _check(error)
             return None
@@ -239,8 +243,12 @@ def _innermost(said: str) -> str:
 def commands(data: bytes) -> None:
     """The commands about checkpoints end with their exit codes, without a traceback or control characters."""
     kind, edits = _edits(data)
-    with _copied(_checkpoint(good(), kind), f"checkpoint-{STEP}", edits, sealed=True) as (checkpoint, _):
+    with _copied(_checkpoint(good(), kind), f"checkpoint-{STEP}", edits, sealed=True) as (checkpoint, place):
         (checkpoint / "protected").touch()
+        if (note := _option(edits, "note")) is not None:
+            aside = checkpoint.parent / "damaged-1-checkpoint-1"
+            shutil.copytree(checkpoint, aside, symlinks=True)
+            (aside / "damaged.txt").write_bytes(str(note).encode("utf-8", "surrogatepass"))
         for words in (
             ["list", checkpoint.parent],
             ["list", checkpoint.parent, "--json"],
@@ -250,6 +258,7 @@ def commands(data: bytes) -> None:
             ["show", checkpoint, "--json"],
             ["diff", checkpoint, _checkpoint(good(), kind)],
             ["diff", _checkpoint(good(), kind), checkpoint, "--json"],
+            ["export", checkpoint, "--to", place / "exported"],
             ["prune", checkpoint.parent, "--keep", "1", "--keep-best", "--leftovers"],
         ):
             _call("checkpoints", *words)

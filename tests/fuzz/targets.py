@@ -5,10 +5,12 @@ Where a parser accepts its input, what it returned is checked too.
 
 from __future__ import annotations
 
+import atexit
 import io
 import json
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -90,15 +92,23 @@ class Target:
 
     def seeds(self) -> list[bytes]:
         """Return the cases to start from: those of the corpus, or else those that are made."""
+        folder()  # before processes are forked, so that it is removed at the end of this one
         kept = [path.read_bytes() for path in sorted((CORPUS / self.name).glob("*")) if path.is_file()]
         return [*kept, *self.first()] or [b""]
 
 
 @cache
 def folder() -> Path:
-    """Return a folder of this process, in memory where there is such a place."""
+    """Return a folder for cases, in memory where there is such a place, that is removed when this process ends."""
     memory = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix="fuzz-", dir=memory if os.access(memory, os.W_OK) else None))
+    return removed_at_exit(Path(tempfile.mkdtemp(prefix="fuzz-", dir=memory if os.access(memory, os.W_OK) else None)))
+
+
+def removed_at_exit(made: Path) -> Path:
+    """Return a folder, which is removed when the process that called this ends, and not by those forked from it."""
+    owner = os.getpid()
+    atexit.register(lambda: shutil.rmtree(made, ignore_errors=True) if os.getpid() == owner else None)
+    return made
 
 
 def _file(data: bytes, name: str) -> Path:
