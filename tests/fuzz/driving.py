@@ -14,7 +14,8 @@ from random import Random
 from tests.fuzz.processes import LARGEST, Counts, RunCase, run_all, supervise
 from tests.fuzz.targets import Target
 
-SEED_BYTES = 1 << 16
+LONGEST = 1 << 13
+"""Bytes of a case that coverage chooses, or twice those of the longest seed."""
 
 
 def fuzz(target: Target, seconds: float, seed: int, guided: bool = True) -> Counts:
@@ -61,7 +62,7 @@ def _guided(target: Target, seeds: list[bytes], seed: str, kept: Path, deadline:
 
     left = max(1, round(min(deadline - time.monotonic(), 60.0)))
     options = {
-        "max_total_time": left, "runs": 20 * target.cases_per_process, "max_len": SEED_BYTES, "timeout": 100_000,
+        "max_total_time": left, "runs": 20 * target.cases_per_process, "max_len": max(LONGEST, 2 * max(map(len, seeds))), "timeout": 100_000,
         "rss_limit_mb": 0, "artifact_prefix": f"{kept}-", "seed": Random(seed).getrandbits(31), "verbosity": 0,
         **{f"handle_{name}": 0 for name in ("segv", "abrt", "bus", "ill", "fpe", "int", "term")},
     }  # fmt: skip
