@@ -62,10 +62,16 @@ def _guided(target: Target, seeds: list[bytes], seed: str, kept: Path, deadline:
 
     left = max(1, round(min(deadline - time.monotonic(), 60.0)))
     options = {
-        "max_total_time": left, "runs": 20 * target.cases_per_process, "max_len": max(LONGEST, 2 * max(map(len, seeds))), "timeout": 100_000,
-        "rss_limit_mb": 0, "artifact_prefix": f"{kept}-", "seed": Random(seed).getrandbits(31), "verbosity": 0,
+        "max_total_time": left,
+        "runs": 20 * target.cases_per_process,
+        "max_len": max(LONGEST, 2 * max(map(len, seeds))),
+        "seed": Random(seed).getrandbits(31),
+        "artifact_prefix": f"{kept}-",
+        "timeout": 100_000,
+        "rss_limit_mb": 0,
+        "verbosity": 0,
         **{f"handle_{name}": 0 for name in ("segv", "abrt", "bus", "ill", "fpe", "int", "term")},
-    }  # fmt: skip
+    }
     os.chdir(tempfile.gettempdir())
     atheris.Setup(
         ["fuzz", *(f"-{name}={value}" for name, value in options.items()), str(kept)], run, custom_mutator=mutated

@@ -281,9 +281,14 @@ def json_arguments(data: bytes) -> None:
         _check_message(error)
 
 
+@cache
+def _parser() -> HfArgumentParser:
+    return HfArgumentParser(TrainingArguments)
+
+
 def arguments(data: bytes) -> None:
     """Training arguments in a YAML file are refused with a ConfigurationError, or make TrainingArguments."""
-    parser = HfArgumentParser(TrainingArguments)
+    parser = _parser()
     for parse, name in ((parser.parse_yaml_file, "arguments.yaml"), (parser.parse_json_file, "arguments.json")):
         try:
             parse(_file(data, name))
