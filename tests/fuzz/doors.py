@@ -206,7 +206,8 @@ class _StepCounter(hexloop.TrainerCallback):
 def _step_in(checkpoint: Path) -> int:
     """Return the step that a checkpoint says it is at, or any if it does not say so."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
-        step = json.loads((checkpoint / "run_state.json").read_bytes()[: 1 << 20])["run_state"]["step"]
+        with open(checkpoint / "run_state.json", "rb") as file:
+            step = json.loads(file.read(1 << 20))["run_state"]["step"]
         return int(step) if 0 <= step < 2**40 else STEP
     return STEP
 
