@@ -370,6 +370,18 @@ CORPUS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a numpy flag that is none": (random_state("numpy", 3, 7), "has_gauss"),
     "a python position far away": (random_state("python", 1, [1] * 624 + [10**9]), "1000000000"),
     "a python number that is a text": (random_state("python", 2, "a"), "Gaussian"),
+    "random states of other kinds": (
+        in_document("random", lambda each: each.update(python=5, numpy=[1, 2], more=1)),
+        "random states are invalid: python: 5 is not a list; numpy: it has 2 entries, not 5; unknown entries 'more'. "
+        "It was read from",
+    ),
+    "random states with several faults": (
+        in_document("random", lambda each: (each["python"].__setitem__(0, 4), each["numpy"].__setitem__(2, 625))),
+        "python: the version of Python's generator is 4, not 3; numpy: the position of numpy's generator is 625, not",
+    ),
+    "a torch state that is no text": (
+        in_document("random", lambda each: each.update(torch="%%")), "torch: 'Only base64 data is allowed'"
+    ),
     "a torch state of no bytes": (in_document("random", lambda each: each.update(torch="")), "random states"),
     "groups that are none": (
         being("optimizer", b'{"schema_version": 1, "param_groups": {"groups": 5, "state": []}}'),

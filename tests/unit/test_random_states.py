@@ -33,6 +33,7 @@ def test_valid_states_are_accepted() -> None:
         ({"version": 2}, "version"),
         ({"words": [0] * WORDS}, "624 words, not 625"),
         ({"words": [-1] + [1] * WORDS}, "a word of Python"),
+        ({"words": [None] * (WORDS + 1)}, "a word of Python's generator is None.*; the position"),
         ({"words": [0] * (WORDS + 1)}, "are 0"),
         ({"words": [1] * WORDS + [WORDS + 1]}, "position of Python"),
         ({"gauss": "x"}, "Gaussian"),
