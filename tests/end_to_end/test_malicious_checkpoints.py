@@ -330,6 +330,19 @@ CORPUS: dict[str, tuple[Callable[[Path], None], str]] = {
     "moments of one row": (of_moment(lambda moment: moment[:1].contiguous(), "exp_avg_sq"), "exp_avg_sq has shape"),
     "moments of bytes": (of_moment(lambda moment: moment.to(torch.uint8)), "exp_avg has type U8"),
     "a step of many numbers": (of_moment(lambda _: torch.zeros(3), "step"), "step has shape"),
+    "an optimizer of other kinds": (
+        in_document(
+            "optimizer", lambda each: each["param_groups"].update(groups=[{"params": [5]}, 5], state_keys=5, more=1)
+        ),
+        "param_groups.groups[0].params[0]: 5 is not text; param_groups.groups[1]: 5 is not a JSON object; "
+        "param_groups.state_keys: 5 is not a list; param_groups: unknown entries 'more'. It was read from",
+    ),
+    "a step below zero": (
+        of_moment(lambda step: step - 9, "step"),
+        f"{WEIGHT}.step: -7 is not a whole number from 0 to 9007199254740992. It was read from",
+    ),
+    "a step that is no number": (of_moment(lambda step: step * torch.nan, "step"), f"{WEIGHT}.step: nan is not"),
+    "a huge step": (of_moment(lambda step: step * 1e30, "step"), f"{WEIGHT}.step: 2e+30 is not a whole number"),
     "a moment that is a number": (
         in_document("optimizer", lambda each: each["param_groups"]["state"][WEIGHT].update(exp_avg=1.0)),
         "unknown tensors|not a tensor",
