@@ -115,9 +115,9 @@ class OptimizerState:
         if OPTIONS not in found or found[OPTIONS].dtype != JSON:
             raise ValueError(f"The saved optimizer has no document {OPTIONS!r}.")
         document = checked_document(json_value(found[OPTIONS]))
-        if unknown := found.keys() - {OPTIONS, *tensor_names(document)}:
-            raise ValueError(f"The saved optimizer has unknown tensors: {', '.join(sorted(unknown))}.")
         try:
+            if unknown := found.keys() - {OPTIONS, *tensor_names(document)}:
+                raise ValueError(f"The saved optimizer has unknown tensors: {', '.join(sorted(unknown))}.")
             expected = self._expected()
             if document.get(NUMBERED):
                 document = by_name(document, self._present_names(), self._model)
