@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from operator import attrgetter
 from pathlib import Path
@@ -307,20 +307,6 @@ def export_states(callbacks: Iterable[object]) -> dict[str, Any]:
         if is_exportable(callback):
             exported.setdefault(type(callback).__name__, []).append(callback.state())  # type: ignore[attr-defined]
     return {name: states[0] if len(states) == 1 else states for name, states in exported.items()}
-
-
-def wrong_states(callbacks: Iterable[object], exported: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with states of callbacks: one that lacks what the callback's own state has."""
-    for callback in filter(is_exportable, callbacks):
-        name, own = type(callback).__name__, callback.state()  # type: ignore[attr-defined]
-        saved = exported.get(name, [])
-        if not isinstance(own, dict):
-            continue
-        for state in saved if isinstance(saved, list) else [saved]:
-            for key in ("args", "attributes"):
-                held = state.get(key) if isinstance(state, dict) else None
-                if isinstance(own.get(key), dict) and not isinstance(held, dict):
-                    yield f"callbacks.{name} in its run state has no dictionary {key!r}."
 
 
 def _rebuilt(callback: object, state: Any) -> object:

@@ -283,6 +283,15 @@ CORPUS: dict[str, tuple[Callable[[Path], None], str]] = {
         in_document("run_state", lambda each: each["callbacks"].update(TrainerControl={"args": {"x": 1}})),
         "callbacks.TrainerControl in its run state has no dictionary 'attributes'",
     ),
+    "a control of other kinds": (
+        in_document("run_state", lambda each: each["callbacks"]["TrainerControl"]["args"].update(should_log="x", a=1)),
+        "callbacks.TrainerControl.args.should_log in its run state is 'x', which is not true or false.|"
+        "callbacks.TrainerControl.args in its run state has the entry 'a', which a TrainerControl does not have",
+    ),
+    "a method of the control": (
+        in_document("run_state", lambda each: each["callbacks"]["TrainerControl"]["attributes"].update(state=5)),
+        "callbacks.TrainerControl.attributes in its run state has the entry 'state', which a TrainerControl does not",
+    ),
     "an action that does not exist": (
         in_document("run_state", lambda each: each.update(due=["explode"])), "due: 'explode' is not one of log"
     ),
