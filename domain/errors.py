@@ -87,6 +87,10 @@ class ChangedCheckpointError(DamagedCheckpointError):
     """A checkpoint that changed between its verification and its loading."""
 
 
+class SignatureError(CheckpointError):
+    """A checkpoint that is not signed by the key that is required, or was changed without it."""
+
+
 class UnreadableCheckpointError(CheckpointError):
     """A checkpoint that may be good, but cannot be read or verified at present."""
 

@@ -17,7 +17,7 @@ SHORTEST = 8
 """Characters of a known value that is removed wherever it occurs; a shorter one would hide ordinary words."""
 
 _NAMES = (
-    r"(?:passwords?|passwd|pwd|secrets?|credentials?|signature|(?:secret|access|account|private|api|auth|shared|storage)"
+    r"(?:passwords?|passwd|pwd|secrets?|credentials?|signature|(?:secret|access|account|private|api|auth|shared|storage|checkpoint)"
     r"[_-]?key(?:[_-]?id)?|apikey|(?:hub|hf|auth|access|api|refresh|session|security|sas|bearer|push_to_hub|bot)[_-]?token"
     r"|sas|sig)"
 )
@@ -25,9 +25,13 @@ _NAMES = (
 SECRET_NAME = re.compile(rf"(?:.*[._-])?(?:{_NAMES}|token)", re.IGNORECASE)
 """The name of a value that is secret, such as that of an environment variable."""
 
-_VALUE = r"(?!(?:None|null|true|false)\b|\*\*\*|<)[^\s\"',;&})\]]"
+_VALUE = (  # not the name of a value that comes after it, which would be left without its name
+    rf"(?!(?:None|null|true|false)\b|\*\*\*|<|[A-Za-z0-9_.-]{{0,40}}(?:{_NAMES}|token)[\"']?\s{{0,4}}[=:])"
+    r"[^\s\"',;&})\]]"
+)
 
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----)[^-]{1,20000}"), rf"\1{REMOVED}"),
     (re.compile(r"(://)(?!\*\*\*@)[^\s\"'<>@]{1,500}@"), rf"\1{REMOVED}@"),
     (
         re.compile(r"([?&;](?:[A-Za-z0-9_.-]{0,40}(?:sig|token|secret|passw|credential|key|auth)[A-Za-z0-9_-]{0,40}=))"
@@ -49,7 +53,6 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
      rf"\1{REMOVED}"),
     (re.compile(rf"((?<![A-Za-z0-9_])(?<![A-Za-z0-9]-)token[\"']?\s{{0,4}}=\s{{0,4}}[\"']?){_VALUE}+", re.IGNORECASE),
      rf"\1{REMOVED}"),
-    (re.compile(r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----)[^-]{1,20000}"), rf"\1{REMOVED}"),
 )  # fmt: skip
 
 _known: set[str] = set()

@@ -26,6 +26,7 @@ class Part:
     read: returns the bytes, little-endian; can be called repeatedly. They stay unchanged until the exporter changes.
     source: the array with the value, if there is one; only an adapter that knows its type uses it.
     read_run: returns the bytes of a number of elements from a first one on, if that is cheaper than reading all.
+    fresh: `read` and `read_run` return a new writable buffer each time, which the caller may keep.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Part:
     read: Callable[[], memoryview]
     source: object = field(default=None, eq=False, repr=False)
     read_run: Callable[[int, int], memoryview] | None = field(default=None, eq=False, repr=False)
+    fresh: bool = field(default=False, eq=False, repr=False)
 
     def run(self, begin: int, length: int) -> memoryview:
         """Return the bytes of `length` elements of the part, starting at element `begin`."""

@@ -14,6 +14,8 @@ from typing import Protocol
 
 from attrs import field, frozen
 
+from hexloop.ports.signatures import Signatures
+
 PAGE = 4096
 """Bytes: a memory page, or a fraction of one, and a multiple of a disk's block size.
 
@@ -59,6 +61,8 @@ class StorageCapabilities:
     local_folder: the root, if the storage is a folder of this machine.
     modified: returns when the file at a path was written, in seconds since the epoch; None if that is unknown.
     new_digest: returns a running digest of an algorithm; None if the storage does not have that algorithm.
+    digest: the algorithm of the digests that it computes; None if that is unknown.
+    signatures: sign every manifest that is written, and are required of every manifest that is read; None without.
     """
 
     publication: Publication
@@ -66,6 +70,8 @@ class StorageCapabilities:
     local_folder: str | None = None
     modified: Callable[[str], float | None] = field(default=lambda _: None, eq=False)
     new_digest: Callable[[str], Digest | None] | None = field(default=None, eq=False)
+    digest: str | None = None
+    signatures: Signatures | None = field(default=None, eq=False)
 
 
 @frozen

@@ -23,7 +23,7 @@ from hexloop.adapters.contents.safetensors_files import (
     tensor_paths,
     weight_paths,
 )
-from hexloop.domain.errors import ChangedCheckpointError, CheckpointError
+from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import json_part
 from hexloop.domain.state import RunState
 from hexloop.ports.contents import OpenFile
@@ -296,16 +296,8 @@ class CheckpointContents:
         return [path for path in dict.fromkeys(found) if path in names] + tensor_paths(name, names)
 
     def _load_model(self, parts: list[Part], files: Sequence[str]) -> None:
-        """Load the weights. If a file changes meanwhile, the earlier weights are loaded again, unless it is sharded."""
-        if MODEL in self._ranks.sharded:
-            self._load(MODEL, parts, files)
-            return
-        earlier = [_copied(part) for part in self._exportables[MODEL].export()]
-        try:
-            self._load(MODEL, parts, files)
-        except ChangedCheckpointError:
-            self._load(MODEL, earlier, files)
-            raise
+        """Load the weights: all of them are read before any changes, unless no process has them all."""
+        self._load(MODEL, parts if MODEL in self._ranks.sharded else [_read(part) for part in parts], files)
 
     def _load(self, name: str, parts: list[Part], files: Sequence[str]) -> None:
         """Load a component. files: those that it was read from, for messages."""
@@ -344,10 +336,10 @@ class CheckpointContents:
             raise CheckpointError(f"The checkpoint is of another model: {'; '.join(differing)}.")
 
 
-def _copied(part: Part) -> Part:
-    """Return a part with a copy of the bytes."""
-    data = bytes(part.read())
-    return Part(part.name, part.dtype, part.shape, part.offset, part.length, lambda: memoryview(data))
+def _read(part: Part) -> Part:
+    """Return a part that was read."""
+    data = part.read()
+    return Part(part.name, part.dtype, part.shape, part.offset, part.length, lambda: data, fresh=part.fresh)
 
 
 def files_of(name: str, parts: list[Part], max_shard_size: int) -> Iterator[File]:

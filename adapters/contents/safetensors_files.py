@@ -9,10 +9,13 @@ memory-mapped.
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 import re
 import struct
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import groupby, islice
 from json.encoder import encode_basestring_ascii
@@ -313,13 +316,36 @@ def _parts_at(stream: Stream, path: str, entries: list[TensorEntry], data: int) 
                 f"{list(entry.offsets)}, after {position} bytes of other tensors"
             )
         read_run = partial(_read_run, stream, path, data + position, item)
-        yield Part(entry.name, entry.dtype, entry.shape, 0, count, partial(read_run, 0, count), read_run=read_run)
+        yield Part(
+            entry.name, entry.dtype, entry.shape, 0, count, partial(read_run, 0, count), read_run=read_run, fresh=True
+        )
         position = end
 
 
 def _read_run(stream: Stream, path: str, start: int, item: int, begin: int, length: int) -> memoryview:
     """Read `length` elements of `item` bytes from element `begin` on, of the tensor that starts at byte `start`."""
     return stream.read(path, start + begin * item, length * item)
+
+
+LINE = 64
+"""Bytes of a cache line."""
+
+LARGE = 1 << 20
+"""Bytes from which on a buffer has pages of its own, large ones if possible; the system provides them when written."""
+
+
+def _aligned(size: int) -> memoryview:
+    """Return a new writable buffer."""
+    if size >= LARGE:
+        private = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
+        pages = mmap.mmap(-1, size, flags=private) if private else mmap.mmap(-1, size)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with suppress(OSError):  # this system has none
+                pages.madvise(mmap.MADV_HUGEPAGE)
+        return memoryview(pages)
+    memory = bytearray(size + LINE)
+    start = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % LINE
+    return memoryview(memory)[start : start + size]
 
 
 class Stream:
@@ -338,17 +364,19 @@ class Stream:
     def read(self, path: str, start: int, size: int) -> memoryview:
         """Return a new buffer with `size` bytes from byte `start`. Raises CheckpointError if the file is shorter.
 
-        Memory grows with the bytes actually read: a file whose header claims more costs no more.
+        The buffer is aligned to a cache line, so that a tensor can use it as its memory.
         """
         if path != self._path or not 0 <= start - self._position <= max(NEAR, len(self._rest)):
             self._chunks, self._rest, self._position = self._open(path, start), memoryview(b""), start
             self._path = path
         while self._position < start:
             self._take(start - self._position)
-        data = bytearray()
-        while len(data) < size:
-            data += self._take(size - len(data))
-        return memoryview(data)
+        data, filled = _aligned(size), 0
+        while filled < size:
+            piece = self._take(size - filled)
+            data[filled : filled + len(piece)] = piece
+            filled += len(piece)
+        return data
 
     def check_end(self, path: str, end: int, last: str) -> None:
         """Raise CheckpointError if a file does not have exactly `end` bytes; only its end is read.

@@ -77,7 +77,11 @@ class FsspecStorage:
     def capabilities(self) -> StorageCapabilities:
         """Publication by manifest; the location is the URL without secrets."""
         return StorageCapabilities(
-            Publication.MANIFEST_LAST, self._location, modified=self._modified, new_digest=new_digest
+            Publication.MANIFEST_LAST,
+            self._location,
+            modified=self._modified,
+            new_digest=new_digest,
+            digest=self._digest,
         )
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:

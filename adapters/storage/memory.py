@@ -44,7 +44,7 @@ class MemoryStorage:
     @property
     def capabilities(self) -> StorageCapabilities:
         """The chosen publication, and no local folder."""
-        return StorageCapabilities(self._publication, "memory")
+        return StorageCapabilities(self._publication, "memory", digest="blake2b")
 
     def crash(self, kept: Callable[[str], float | None] = lambda _: None) -> None:
         """Undo everything that is not durable.

@@ -180,7 +180,9 @@ class Arguments(ArgumentGroup, metaclass=ArgumentsMeta):
     def to_dict(self) -> dict[str, Any]:
         """Return the arguments by name, with enumerations as their values and tokens hidden."""
         names = [field.name for field in self.__dataclass_fields__.values() if field.init]
-        return {name: f"<{name.upper()}>" if name.endswith("_token") else plain(getattr(self, name)) for name in names}
+        hidden = {name for name in names if name.endswith("_token")}
+        hidden |= {name for name in names if name == "checkpoint_key" and getattr(self, name) is not None}
+        return {name: f"<{name.upper()}>" if name in hidden else plain(getattr(self, name)) for name in names}
 
     def __repr__(self) -> str:
         """Return every argument and its value, one per line, without secrets."""

@@ -97,6 +97,8 @@ class HexloopArguments(JournalArguments, PreemptionArguments):
     rendezvous_timeout: seconds that a process waits for the others to start and join the run; then it ends with an
         error that names the missing ranks. `ddp_timeout` is for what follows. A script that initializes
         torch.distributed itself sets a timeout there.
+    checkpoint_key: a file with a key by which each checkpoint is signed, and without whose signature none is loaded: at
+        least 32 random bytes, or an ed25519 key in PEM (private to train; public is enough to evaluate).
     resume_despite: differences from the checkpoint that are accepted when resuming, instead of refused. `precision`:
         the weights are converted. `optimizer`: one of another class or with other groups starts fresh; otherwise
         this run's options apply. `data_length`: the order of samples is that of the new data. `batch_size`: the run
@@ -126,6 +128,9 @@ class HexloopArguments(JournalArguments, PreemptionArguments):
     )
     rendezvous_timeout: float = argument(
         default=60.0, check=above_zero, help="seconds to wait for all processes to join at the start"
+    )
+    checkpoint_key: str | None = argument(
+        default=None, help="file of the key that signs each checkpoint and is required of each one that is loaded"
     )
     resume_despite: list[str] = argument(
         factory=list,

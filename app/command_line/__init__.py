@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 
 import hexloop
-from hexloop.app.command_line.printing import print_text, remember_secrets_of_environment
+from hexloop.app.printing import print_text, remember_secrets_of_environment
 from hexloop.domain.errors import ConfigurationError, HexloopError
 from hexloop.domain.limits import limits_in, reading_limits
 from hexloop.domain.printable import printable_lines

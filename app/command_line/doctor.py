@@ -21,7 +21,7 @@ from attrs import asdict, frozen
 import hexloop
 import hexloop.adapters
 from hexloop.app.command_line import ExitCode
-from hexloop.app.command_line.printing import print_document, print_lines
+from hexloop.app.printing import print_document, print_lines
 from hexloop.ports.device import Device
 
 NOT_ADAPTERS = frozenset({"arguments", "digests"})

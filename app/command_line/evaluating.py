@@ -17,7 +17,7 @@ import numpy as np
 import hexloop
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.command_line import ExitCode
-from hexloop.app.command_line.printing import print_lines, print_text
+from hexloop.app.printing import print_lines, print_text
 from hexloop.app.recipe import Recipe, read_recipe
 from hexloop.app.run.saving import write_atomically
 from hexloop.app.wiring.checkpoint_files import CheckpointFiles, load_model_weights
@@ -135,7 +135,7 @@ def _load_weights(trainer: hexloop.Trainer, options: Namespace) -> str | None:
     storage = trainer.adapters.storage
     if options.checkpoint is not None:
         parent, name = split_location(options.checkpoint)
-        storage = storage_for(parent)
+        storage = storage_for(parent, signatures=storage.capabilities.signatures)
         checkpoint = open_checkpoint(storage, name)
     else:
         checkpoint = _last_checkpoint(storage, trainer.args.load_best_model_at_end)

@@ -138,9 +138,17 @@ Exit code: 0 if no checkpoint is bad, 1 if one is."""
 
 VERIFY = """\
 Read every byte of each checkpoint and compare it with the manifest. A folder stands
-for all checkpoints in it. Nothing is changed.
+for all checkpoints in it. Nothing is changed. With --key, one that is not signed by the
+key is not good.
 
 Exit code: 0 if all are good, 1 if one is not."""
+
+SIGN = """\
+Verify each checkpoint by its digests and sign it, whatever its signature was: one of a
+run without a key, or an imported one. Sign only what you trust. A folder stands for all
+checkpoints in it; no run may write there at the same time.
+
+Exit code: 0 if all are signed, 1 if one is not good."""
 
 SHOW = """\
 Show which run wrote a checkpoint, at which step, the state of that run, and the files

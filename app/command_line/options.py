@@ -16,6 +16,9 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 ARGUMENT_NAMES = frozenset(TrainingArguments.__dataclass_fields__)
 
 
+KEY_HELP = "a key file: refuse what is not signed by it"
+
+
 class PlainHelp(argparse.RawDescriptionHelpFormatter):
     """Help with descriptions and examples printed verbatim."""
 
@@ -177,8 +180,9 @@ def _add_recipe_commands(commands: Commands, argv: Sequence[str]) -> None:
 
 
 def _add_checkpoints(commands: Commands) -> None:
-    description = "List, verify, compare, prune and convert checkpoints outside a run."
-    group = _command(commands, "checkpoints", None, "list, verify, compare, prune and convert checkpoints", description)
+    description = "List, verify, sign, compare, prune and convert checkpoints outside a run."
+    help = "list, verify, sign, compare, prune and convert checkpoints"
+    group = _command(commands, "checkpoints", None, help, description)
     names = group.add_subparsers(dest="checkpoints_command", metavar="COMMAND", title="commands", required=True)
 
     help = "list the checkpoints in a folder, good and bad"
@@ -191,6 +195,12 @@ def _add_checkpoints(commands: Commands) -> None:
     add = _command(names, "verify", "checkpoints.inspecting:verify", help, help_texts.VERIFY).add_argument
     add("paths", metavar="FOLDER|CHECKPOINT", nargs="+", help="folders of checkpoints, checkpoints, or their URLs")
     add("--json", action="store_true", help="print JSON")
+    add("--key", metavar="FILE", help=KEY_HELP)
+
+    help = "sign checkpoints with a key, after verifying them"
+    add = _command(names, "sign", "checkpoints.changing:sign", help, help_texts.SIGN).add_argument
+    add("paths", metavar="FOLDER|CHECKPOINT", nargs="+", help="folders of checkpoints, checkpoints, or their URLs")
+    add("--key", metavar="FILE", required=True, help="the file with the key: secret, or private in PEM")
 
     help = "show the contents of a checkpoint"
     add = _command(names, "show", "checkpoints.inspecting:show", help, help_texts.SHOW).add_argument
@@ -220,6 +230,7 @@ def _add_checkpoints(commands: Commands) -> None:
     add = _command(names, "consolidate", "checkpoints.changing:consolidate", help, help_texts.CONSOLIDATE).add_argument
     add("checkpoint", metavar="CHECKPOINT", help="the checkpoint's folder or URL")
     add("--output", metavar="FOLDER", help="the folder or URL to write (default: CHECKPOINT-consolidated)")
+    add("--key", metavar="FILE", help=KEY_HELP)
 
     help = "convert a checkpoint of transformers' Trainer to hexloop's"
     add = _command(names, "import", "checkpoints.changing:import_", help, help_texts.IMPORT).add_argument
@@ -235,6 +246,7 @@ def _add_checkpoints(commands: Commands) -> None:
     add = _command(names, "export", "checkpoints.changing:export", help, help_texts.EXPORT).add_argument
     add("checkpoint", metavar="CHECKPOINT", help="the checkpoint's folder")
     add("--to", metavar="OUTPUT_DIR", required=True, help="the folder to write checkpoint-<step> to")
+    add("--key", metavar="FILE", help=KEY_HELP)
 
 
 def _at_least_one(text: str) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hexloop.app.command_line import ExitCode
-from hexloop.app.command_line.printing import print_document, print_lines
+from hexloop.app.printing import print_document, print_lines
 from hexloop.app.wiring.adapters import JOURNAL, notes_in
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.journal import ObservationKind, RunComparison, Timeline, compare, timelines

@@ -17,13 +17,13 @@ from attrs import define, frozen
 import hexloop
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.command_line import ExitCode
-from hexloop.app.command_line.printing import print_lines, print_text
 from hexloop.app.command_line.resuming import AUTO, command_text, resume_command, resume_problems, resume_source
+from hexloop.app.printing import print_lines, print_text
 from hexloop.app.recipe import read_recipe
 from hexloop.app.run.checkpoints import FINISHED, finished_at
 from hexloop.app.run.session import RunOutcome
-from hexloop.app.wiring.adapters import JOURNAL, choose_interrupts
-from hexloop.app.wiring.storage import as_location, is_elsewhere, scheme_of, storage_for
+from hexloop.app.wiring.adapters import JOURNAL, choose_interrupts, choose_storage
+from hexloop.app.wiring.storage import as_location, is_elsewhere, scheme_of
 from hexloop.domain.checkpoints.manifest import checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest
 from hexloop.domain.errors import CheckpointError, StorageError
@@ -80,7 +80,7 @@ def run(options: Namespace) -> ExitCode:
 
     recipe = read_recipe(options.recipe, ("model", "train_dataset"), options, options.unknown, problems)
     arguments = recipe.arguments
-    source, storage = resume_source(options, arguments), storage_for(str(arguments.output_dir))
+    source, storage = resume_source(options, arguments), choose_storage(arguments)
     if source == AUTO and (step := finished_at(storage, arguments)) is not None:
         if arguments.process_index == 0:
             print_lines(

@@ -55,7 +55,9 @@ def rotate(parts: TrainerParts, folder: str | None) -> None:
     limit = parts.args.save_total_limit
     if limit is None or limit <= 0 or not parts.args.should_save:
         return
-    storage = parts.adapters.storage if folder is None else storage_for(folder)
+    storage = parts.adapters.storage
+    if folder is not None:
+        storage = storage_for(folder, signatures=storage.capabilities.signatures)
     state, runs = parts.state.run_state, runs_in(storage)
     if not runs:
         return

@@ -23,6 +23,7 @@ from hexloop.app.run.messages import log_best, logging_saves
 from hexloop.app.run.saving import ArgumentsFile, companion_files
 from hexloop.app.wiring.checkpoint_files import CheckpointOverride, user_files
 from hexloop.app.wiring.parts import TrainerParts
+from hexloop.app.wiring.signing import refuse_public_key
 from hexloop.app.wiring.state import CheckpointContents, contents_for
 from hexloop.app.wiring.storage import is_elsewhere, joined, refuse_unreachable
 from hexloop.domain.checkpoints.commit import CheckpointPolicy
@@ -201,10 +202,11 @@ def _environment(parts: TrainerParts) -> dict[str, str]:
 
 
 def refuse_unwritable(args: TrainingArguments, storage: Storage) -> None:
-    """Raise ConfigurationError if the run saves to a folder that cannot be written to."""
+    """Raise ConfigurationError if the run saves to a folder that cannot be written to, or with a public key."""
     location, folder = str(args.output_dir), storage.capabilities.local_folder
     if str(args.save_strategy) == "no":
         return
+    refuse_public_key(storage)
     if is_elsewhere(location):
         refuse_unreachable(location, storage)
     if folder is None:

@@ -60,7 +60,7 @@ def named_checkpoint(own: Storage, folder: str) -> tuple[Storage, str]:
         return own, folder
     parent, name = split_location(folder)
     is_own = parent == as_location(capabilities.local_folder or capabilities.location)
-    return own if is_own else storage_for(parent), name
+    return own if is_own else storage_for(parent, signatures=capabilities.signatures), name
 
 
 @frozen

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 from attrs import define, frozen
 
+from hexloop.app.printing import print_lines
 from hexloop.app.takeover.recording import HEXLOOP, TEMPORARY, TRANSFORMERS
 from hexloop.app.takeover.scripts import Program
 from hexloop.domain.errors import ConfigurationError
@@ -78,7 +79,7 @@ def check(program: Program) -> int:
         runs = []
         for library in (TRANSFORMERS, HEXLOOP):
             if launch.rank == 0:
-                print(f"hexloop: running {program.name} with {library}", file=sys.stderr, flush=True)
+                print_lines(f"hexloop: running {program.name} with {library}", to=sys.stderr)
             environment = {**_environment(folder), **launch.environment(library)}
             code = subprocess.run(_command(program, folder, library), env=environment, check=False).returncode
             codes = launch.gathered(library, code)
@@ -87,7 +88,7 @@ def check(program: Program) -> int:
             if any(codes):
                 if launch.rank == 0:
                     code = next(filter(None, codes))
-                    print(f"hexloop: {program.name} failed with {library} (exit code {code})", file=sys.stderr)
+                    print_lines(f"hexloop: {program.name} failed with {library} (exit code {code})", to=sys.stderr)
                 return DIFFERENT
             runs.append(records)
         return _report(program, *runs) if launch.rank == 0 else AGREED
@@ -195,9 +196,9 @@ def _report(program: Program, ours: Sequence[Record], theirs: Sequence[Record]) 
         )
     difference = next(differences(one, other), None)
     if difference is None:
-        print(f"hexloop: {program.name} agrees with transformers to the last bit: {_summary(one)}")
+        print_lines(f"hexloop: {program.name} agrees with transformers to the last bit: {_summary(one)}")
         return AGREED
-    print(f"hexloop: {program.name} first differs {difference}")
+    print_lines(f"hexloop: {program.name} first differs {difference}")
     return DIFFERENT
 
 

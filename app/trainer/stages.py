@@ -114,7 +114,7 @@ class TrainerStages(TrainerInternals):
         """Let the next run save to `folder`."""
         current = self.adapters.storage.capabilities
         if as_location(folder) != as_location(current.local_folder or current.location):
-            self.adapters.storage = storage_for(folder)
+            self.adapters.storage = storage_for(folder, signatures=current.signatures)
             self.state.checkpoints_folder = folder
 
     # Preparation

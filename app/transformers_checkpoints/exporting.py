@@ -23,24 +23,28 @@ from hexloop.domain.checkpoints.selection import open_checkpoint
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import json_value, read_bytes, read_json
 from hexloop.domain.state import RunState
+from hexloop.ports.signatures import Signatures
 from hexloop.ports.state import Part
 
 NOT_COPIED = frozenset({"training_args.json", "model.json"})
 """Files of the model that transformers does not use."""
 
 
-def export_checkpoint(checkpoint: str | os.PathLike[str], to: str | os.PathLike[str]) -> str:
+def export_checkpoint(
+    checkpoint: str | os.PathLike[str], to: str | os.PathLike[str], signatures: Signatures | None = None
+) -> str:
     """Write a checkpoint of hexloop in transformers' format, as `checkpoint-<step>` in the folder `to`.
 
     Returns its folder, which transformers' Trainer accepts as `resume_from_checkpoint` (it warns about the missing
     `training_args.bin`, which it does not need). Optimizer, schedule, loss scale and random states are pickled, because
     transformers reads them so.
 
-    Raises CheckpointError if the checkpoint is damaged, contains only weights or state that transformers cannot load,
-    and if `to` already contains a checkpoint of that step.
+    signatures: by which the checkpoint must be signed.
+    Raises CheckpointError if the checkpoint is damaged, not signed by them, contains only weights or state that
+    transformers cannot load, and if `to` already contains a checkpoint of that step.
     """
     parent, name = os.path.split(os.path.abspath(os.fspath(checkpoint)))
-    storage = storage_for(parent)
+    storage = storage_for(parent, signatures=signatures)
     opened = open_checkpoint(storage, name)
     manifest, source = opened.manifest, CheckpointFiles.of(opened)
     if RUN_STATE not in source.files or not source.parts("optimizer"):

@@ -30,11 +30,13 @@ from hexloop.adapters.journal import JsonLinesJournal, NoJournal, notes_in
 from hexloop.adapters.logger.console import Console
 from hexloop.adapters.logger.json_lines import JsonLines
 from hexloop.adapters.precision.plain import PlainPrecision
+from hexloop.adapters.storage.signed import SignedStorage
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks.trackers import TRACKERS, tracker_problem
 from hexloop.app.engines import engine_for, find_plugin, plugin_names
 from hexloop.app.joining import join
 from hexloop.app.wiring.combinations import Setting, refused_combinations
+from hexloop.app.wiring.signing import read_key, refuse_forgeable_digests
 from hexloop.app.wiring.storage import is_elsewhere, joined, storage_for
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.fail_safe import FailSafeJournal
@@ -107,7 +109,7 @@ def choose_adapters(args: TrainingArguments, injected: Injected) -> Adapters:
     loggers = choose_loggers(args, problems) if given_loggers is None else list(given_loggers)
     try:
         device = injected.get("device") or choose_device(args)
-        storage = injected.get("storage") or storage_for(args.output_dir or "trainer_output")
+        storage = choose_storage(args, injected.get("storage"))
     except ConfigurationError as error:
         raise ConfigurationError([*error.problems, *problems]) from error
     engine = engine_for(args)
@@ -149,6 +151,17 @@ def _parallelism(
     except ConfigurationError as error:
         problems += error.problems
         return SingleProcess()
+
+
+def choose_storage(args: TrainingArguments, given: Storage | None = None) -> Storage:
+    """Return the storage that was given, or that of the output folder, with the key that the arguments name."""
+    signatures = read_key(args.checkpoint_key)
+    if given is None:
+        return storage_for(args.output_dir or "trainer_output", signatures=signatures)
+    if signatures is None:
+        return given
+    refuse_forgeable_digests(given)
+    return SignedStorage(given, signatures)
 
 
 def choose_device(args: TrainingArguments) -> Device:

@@ -11,16 +11,19 @@ import re
 import uuid
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 from urllib.request import url2pathname
 
 from hexloop.adapters.contents.run_documents import SETUP, RunDocuments
 from hexloop.adapters.storage.local import LocalStorage
+from hexloop.adapters.storage.signed import SignedStorage
 from hexloop.app.engines import find_plugin, plugin_names
 from hexloop.app.wiring.saved_setup import check_setup
 from hexloop.domain.checkpoints.manifest import checkpoint_name, step_of
+from hexloop.domain.checkpoints.signatures import SIGNING_DIGEST
 from hexloop.domain.errors import ConfigurationError, StorageError
 from hexloop.domain.redaction import redact
+from hexloop.ports.signatures import Signatures
 from hexloop.ports.storage import Storage
 
 _CHAIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?:::|://.*::[A-Za-z][A-Za-z0-9+.-]+://)")
@@ -69,14 +72,19 @@ def joined(location: str | os.PathLike[str], name: str) -> str:
     return f"{location.rstrip('/')}/{name}" if is_elsewhere(location) else os.path.join(_path_of(location), name)
 
 
-def storage_for(location: str | os.PathLike[str], digest: str = "xxh3-128") -> Storage:
+def storage_for(
+    location: str | os.PathLike[str], digest: str = "xxh3-128", signatures: Signatures | None = None
+) -> Storage:
     """Return the storage of a folder, given by its path or URL, without accessing it.
 
     Schemes are looked up in `STORAGES`, then in the entry points of installed packages; all others are fsspec's.
-    digest: see `LocalStorage`; storages of installed packages choose their own.
+    digest: see `LocalStorage`; storages of installed packages choose their own. signatures: of the manifests in it, for
+    which the digest is a cryptographic one.
     Raises ConfigurationError if a scheme is unknown, with what to install, or if a URL contains a password or is a
     chain.
     """
+    if signatures is not None:
+        return SignedStorage(storage_for(location, SIGNING_DIGEST), signatures)
     location, scheme = os.fspath(location), scheme_of(location) or "file"
     if _CHAIN.match(location):
         raise ConfigurationError(
@@ -85,7 +93,7 @@ def storage_for(location: str | os.PathLike[str], digest: str = "xxh3-128") -> S
         )
     if scheme in STORAGES:
         return STORAGES[scheme](location, digest)
-    if urlsplit(location).password:
+    if _split_url(location).password:
         raise ConfigurationError(
             f"The {scheme}:// URL contains a password, which would end up in logs and checkpoints. Remove it, and "
             "provide it through the environment, a configuration file of fsspec, or FsspecStorage(url, options)."
@@ -139,16 +147,26 @@ def has_unsent_files(storage: Storage) -> bool:
 
 
 def _path_of(location: str) -> str:
-    """Return the path of a path or file:// URL. Raises ConfigurationError if the URL names another machine."""
+    """Return the path of a path or file:// URL. Raises ConfigurationError if it is invalid or names another machine."""
+    if "\0" in location:
+        raise ConfigurationError(f"The path {location!r} contains a null byte; choose another one.")
     if scheme_of(location) != "file":
         return os.path.expanduser(location)
-    url = urlsplit(location)
+    url = _split_url(location)
     if url.netloc not in ("", "localhost"):
         raise ConfigurationError(
             f"{location} refers to the folder {url.path or '/'} on a machine named {url.netloc}; write "
             "file:///absolute/path, or only the path."
         )
     return url2pathname(url.path)
+
+
+def _split_url(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError as error:  # its text may contain the URL
+        reason = str(error).partition(":")[0]
+        raise ConfigurationError(f"{redact(url)} is not a valid URL ({reason}); correct it.") from None
 
 
 STORAGES: dict[str, Callable[[str, str], Storage]] = {

@@ -95,7 +95,7 @@ def read_blocks(storage: Storage, path: str, expected: Stored, block: int) -> tu
         if size > expected.size:
             return Stored(size, ""), FileBlocks(size, block, ())
         whole.update(piece)
-        digests.append(_digest(new, piece))
+        digests += [_digest(new, piece[start : start + block]) for start in range(0, len(piece), block)]
     return whole.stored(), FileBlocks(size, block, digests)
 
 
@@ -123,12 +123,16 @@ class VerifiedFiles:
         new = maker_of(self.storage, self.kinds[path]) or partial(LibraryDigest, _SPARE)
         number = start // verified.block
         skipped = start - number * verified.block
-        for piece in _in_blocks(self.storage.read(f"{self.folder}/{path}", number * verified.block), verified.block):
-            expected = verified.digests[number] if number < len(verified.digests) else None
-            if _digest(new, piece) != expected:
-                raise self._changed(path)
+        position = number * verified.block
+        for piece in _in_blocks(self.storage.read(f"{self.folder}/{path}", position), verified.block):
+            for start_of_block in range(0, len(piece), verified.block):
+                block = piece[start_of_block : start_of_block + verified.block]
+                expected = verified.digests[number] if number < len(verified.digests) else None
+                if _digest(new, block) != expected:
+                    raise self._changed(path)
+                number += 1
             yield piece[skipped:]
-            number, skipped = number + 1, 0
+            skipped = 0
         if number < len(verified.digests):
             raise self._changed(path)
 
@@ -160,7 +164,10 @@ def _digest(new: Callable[[], Digest], piece: memoryview) -> str:
 
 
 def _in_blocks(chunks: Iterator[memoryview], block: int) -> Iterator[memoryview]:
-    """Yield the bytes of the chunks in blocks, the last of which may be smaller. Whole blocks are not copied."""
+    """Yield the bytes of the chunks in pieces of one or more whole blocks, the last of which may be smaller.
+
+    Whole blocks within a chunk are not copied.
+    """
     held = bytearray()
     for chunk in chunks:
         data = memoryview(chunk).cast("B")
@@ -168,13 +175,13 @@ def _in_blocks(chunks: Iterator[memoryview], block: int) -> Iterator[memoryview]
             missing = block - len(held)
             held += data[:missing]
             data = data[missing:]
-            if len(held) == block:
-                yield memoryview(held)
-                held = bytearray()
-        while len(data) >= block:
-            yield data[:block]
-            data = data[block:]
-        if data:
-            held += data
+            if len(held) < block:
+                continue
+            yield memoryview(held)
+            held = bytearray()
+        whole = len(data) // block * block
+        if whole:
+            yield data[:whole]
+        held += data[whole:]
     if held:
         yield memoryview(held)

@@ -29,6 +29,7 @@ from hexloop.domain.checkpoints.in_place import InPlacePublisher
 from hexloop.domain.checkpoints.manifest import MANIFEST, Lineage, Manifest, Owner, checkpoint_name, free_name
 from hexloop.domain.checkpoints.pace import Pace
 from hexloop.domain.checkpoints.reading import checkpoint_steps, is_in_lineage, is_protected, read_manifest
+from hexloop.domain.checkpoints.signatures import SIGNATURE, signature_of
 from hexloop.domain.errors import CheckpointError, CollectiveError, StorageError, StorageFullError
 from hexloop.domain.ranks import run_on_all_ranks, run_on_rank0
 from hexloop.ports.collectives import Collectives, Json
@@ -170,6 +171,7 @@ class Committer:
             manifest = make_manifest(_merged(written))
             self.note("written", checkpoint=name, bytes=sum(stored.size for stored in manifest.files.values()))
             unsynced = [f"{folder}/{path}" for path in manifest.files] if alone else []
+            unsynced += self._sign(folder, manifest)
             self.publisher.publish(name, manifest.to_json(), unsynced)
             published = True
             self.note(
@@ -184,6 +186,15 @@ class Committer:
                 with suppress(StorageError):
                     self.publisher.abandon(name)
             raise
+
+    def _sign(self, folder: str, manifest: Manifest) -> list[str]:
+        """Write the signature of the manifest if the storage has a key, and return its path, which is to be synced."""
+        signatures = self.storage.capabilities.signatures
+        if signatures is None:
+            return []
+        path = f"{folder}/{SIGNATURE}"
+        self.storage.write(path, [signature_of(signatures, manifest)])
+        return [path]
 
     def _may_abandon(self, error: BaseException) -> bool:
         """Return whether this process may remove the files: not if a rank that was lost might still be writing."""

@@ -10,12 +10,14 @@ from attrs import field, frozen
 
 from hexloop.domain.checkpoints.blocks import FileBlocks, VerifiedFiles, algorithm_of, block_size, read_blocks
 from hexloop.domain.checkpoints.manifest import MANIFEST, PROTECTED, Lineage, Manifest, checkpoint_name, step_of, unseal
+from hexloop.domain.checkpoints.signatures import check_digests, check_signature
 from hexloop.domain.errors import (
     CheckpointError,
     DamagedCheckpointError,
     IrregularFileError,
     MissingCheckpointError,
     MissingFileError,
+    SignatureError,
     StorageError,
     UnreadableCheckpointError,
 )
@@ -83,11 +85,13 @@ def read_manifest(storage: Storage, name: str) -> Manifest:
     """Return the manifest of the checkpoint `name`, without reading its files.
 
     Raises CheckpointError if there is no manifest, or one of a newer schema, DamagedCheckpointError if it is damaged,
-    and StorageError if the storage does not return a file that it lists.
+    SignatureError if the storage has a key and the manifest is not signed by it, and StorageError if the storage does
+    not return a file that it lists.
     """
     where = f"{name} in {storage.capabilities.location}"
     try:
-        manifest = Manifest.from_json(_manifest_bytes(storage, name))
+        manifest = Manifest.from_json(_signed_manifest(storage, name))
+        check_digests(storage, manifest)
     except CheckpointError as error:
         raise type(error)(f"{where} cannot be used: {error}.") from error
     if step_of(name) not in (None, manifest.step):
@@ -144,6 +148,19 @@ def warn_of_differences(checkpoint: Checkpoint, environment: Mapping[str, str], 
             f"{'; '.join(differences)}.",
             stacklevel=4,
         )
+
+
+def _signed_manifest(storage: Storage, name: str) -> bytes:
+    """Return the bytes of a manifest, its signature verified. Another process may be replacing both."""
+    for _ in range(RETRIES):
+        data = _manifest_bytes(storage, name)
+        try:
+            check_signature(storage, name, data)
+        except SignatureError as error:
+            failure = error
+        else:
+            return data
+    raise failure
 
 
 def _manifest_bytes(storage: Storage, name: str) -> bytes:

@@ -19,10 +19,12 @@ from hexloop.domain.checkpoints.manifest import (
     step_of,
 )
 from hexloop.domain.checkpoints.reading import Checkpoint, checkpoint_steps, read_manifest, verify
+from hexloop.domain.checkpoints.signatures import SIGNATURE
 from hexloop.domain.errors import (
     CheckpointError,
     DamagedCheckpointError,
     NewerSchemaError,
+    SignatureError,
     StorageError,
     UnreadableCheckpointError,
 )
@@ -37,9 +39,11 @@ def newest(storage: Storage, run: str | None = None, quarantine: bool = False) -
     ones are renamed.
     Raises CheckpointError if there are several runs and `run` is None, or if a checkpoint has a newer schema, and
     StorageError if the storage cannot read a manifest that it lists: these are no reason to use an older checkpoint.
-    Raises UnreadableCheckpointError if none is good and one that cannot be read at present may be.
+    Raises UnreadableCheckpointError if none is good and one that cannot be read at present may be, and SignatureError
+    if none is good and one is not signed by the storage's key. One that is not signed by it is never renamed.
     """
-    manifests = dict(_manifests(storage, quarantine))
+    refused: list[CheckpointError] = []
+    manifests = dict(_manifests(storage, quarantine, refused))
     if run is None:
         _refuse_several_runs(storage, manifests)
     unread: UnreadableCheckpointError | None = None
@@ -49,12 +53,17 @@ def newest(storage: Storage, run: str | None = None, quarantine: bool = False) -
         except CheckpointError as error:
             if unread is None and isinstance(error, UnreadableCheckpointError):
                 unread = error
+            refused += [error] if isinstance(error, SignatureError) else []
             _skip(storage, name, error, quarantine)
     if unread is not None:  # a caller that was told that there is none would start over and replace it
         raise UnreadableCheckpointError(
             f"{unread} It may be good, and no other checkpoint is. Make it readable, or set another output_dir to "
             "start from scratch."
         ) from unread
+    if refused:
+        raise SignatureError(
+            f"No checkpoint in {storage.capabilities.location} can be used with this key. {refused[0]}"
+        )
     return None
 
 
@@ -131,8 +140,9 @@ def publish_staged(storage: Storage, chosen: str | None = None) -> None:
     meant = {run for folder, run in runs.items() if chosen in (None, checkpoints[folder])}
     for folder, name in staged.items():
         if {runs.get(folder)} == meant and _is_good(storage, folder):
-            files = read_manifest(storage, folder).files
-            storage.sync([f"{folder}/{path}" for path in (*files, MANIFEST)])  # its writer may have died before it did
+            files = [*read_manifest(storage, folder).files, MANIFEST]
+            files += [] if storage.capabilities.signatures is None else [SIGNATURE]
+            storage.sync([f"{folder}/{path}" for path in files])  # its writer may have died before it did
             storage.move(folder, name)
 
 
@@ -165,14 +175,18 @@ def quarantine_if_possible(storage: Storage, name: str, damage: DamagedCheckpoin
         return f"{damage} It could not be set aside: {failure}"
 
 
-def _manifests(storage: Storage, quarantine: bool) -> Iterator[tuple[str, Manifest]]:
-    """Yield the name and manifest of every checkpoint that has a readable one, and skip the others."""
+def _manifests(storage: Storage, quarantine: bool, refused: list[CheckpointError]) -> Iterator[tuple[str, Manifest]]:
+    """Yield the name and manifest of every checkpoint that has a readable one, and skip the others.
+
+    refused: the errors of those that are not signed as they must be are added to it.
+    """
     for name in map(checkpoint_name, checkpoint_steps(storage)):
         try:
             yield name, read_manifest(storage, name)
         except NewerSchemaError:
             raise
         except CheckpointError as error:
+            refused += [error] if isinstance(error, SignatureError) else []
             _skip(storage, name, error, quarantine)
 
 

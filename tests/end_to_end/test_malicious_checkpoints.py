@@ -14,15 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-from attrs import evolve
 from safetensors.torch import load_file, save_file
 
 import hexloop
-from hexloop.adapters.storage.local import LocalStorage
 from hexloop.app.transformers_checkpoints.files import SIGNS
-from hexloop.domain.checkpoints.manifest import Manifest, seal
+from hexloop.domain.checkpoints.manifest import seal
 from hexloop.domain.errors import HexloopError
-from hexloop.ports.storage import Stored
 from tests.end_to_end.checkpoint_folder import (
     NAME,
     STEP,
@@ -33,6 +30,7 @@ from tests.end_to_end.checkpoint_folder import (
 )
 from tests.end_to_end.small.documents import document_of, replace_document, split
 from tests.end_to_end.small.trainers import same_weights, small_trainer, weights
+from tests.resealing import manifest_entries, reseal, write_manifest
 
 PICKLED = (*SIGNS, "scaler.pt", "rng_state_1.pth", "optimizer.bin", "adapter_model.bin")
 HUGE = 2**60
@@ -62,26 +60,13 @@ def zipped(pickled: bytes, path: Path) -> None:
         archive.writestr("archive/byteorder", b"little")
 
 
-def reseal(checkpoint: Path, **sizes: int) -> None:
-    """Update the manifest's sizes and digests, so that only the files' contents are wrong."""
-    storage, path = LocalStorage(checkpoint.parent), checkpoint / "manifest.json"
-    manifest = Manifest.from_json(path.read_bytes())
-    files = {
-        file: storage.digest(f"{checkpoint.name}/{file}") for file in manifest.files if (checkpoint / file).exists()
-    }
-    files |= {file: Stored(size, files[file].digest) for file, size in sizes.items()}
-    path.write_bytes(evolve(manifest, files=files).to_json())
-
-
 def in_manifest(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
     """Change the manifest, and seal it again."""
 
     def apply(checkpoint: Path) -> None:
-        path = checkpoint / "manifest.json"
-        document = json.loads(path.read_bytes())
-        del document["digest"]
+        document = manifest_entries(checkpoint)
         change(document)
-        path.write_bytes(seal((json.dumps(document, indent=2, sort_keys=True) + "\n").encode()))
+        write_manifest(checkpoint, document)
 
     return apply
 

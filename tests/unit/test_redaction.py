@@ -27,7 +27,7 @@ HARMLESS = (
 @pytest.mark.parametrize("form", FORMS)
 def test_secrets_are_removed(form: str) -> None:
     """Whatever is around them; removing them twice changes nothing."""
-    for text in (form, f"Cannot read {form}: denied", f"['{form}']", f"{form}\n{form}"):
+    for text in (form, f"Cannot read {form}: denied", f"['{form}']", f"{form}\n{form}", f"sig=\n{form}"):
         clean = redact(text)
         assert SECRET not in clean
         assert redact(clean) == clean

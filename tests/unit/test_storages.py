@@ -86,6 +86,15 @@ def test_a_file_url_with_a_host_is_refused(function: Callable[[str], object]) ->
     assert as_location("file://localhost/runs/a") == os.path.abspath("/runs/a")
 
 
+@pytest.mark.parametrize(
+    "location", ["s3://[bucket/a", "file://[::1/a", "s3://k:b@[]/a", "folder/a\0b", "file:///a\0b"]
+)
+def test_a_location_that_is_none_is_refused(location: str) -> None:
+    """A URL that cannot be split, and a path with a null byte."""
+    with pytest.raises(ConfigurationError, match=r"is not a valid URL|contains a null byte"):
+        storage_for(location)
+
+
 def test_a_url_uses_fsspec() -> None:
     """The chosen digest is the one that the storage computes."""
     storage = storage_for(f"memory://{uuid.uuid4().hex}/run", digest="blake2b")

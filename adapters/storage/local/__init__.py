@@ -77,7 +77,8 @@ class LocalStorage:
     @property
     def capabilities(self) -> StorageCapabilities:
         """Publication by rename, in a local folder."""
-        return StorageCapabilities(Publication.RENAME, self._root, self._root, self._modified, new_digest)
+        root = self._root
+        return StorageCapabilities(Publication.RENAME, root, root, self._modified, new_digest, self._digest)
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
         """Write a new file; see `Storage.write`. A file that could not be written completely is removed."""

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
+from attrs import evolve
+
 from hexloop.adapters.storage import exists, files_below
 from hexloop.adapters.storage.tiered.outbox import OUTBOX, Action, Intent, Outbox, Uploader, is_within
 from hexloop.domain.checkpoints.manifest import MANIFEST
@@ -61,7 +63,7 @@ class TieredStorage:
         """Those of the fast tier; the location names both."""
         fast, slow = self._fast.capabilities, self._slow.capabilities
         location = f"{fast.location}, and then {slow.location}"
-        return StorageCapabilities(Publication.RENAME, location, fast.local_folder, fast.modified, fast.new_digest)
+        return evolve(fast, publication=Publication.RENAME, location=location)
 
     @property
     def pending(self) -> tuple[str, ...]:

@@ -79,6 +79,8 @@ def _tensor(part: Part, read: Callable[[], memoryview], count: int) -> Tensor:
     dtype, data = TYPES[part.dtype], read()
     if len(data) != count * dtype.itemsize:
         raise ValueError(f"{part.name} has {len(data)} bytes, which does not fit its shape {part.shape}.")
+    if part.fresh and count:
+        return torch.frombuffer(data, dtype=dtype)  # without a copy
     tensor = torch.empty(count, dtype=dtype)
     if count:
         tensor.view(torch.uint8).numpy()[:] = data

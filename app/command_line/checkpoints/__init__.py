@@ -12,6 +12,7 @@ from hexloop.domain.checkpoints.manifest import MANIFEST, checkpoint_name, is_se
 from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest
 from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError
 from hexloop.domain.state import RunState
+from hexloop.ports.signatures import Signatures
 from hexloop.ports.storage import Storage
 
 OPTIONAL_DIGEST = "blake2b"
@@ -31,20 +32,30 @@ class CheckpointLocation:
     name: str
 
 
-def open_folder(given: str) -> Storage:
-    """Return the storage of a folder of checkpoints. Raises ConfigurationError if it does not exist on this machine."""
+def open_folder(given: str, signatures: Signatures | None = None) -> Storage:
+    """Return the storage of a folder of checkpoints, with a key if one is given.
+
+    Raises ConfigurationError if the folder does not exist on this machine.
+    """
     refuse_missing([given])
-    storage = storage_for(given)
+    storage = storage_for(given, signatures=signatures)
+    if signatures is not None:
+        return storage
     return _with_digest_of(given, storage, [checkpoint_name(step) for step in checkpoint_steps(storage)])
 
 
-def open_checkpoints(given: list[str]) -> list[CheckpointLocation]:
-    """Locate checkpoints. Raises ConfigurationError with all folders that do not exist on this machine."""
+def open_checkpoints(given: list[str], signatures: Signatures | None = None) -> list[CheckpointLocation]:
+    """Locate checkpoints, on storages with a key if one is given.
+
+    Raises ConfigurationError with all folders that do not exist on this machine.
+    """
     refuse_missing(given)
     locations = []
     for each in given:
         parent, name = split_location(each)
-        locations.append(CheckpointLocation(each, _with_digest_of(parent, storage_for(parent), [name]), name))
+        storage = storage_for(parent, signatures=signatures)
+        storage = storage if signatures is not None else _with_digest_of(parent, storage, [name])
+        locations.append(CheckpointLocation(each, storage, name))
     return locations
 
 

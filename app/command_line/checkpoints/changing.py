@@ -1,4 +1,4 @@
-"""`hexloop checkpoints prune`, `consolidate`, `import` and `export`: remove checkpoints, and convert them."""
+"""`hexloop checkpoints prune`, `consolidate`, `import`, `export` and `sign`: remove, convert and sign checkpoints."""
 
 from __future__ import annotations
 
@@ -7,13 +7,24 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from hexloop.app.command_line import ExitCode
-from hexloop.app.command_line.checkpoints import CheckpointLocation, best_of, open_checkpoints, open_folder, read_state
-from hexloop.app.command_line.printing import print_document, print_lines
+from hexloop.app.command_line.checkpoints import (
+    CheckpointLocation,
+    best_of,
+    is_checkpoint,
+    open_checkpoints,
+    open_folder,
+    read_state,
+    refuse_missing,
+)
+from hexloop.app.printing import print_document, print_lines
 from hexloop.app.wiring.checkpoint_files import CheckpointFiles
-from hexloop.app.wiring.storage import as_location, has_unsent_files, split_location, storage_for
+from hexloop.app.wiring.signing import read_key
+from hexloop.app.wiring.storage import as_location, has_unsent_files, joined, split_location, storage_for
 from hexloop.domain.checkpoints.commit import CheckpointPolicy
-from hexloop.domain.checkpoints.manifest import MANIFEST
+from hexloop.domain.checkpoints.manifest import MANIFEST, checkpoint_name
+from hexloop.domain.checkpoints.reading import checkpoint_steps
 from hexloop.domain.checkpoints.selection import open_checkpoint, runs_in
+from hexloop.domain.checkpoints.signing import sign_checkpoint
 from hexloop.domain.checkpoints.survey import leftovers, newest_to_keep, remove, remove_leftover, surplus
 from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError
 from hexloop.ports.storage import Storage
@@ -89,7 +100,7 @@ def _remove(storage: Storage, run: str, options: Namespace) -> Iterator[tuple[st
 
 def consolidate(options: Namespace) -> ExitCode:
     """Write a folder with the model of a checkpoint, all weights in one file, and print its location."""
-    (location,) = open_checkpoints([options.checkpoint])
+    (location,) = open_checkpoints([options.checkpoint], read_key(options.key, "--key"))
     source = as_location(options.checkpoint)
     target = as_location(options.output or f"{source}-consolidated")
     if target == source or target.startswith(f"{source}/"):
@@ -126,8 +137,35 @@ def export(options: Namespace) -> ExitCode:
     """Convert a checkpoint to the format of transformers' Trainer, and print its location."""
     from hexloop.app.transformers_checkpoints.exporting import export_checkpoint
 
-    print_lines(f"Written: {export_checkpoint(options.checkpoint, options.to)}")
+    print_lines(f"Written: {export_checkpoint(options.checkpoint, options.to, read_key(options.key, '--key'))}")
     return ExitCode.DONE
+
+
+def sign(options: Namespace) -> ExitCode:
+    """Sign checkpoints that are good, and print the result of each. Return FAILED if one is not."""
+    refuse_missing(options.paths)
+    signatures = read_key(options.key, "--key")
+    if signatures is None or not signatures.can_sign:
+        raise ConfigurationError("You chose to sign, but the file that --key names holds a public key; name another.")
+    failed = 0
+    for location in [each for given in options.paths for each in _checkpoints_at(given)]:
+        try:
+            sign_checkpoint(location.storage, location.name, signatures)
+            print_lines(f"{location.given}: signed")
+        except (CheckpointError, StorageError) as error:
+            failed += 1
+            print_lines(f"{location.given}: not signed", f"  {error}")
+    return ExitCode.FAILED if failed else ExitCode.DONE
+
+
+def _checkpoints_at(given: str) -> list[CheckpointLocation]:
+    """Return a checkpoint, or all in a folder. Raises CheckpointError if there is none."""
+    if is_checkpoint(given):
+        return open_checkpoints([given])
+    names = [checkpoint_name(step) for step in sorted(checkpoint_steps(open_folder(given)))]
+    if not names:
+        raise CheckpointError(f"You chose {given}, but it contains no checkpoint; name another folder or a checkpoint.")
+    return open_checkpoints([joined(given, name) for name in names])
 
 
 def _write_model(location: CheckpointLocation, storage: Storage, name: str) -> None:

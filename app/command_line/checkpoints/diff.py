@@ -13,7 +13,7 @@ from attrs import asdict, frozen
 
 from hexloop.app.command_line import ExitCode
 from hexloop.app.command_line.checkpoints import open_checkpoints
-from hexloop.app.command_line.printing import print_document, print_lines
+from hexloop.app.printing import print_document, print_lines
 from hexloop.app.wiring.checkpoint_files import CheckpointFiles
 from hexloop.domain.checkpoints.manifest import MANIFEST, Manifest
 from hexloop.domain.checkpoints.reading import verify

@@ -21,14 +21,16 @@ from hexloop.app.command_line.checkpoints import (
     read_state,
     refuse_missing,
 )
-from hexloop.app.command_line.printing import print_document, print_lines
+from hexloop.app.printing import print_document, print_lines
 from hexloop.app.wiring.checkpoint_files import CheckpointFiles
+from hexloop.app.wiring.signing import read_key
 from hexloop.app.wiring.storage import joined
 from hexloop.domain.checkpoints.manifest import MANIFEST, Manifest, checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest
 from hexloop.domain.checkpoints.survey import CheckpointFolder, FolderStatus, examine, newest_by_run, survey
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import finite_json
+from hexloop.ports.signatures import Signatures
 from hexloop.ports.storage import Storage
 
 COLUMNS = ("name", "step", "age", "size", "metric", "run", "state", "")
@@ -101,9 +103,10 @@ def list_checkpoints(options: Namespace) -> ExitCode:
 def verify(options: Namespace) -> ExitCode:
     """Verify checkpoints and print the result of each. Return FAILED if one is not good."""
     refuse_missing(options.paths)
+    signatures = read_key(options.key, "--key")
     bad, documents = 0, []
     for given in options.paths:
-        for location, found, named in _examined(given):
+        for location, found, named in _examined(given, signatures):
             good = found.status is FolderStatus.GOOD
             bad += found.status is FolderStatus.BAD or (named and not good)
             documents.append({"checkpoint": location, "good": good, "reason": found.reason})
@@ -155,16 +158,16 @@ def _table(rows: Sequence[Row], now: float) -> Iterator[str]:
             yield f"  {row.found.reason}"
 
 
-def _examined(given: str) -> Iterator[tuple[str, CheckpointFolder, bool]]:
+def _examined(given: str, signatures: Signatures | None) -> Iterator[tuple[str, CheckpointFolder, bool]]:
     """Yield the location of each checkpoint, its condition, and whether it was named itself.
 
     Raises CheckpointError for a folder without checkpoints.
     """
     if is_checkpoint(given):
-        (location,) = open_checkpoints([given])
+        (location,) = open_checkpoints([given], signatures)
         yield given, examine(location.storage, location.name), True
         return
-    storage = open_folder(given)
+    storage = open_folder(given, signatures)
     steps = sorted(checkpoint_steps(storage))
     if not steps:
         raise CheckpointError(f"You chose {given}, but it contains no checkpoint; name another folder or a checkpoint.")

@@ -1,4 +1,4 @@
-"""Contract suites of the Background, Clock, Interrupts, Logger and Journal ports."""
+"""Contract suites of the Background, Clock, Interrupts, Logger, Journal and Signatures ports."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from hexloop.ports.clock import Clock
 from hexloop.ports.interrupts import Interrupts
 from hexloop.ports.journal import Fact, Journal
 from hexloop.ports.logger import Logger, Record, RunInformation, Value
+from hexloop.ports.signatures import Signatures
 
 
 class BackgroundContract:
@@ -286,3 +287,46 @@ class JournalContract:
         for number in range(4):
             own = [note["number"] for note in noted or [] if note["thread"] == number]
             assert own == list(range(50)) or noted is None
+
+
+class SignaturesContract:
+    """Contract suite of the Signatures port."""
+
+    @pytest.fixture
+    def signatures(self) -> Signatures:
+        """The adapter under test, with a key that signs."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def other(self) -> Signatures:
+        """The same adapter with another key."""
+        raise NotImplementedError
+
+    @pytest.mark.parametrize("data", [b"", b"manifest", bytes(range(256)) * 100])
+    def test_what_was_signed_is_verified(self, signatures: Signatures, data: bytes) -> None:
+        """A signature is one line of ASCII text and is verified for the same bytes."""
+        signature = signatures.sign(data)
+
+        assert signatures.can_sign
+        assert signature.isascii()
+        assert signature.isprintable()
+        assert signatures.verify(data, signature)
+
+    def test_other_bytes_are_not_verified(self, signatures: Signatures) -> None:
+        """A signature is only that of the bytes that were signed."""
+        signature = signatures.sign(b"manifest")
+
+        for data in (b"", b"manifesu", b"manifest ", b"\0manifest"):
+            assert not signatures.verify(data, signature)
+
+    def test_another_key_is_not_verified(self, signatures: Signatures, other: Signatures) -> None:
+        """A signature is only that of the key that signed."""
+        assert not signatures.verify(b"manifest", other.sign(b"manifest"))
+
+    def test_any_text_is_refused(self, signatures: Signatures) -> None:
+        """Text that is not a signature, or a damaged one, is not verified, and raises nothing."""
+        signature = signatures.sign(b"manifest")
+        kind, _, digits = signature.partition(":")
+
+        for text in ("", kind, f"{kind}:", digits, signature[:-2], f"{signature}00", f"none:{digits}", "\ud800", "\0"):
+            assert not signatures.verify(b"manifest", text)

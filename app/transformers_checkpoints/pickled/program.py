@@ -81,6 +81,8 @@ def _read_archive(file: BinaryIO, size: int, limits: dict[str, int]) -> Any:
 
 def _data_start(file: BinaryIO, header: int) -> int:
     """Return the first byte of a record's data, which comes after a header of 30 bytes, a name and further fields."""
+    if header < 0:
+        refuse("a record of its archive is damaged")
     file.seek(header)
     found = file.read(30)
     if len(found) != 30 or found[:4] != b"PK\x03\x04":

@@ -215,7 +215,6 @@ def _(bench: Bench) -> None:
 @shows(
     "ddp_backend",
     "ddp_timeout",
-    "rendezvous_timeout",
     "ddp_find_unused_parameters",
     "ddp_bucket_cap_mb",
     "ddp_broadcast_buffers",

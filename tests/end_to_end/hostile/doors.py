@@ -1,18 +1,18 @@
-"""What the public doors make of a hostile file, each call measured in a process of its own."""
+"""What the public doors make of a hostile file, measured in a process of its own."""
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from functools import cache
 from pathlib import Path
-from typing import Any
 
-from attrs import evolve, frozen
-
-from hexloop.adapters.storage.local import LocalStorage
-from hexloop.domain.checkpoints.manifest import Manifest, seal
+from attrs import frozen
 
 SECONDS = 10.0
 """A refusal takes less than 2 s on an idle machine."""
@@ -21,7 +21,7 @@ MIB = 200
 """MiB that a refusal may take beyond the size that a file declares."""
 
 PROGRAM = """
-import contextlib, io, json, resource, sys, time, warnings
+import contextlib, io, json, os, resource, signal, sys, time
 from pathlib import Path
 
 import hexloop.app.command_line.checkpoints.changing
@@ -47,15 +47,46 @@ def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-small_trainer(Path(sys.argv[2], "warm"), max_steps=1).train()
-for words in json.loads(sys.argv[1]):
-    output, errors = io.StringIO(), io.StringIO()
-    before, began = peak(), time.perf_counter()
-    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
-        code = resumed(*words[1:]) if words[0] == "resume" else main(words)
-    took = time.perf_counter() - began
-    print(json.dumps([code, output.getvalue(), errors.getvalue(), took, peak() - before]))
+def answer(calls):
+    for words in calls:
+        output, errors = io.StringIO(), io.StringIO()
+        before, began = peak(), time.perf_counter()
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+            code = resumed(*words[1:]) if words[0] == "resume" else main(words)
+        took = time.perf_counter() - began
+        print(json.dumps([code, output.getvalue(), errors.getvalue(), took, peak() - before]), flush=True)
+
+
+small_trainer(Path(sys.argv[1], "warm"), max_steps=1).train()
+for line in sys.stdin:
+    if not (child := os.fork()):
+        signal.alarm(120)  # ends a call that hangs
+        answer(json.loads(line))
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    print(json.dumps(os.waitstatus_to_exitcode(status)), flush=True)
 """
+
+
+@cache
+def server() -> subprocess.Popen[str]:
+    """Return a process that has imported everything and forks one for each request, so that none waits for imports."""
+    folder = tempfile.mkdtemp()
+    started = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, folder],
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+    def stop() -> None:
+        started.communicate()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(stop)
+    return started
 
 
 @frozen
@@ -75,50 +106,23 @@ class Answer:
         return self.code == code and "Traceback" not in self.errors and all(word in last for word in words)
 
 
-def ask(folder: Path, *calls: list[str | Path], declared: float = 0) -> list[Answer]:
+def ask(*calls: list[str | Path], declared: float = 0) -> list[Answer]:
     """Call the doors one after the other; each must answer within the bounds.
 
     A call is the words of a command, or "resume" with an output folder and a checkpoint. declared: MiB of the file.
     """
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps([[str(word) for word in call] for call in calls]), str(folder)],
-        cwd=Path(__file__).parents[3],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    answers = [Answer(*json.loads(line)) for line in ended.stdout.splitlines()]
+    process = server()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps([[str(word) for word in call] for call in calls]) + "\n")
+    process.stdin.flush()
+    answers = []
+    while isinstance(read := json.loads(process.stdout.readline()), list):
+        answers.append(Answer(*read))
+    assert read == 0, f"the process ended with {read} after {len(answers)} answers"
     assert len(answers) == len(calls)
     for call, answer in zip(calls, answers, strict=True):
         assert answer.seconds < SECONDS, (call, answer)
         assert answer.mib < MIB + declared, (call, answer)
         assert "Traceback" not in answer.errors, (call, answer)
     return answers
-
-
-def reseal(checkpoint: Path, **declared: int) -> None:
-    """Update sizes and digests in the manifest, so that only the contents of files are wrong.
-
-    declared: sizes to write there instead, by the name of a file without its ending.
-    """
-    storage, path = LocalStorage(checkpoint.parent), checkpoint / "manifest.json"
-    manifest = Manifest.from_json(path.read_bytes())
-    files = {
-        file: evolve(stored, size=declared[stem])
-        if (stem := file.partition(".")[0]) in declared
-        else storage.digest(f"{checkpoint.name}/{file}")
-        for file, stored in manifest.files.items()
-    }
-    path.write_bytes(evolve(manifest, files=files).to_json())
-
-
-def change_manifest(checkpoint: Path, **entries: Any) -> None:
-    """Change entries of the manifest, and seal it again."""
-    path = checkpoint / "manifest.json"
-    document = json.loads(path.read_bytes())
-    del document["digest"]
-    document |= entries
-    path.write_bytes(seal((json.dumps(document, indent=2, sort_keys=True) + "\n").encode()))

@@ -33,7 +33,6 @@ def test_a_checkpoint_that_links_elsewhere_does_not_block_the_others(whole: Path
     (checkpoint.parent / "checkpoint-9").symlink_to(tmp_path / target)
     before = sorted(outside.rglob("*"))
     listed, pruned, verified, resumed = ask(
-        tmp_path,
         ["checkpoints", "list", checkpoint.parent],
         ["checkpoints", "prune", checkpoint.parent, "--keep", "1", "--leftovers"],
         ["checkpoints", "verify", checkpoint.parent],

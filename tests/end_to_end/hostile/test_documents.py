@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.checkpoint_folder import copy_of, make_checkpoint
-from tests.end_to_end.hostile.doors import ask, change_manifest, reseal
+from tests.end_to_end.hostile.doors import ask
+from tests.resealing import change_manifest, reseal
 
 MANY_KEYS = b"{" + b"".join(b'"%d":1,' % number for number in range(200_000)) + b'"7":1}'
 
@@ -39,7 +40,6 @@ def test_a_hostile_run_state_is_refused(whole: Path, tmp_path: Path, name: str) 
     (checkpoint / "run_state.json").write_bytes(data)
     reseal(checkpoint)
     resumed, compared, shown, listed, verified, pruned = ask(
-        tmp_path,
         ["resume", tmp_path / "output", checkpoint],
         ["checkpoints", "diff", checkpoint, whole],
         ["checkpoints", "show", checkpoint],
@@ -76,7 +76,6 @@ def test_a_hostile_manifest_is_refused(whole: Path, tmp_path: Path, name: str) -
     checkpoint = copy_of(whole, tmp_path / "spoiled")
     change_manifest(checkpoint, **entries)
     resumed, compared, shown, verified, listed, pruned = ask(
-        tmp_path,
         ["resume", tmp_path / "output", checkpoint],
         ["checkpoints", "diff", checkpoint, whole],
         ["checkpoints", "show", checkpoint],
@@ -99,7 +98,6 @@ def test_a_raised_limit_lets_a_large_document_in(whole: Path, tmp_path: Path) ->
     (checkpoint / "run_state.json").write_bytes(json.dumps(content, separators=(",", ":")).encode())
     reseal(checkpoint)
     lowered, usual = ask(
-        tmp_path,
         ["checkpoints", "show", checkpoint, "--limit", "document_values=1000"],
         ["checkpoints", "show", checkpoint],
     )

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.checkpoint_folder import copy_of, make_checkpoint
-from tests.end_to_end.hostile.doors import Answer, ask, reseal
+from tests.end_to_end.hostile.doors import Answer, ask
+from tests.resealing import reseal
 
 WEIGHTS = "model.safetensors"
 WEIGHT = "layers.0.weight"
@@ -34,7 +35,7 @@ def all_doors(checkpoint: Path, other: Path, folder: Path, declared: float = 0) 
         "prune": ["checkpoints", "prune", checkpoint.parent, "--keep", "1"],
         "show": ["checkpoints", "show", checkpoint, "--tensors"],
     }
-    return dict(zip(calls, ask(folder, *calls.values(), declared=declared), strict=True))
+    return dict(zip(calls, ask(*calls.values(), declared=declared), strict=True))
 
 
 def header(shape: str, offsets: str = "[0,4]", name: str = WEIGHT) -> bytes:
@@ -171,7 +172,6 @@ def test_a_large_note_is_cut(whole: Path, tmp_path: Path) -> None:
     (aside / "damaged.txt").write_text("because it is spoiled. " + "x" * 100_000)
     os.truncate(aside / "damaged.txt", 3 << 30)
     (text, document) = ask(
-        tmp_path,
         ["checkpoints", "list", aside.parent],
         ["checkpoints", "list", aside.parent, "--json"],
     )
@@ -185,5 +185,5 @@ def test_a_pipe_for_a_note_is_not_opened(whole: Path, tmp_path: Path) -> None:
     aside = copy_of(whole, tmp_path / "spoiled")
     aside = aside.rename(aside.with_name("damaged-1-checkpoint-2"))
     os.mkfifo(aside / "damaged.txt")
-    (listed,) = ask(tmp_path, ["checkpoints", "list", aside.parent])
+    (listed,) = ask(["checkpoints", "list", aside.parent])
     assert (listed.code, "set aside" in listed.output) == (0, True)

@@ -51,7 +51,6 @@ def test_a_hostile_journal_is_refused(tmp_path: Path, name: str) -> None:
     make(tmp_path / "bad" / "journal.jsonl")
     (tmp_path / "good" / "journal.jsonl").write_bytes(BEGAN)
     by_folder, by_name = ask(
-        tmp_path,
         ["runs", "diff", tmp_path / "bad", tmp_path / "good"],
         ["runs", "diff", tmp_path / "good", tmp_path / "bad" / "journal.jsonl"],
         declared=0,
@@ -81,7 +80,6 @@ def test_lines_that_are_no_notes_are_tolerated(tmp_path: Path, name: str) -> Non
     (tmp_path / "bad" / "journal.jsonl").write_bytes(BEGAN + LINES[name] + BEGAN.replace(b"one", b"last") + step)
     (tmp_path / "good" / "journal.jsonl").write_bytes(BEGAN + step)
     text, document, unknown = ask(
-        tmp_path,
         ["runs", "diff", tmp_path / "bad", tmp_path / "good"],
         ["runs", "diff", tmp_path / "bad", tmp_path / "good", "--json"],
         ["runs", "diff", f"{tmp_path / 'bad'}@nowhere", tmp_path / "good"],

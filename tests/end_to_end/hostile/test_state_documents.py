@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader
 from hexloop import Trainer
 from hexloop.domain.errors import CheckpointError
 from tests.end_to_end.checkpoint_folder import copy_of
-from tests.end_to_end.hostile.doors import reseal
 from tests.end_to_end.small.documents import document_of, replace_document
 from tests.end_to_end.small.models import net, rows
 from tests.end_to_end.small.trainers import same_weights, small_trainer, weights
+from tests.resealing import reseal
 
 Make = Callable[[torch.optim.Optimizer], Any]
 Change = Callable[[dict[str, Any]], None]

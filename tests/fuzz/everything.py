@@ -1,0 +1,12 @@
+"""All targets, and the modules that they need, imported before any process is forked."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.fuzz.targets import PARSERS, Target
+
+torch.set_num_threads(1)
+
+TARGETS: dict[str, Target] = {target.name: target for target in PARSERS}
+"""Every target by name."""

@@ -1,0 +1,360 @@
+"""A target for each parser: it takes bytes, and lets through only what must not happen.
+
+Where a parser accepts its input, what it returned is checked too.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import frozen
+
+from hexloop.adapters.contents import documents
+from hexloop.adapters.contents.run_documents import RunDocuments
+from hexloop.adapters.contents.safetensors_files import Stream, tensor_parts
+from hexloop.adapters.device.torch import CpuDevice
+from hexloop.adapters.journal import notes_in
+from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
+from hexloop.app.arguments import TrainingArguments
+from hexloop.app.arguments.documents import read_json as read_arguments
+from hexloop.app.arguments.documents import read_yaml
+from hexloop.app.arguments.parser import HfArgumentParser
+from hexloop.app.transformers_checkpoints.pickled.descriptions import RefusedError
+from hexloop.app.transformers_checkpoints.pickled.program import read_file
+from hexloop.app.wiring.storage import as_location, joined, split_location, storage_for
+from hexloop.domain.checkpoints.manifest import (
+    Manifest,
+    is_set_aside,
+    marks_unfinished,
+    seal,
+    staged_name,
+    stays_inside,
+    step_of,
+)
+from hexloop.domain.errors import CheckpointError, ConfigurationError, HexloopError
+from hexloop.domain.journal import compare, timelines
+from hexloop.domain.json_documents import json_part, read_json
+from hexloop.domain.printable import printable, printable_lines
+from hexloop.domain.redaction import redact, redacted
+from hexloop.domain.state import RunState
+from hexloop.ports.state import Part
+from tests.end_to_end.small.models import net
+from tests.fuzz.edits import changed_document, random_change
+from tests.fuzz.random_cases import changed
+from tests.secret_forms import FORMS, SECRET
+
+CORPUS = Path(__file__).parent / "corpus"
+
+Mutate = Callable[[bytes, Random, list[bytes]], bytes]
+
+
+def changed_json(data: bytes, random: Random, others: list[bytes]) -> bytes:
+    """Change values of a JSON document, or, now and then, its bytes."""
+    if random.random() < 0.25:
+        return changed(data, random, others)
+    try:
+        document = json.loads(data)
+        for _ in range(random.choice((1, 1, 1, 2, 4))):
+            document = changed_document(document, random_change(document, random))
+        return json.dumps(document).encode()
+    except (ValueError, RecursionError, KeyError, IndexError, TypeError):
+        return changed(data, random, others)
+
+
+@frozen
+class Target:
+    """What is fuzzed. run: takes a case, and raises for a finding. mutate: makes a case from another.
+
+    cases_per_process: the process ends after so many, which shows in which case native code has gone wrong. guided:
+    whether coverage guides the choice of cases, if atheris is there.
+    """
+
+    name: str
+    run: Callable[[bytes], None]
+    mutate: Mutate = changed
+    cases_per_process: int = 2000
+    guided: bool = True
+    first: Callable[[], list[bytes]] = list
+
+    def seeds(self) -> list[bytes]:
+        """Return the cases to start from: those of the corpus, or else those that are made."""
+        kept = [path.read_bytes() for path in sorted((CORPUS / self.name).glob("*")) if path.is_file()]
+        return [*kept, *self.first()] or [b""]
+
+
+@cache
+def folder() -> Path:
+    """Return a folder of this process, in memory where there is such a place."""
+    memory = Path("/dev/shm")
+    return Path(tempfile.mkdtemp(prefix="fuzz-", dir=memory if os.access(memory, os.W_OK) else None))
+
+
+def _file(data: bytes, name: str) -> Path:
+    path = folder() / f"{os.getpid()}-{name}"
+    path.write_bytes(data)
+    return path
+
+
+# Documents
+
+
+def bounded_json(data: bytes) -> None:
+    """read_json refuses with a ValueError, or returns what json.loads returns."""
+    try:
+        value = read_json(data)
+    except ValueError:
+        return
+    assert value == json.loads(data)
+    json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+
+
+def manifest(data: bytes) -> None:
+    """A manifest is refused, or is written as it was read."""
+    for sealed in (data, seal(data)):
+        try:
+            found = Manifest.from_json(sealed)
+        except CheckpointError:
+            continue
+        assert Manifest.from_json(found.to_json()) == found
+        assert all(map(stays_inside, found.files))
+
+
+def run_state(data: bytes) -> None:
+    """A run state is refused, or can be written and read again."""
+    found = RunDocuments({"run_state.json"}, lambda path, start=0: iter([memoryview(data)[start:]]))
+    try:
+        state = found.state()
+        list(found.stored())
+        for name in ("run_setup", "optimizer", "random", "losses", "random-rank-00001"):
+            found.read(name)
+    except CheckpointError:
+        return
+    assert isinstance(state, RunState)
+    encoded = documents.encode_state(state)
+    assert documents.encode_state(documents.state_of(_without_version(encoded))) == encoded
+
+
+def _without_version(encoded: bytes) -> dict[str, Any]:
+    document: dict[str, Any] = documents.read([encoded])
+    del document["schema_version"]
+    return document
+
+
+def random_states(data: bytes) -> None:
+    """Random states are refused with a ValueError, or the generators work."""
+    try:
+        document = documents.read([data])
+    except CheckpointError:
+        return
+    if not isinstance(document, dict):
+        return
+    parts = [json_part(name, value) for name, value in _plain(document).items()]
+    try:
+        CpuDevice().load(parts)
+    except ValueError:
+        return
+    import random
+
+    drawn = [random.random(), random.gauss(0, 1), *np.random.standard_normal(700), *torch.randn(700).tolist()]
+    assert np.isfinite(drawn).all()
+
+
+def _plain(document: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what no part can hold, as reading a checkpoint does."""
+    made = {}
+    for name, value in document.items():
+        try:
+            json.dumps(value)
+        except TypeError:
+            continue
+        made[name] = value
+    return made
+
+
+@cache
+def _optimizer_parts() -> dict[str, Part]:
+    model, optimizer = _model_and_optimizer()
+    _step(model, optimizer)
+    return {part.name: part for part in OptimizerState(model, optimizer).export()}
+
+
+def _model_and_optimizer() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = net()
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+
+
+def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+
+
+def optimizer_document() -> bytes:
+    """Return the options and the state of an optimizer as they are saved, without its tensors."""
+    return bytes(_optimizer_parts()["param_groups"].read())
+
+
+def optimizer(data: bytes) -> None:
+    """The options and groups of an optimizer are refused with a ValueError, or it makes steps."""
+    try:
+        document = documents.read([data])
+        part = json_part("param_groups", document)
+    except (CheckpointError, TypeError):
+        return
+    model, made = _model_and_optimizer()
+    tensors = [each for name, each in _optimizer_parts().items() if name != "param_groups"]
+    try:
+        OptimizerState(model, made).load([*tensors, part])
+    except (ValueError, CheckpointError):
+        return
+    for _ in range(3):
+        _step(model, made)
+    assert all(parameter.shape == other.shape for parameter, other in zip(model.parameters(), net().parameters()))  # noqa: B905
+
+
+# Tensors and pickles
+
+
+def header(data: bytes) -> None:
+    """A safetensors file is refused, or each of its tensors has the bytes that its shape says."""
+    stream = Stream(lambda path, start=0: iter([memoryview(data)[start:]] if start < len(data) else []))
+    try:
+        parts = tensor_parts(stream, "model.safetensors")
+    except CheckpointError:
+        return
+    assert sum(len(part.read()) for part in parts) <= len(data)
+    for part in parts:
+        assert part.length == int(np.prod(part.shape, dtype=object)), part
+
+
+LIMITS = {"document_bytes": 1 << 24, "document_values": 100_000, "document_depth": 100}
+
+
+def pickle(data: bytes) -> None:
+    """A pickled file is refused, or is described by JSON that is not much longer than it."""
+    try:
+        value = read_file(io.BytesIO(data), LIMITS)
+    except (RefusedError, RecursionError, OverflowError, OSError):
+        return  # those that the program of the process reports as refusals
+    json.dumps(value)
+
+
+# Texts
+
+
+def yaml(data: bytes) -> None:
+    """A YAML file is refused with a ConfigurationError, or holds values that JSON could."""
+    for older in (False, True):
+        try:
+            read_yaml(_file(data, "recipe.yaml"), older)
+        except ConfigurationError as error:
+            _check_message(error)
+
+
+def json_arguments(data: bytes) -> None:
+    """A JSON file of arguments is refused with a ConfigurationError."""
+    try:
+        read_arguments(_file(data, "arguments.json"))
+    except ConfigurationError as error:
+        _check_message(error)
+
+
+def arguments(data: bytes) -> None:
+    """Training arguments in a YAML file are refused with a ConfigurationError, or make TrainingArguments."""
+    parser = HfArgumentParser(TrainingArguments)
+    for parse, name in ((parser.parse_yaml_file, "arguments.yaml"), (parser.parse_json_file, "arguments.json")):
+        try:
+            parse(_file(data, name))
+        except ConfigurationError as error:
+            _check_message(error)
+
+
+def journal(data: bytes) -> None:
+    """A journal can be read, and a run in it does not differ from itself."""
+    runs = timelines(notes_in(_file(data, "journal.jsonl")))
+    for timeline in runs.values():
+        assert compare(timeline, timeline).first is None
+    for one in list(runs.values())[:3]:
+        for other in list(runs.values())[:3]:
+            compare(one, other)
+
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def _check_message(error: HexloopError) -> None:
+    assert str(error)
+
+
+def text_of(data: bytes) -> str:
+    """Return any text, with lone surrogates too."""
+    return data.decode("utf-8", "surrogatepass" if b"\xed\xa0" in data else "surrogateescape")
+
+
+def printed(data: bytes) -> None:
+    """Text that is printed has no control characters, and is not changed by being made printable again."""
+    try:
+        text = text_of(data)
+    except UnicodeDecodeError:
+        return
+    assert not _CONTROL.search(printable(text))
+    assert not _CONTROL.search(printable_lines(text).replace("\n", ""))
+    assert printable(printable(text)) == printable(text)
+    printable_lines(text).encode()
+
+
+OTHER = "Jh4Tf6Gd1Sa9Pq2Wz5Xc"
+"""A secret that no case has: those of the corpus have that of the forms, and parts of it."""
+
+
+def redaction(data: bytes) -> None:
+    """No secret is left in a text, whatever is around it, and nothing is removed twice."""
+    text = data.decode("utf-8", "replace")
+    removed = redact(text)
+    assert redact(removed) == removed, (text, removed)
+    for form in FORMS:
+        assert OTHER not in redact(f"{text}\n{form.replace(SECRET, OTHER)}\n{text}"), form
+    redacted({text[:20]: text, "hub_token": [text], "more": {"password": text}})
+
+
+def names(data: bytes) -> None:
+    """Names of files and locations are taken or refused, and none leads out of its folder."""
+    text = data.decode("utf-8", "surrogateescape")
+    step_of(text), staged_name(text), marks_unfinished(text), is_set_aside(text)
+    if stays_inside(text):
+        inside = os.path.normpath(os.path.join("/folder", text))
+        assert inside.startswith("/folder/"), text
+    try:
+        as_location(text), split_location(text), joined(text, "checkpoint-1")
+        storage_for(text)
+    except HexloopError as error:
+        _check_message(error)
+
+
+PARSERS = (
+    Target("json", bounded_json, changed_json),
+    Target("manifest", manifest, changed_json),
+    Target("run_state", run_state, changed_json),
+    Target("random", random_states, changed_json, 500),
+    Target("optimizer", optimizer, changed_json, 200, first=lambda: [optimizer_document()]),
+    Target("header", header),
+    Target("pickle", pickle),
+    Target("yaml", yaml),
+    Target("json_arguments", json_arguments, changed_json),
+    Target("arguments", arguments, changed_json),
+    Target("journal", journal),
+    Target("printed", printed),
+    Target("redaction", redaction, cases_per_process=500),
+    Target("names", names),
+)
