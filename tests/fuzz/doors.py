@@ -248,7 +248,9 @@ def commands(data: bytes) -> None:
         (checkpoint / "protected").touch()
         if (note := _option(edits, "note")) is not None:
             aside = checkpoint.parent / "damaged-1-checkpoint-1"
-            shutil.copytree(checkpoint, aside, symlinks=True)
+            aside.mkdir()
+            with contextlib.suppress(OSError):
+                shutil.copy(checkpoint / "manifest.json", aside)
             (aside / "damaged.txt").write_bytes(str(note).encode("utf-8", "surrogatepass"))
         for words in (
             ["list", checkpoint.parent],

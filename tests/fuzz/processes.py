@@ -57,7 +57,9 @@ class Finding:
     @property
     def key(self) -> str:
         """The same for all cases with the same cause, as far as can be told."""
-        cause = re.sub(r"0x[0-9a-f]+|\d+|'[^']*'|\"[^\"]*\"", "_", self.detail.partition(" | ")[2] or self.detail)
+        said, _, place = self.detail.rpartition(" | ")
+        text = self.detail if said.startswith("AssertionError") else place
+        cause = re.sub(r"0x[0-9a-f]+|\d+|'[^']*'|\"[^\"]*\"", "_", text)
         return f"{self.kind}-{hashlib.sha256(cause[:200].encode()).hexdigest()[:10]}"
 
 
