@@ -14,11 +14,8 @@ import re
 import shutil
 import sys
 import tempfile
-import traceback
 import warnings
-from collections.abc import Callable
-from functools import cache
-from importlib import import_module
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,84 +23,14 @@ from typing import Any
 import hexloop
 from hexloop.app.command_line import main
 from hexloop.domain.errors import ConfigurationError, HexloopError
-from tests.end_to_end.small.models import net, rows
-from tests.end_to_end.small.trainers import small_trainer
 from tests.fuzz.edits import TEXTS, Edit, apply, random_edits
+from tests.fuzz.good_folders import KINDS, SHARDED, STEP, checkpoint_of, good, trainer_of
 from tests.fuzz.random_cases import changed
-from tests.fuzz.targets import Target, folder, removed_at_exit
+from tests.fuzz.targets import Mutate, Target, folder
 from tests.resealing import reseal
 
-STEP, STEPS = 2, 20
-"""The step of the good checkpoints, and how many steps a run makes after it."""
-
-KINDS: dict[str, dict[str, Any]] = {
-    "adamw": {},
-    "sgd": {
-        "optim": "sgd",
-        "optim_args": "momentum=0.9",
-        "lr_scheduler_type": "reduce_lr_on_plateau",
-        "eval_strategy": "steps",
-        "eval_steps": 1,
-        "metric_for_best_model": "loss",
-    },
-    "adafactor": {"optim": "adafactor", "lr_scheduler_type": "cosine"},
-    "rmsprop": {"optim": "rmsprop", "lr_scheduler_type": "constant"},
-}
-"""The arguments of the runs with good checkpoints."""
-
-
-def _trainer(output: Path, kind: str, **given: Any) -> Any:
-    parts = {"model": net(0.1), "eval_dataset": rows(4, seed=1)}
-    return small_trainer(output, parts=parts, **{"journal": "off", **KINDS[kind], **given})
-
-
-@cache
-def good() -> Path:
-    """Return a folder with a checkpoint of each kind, that of transformers made from the first, and a journal.
-
-    They are made in another process, because a process in which autograd has run cannot be forked; what that imported
-    is imported here.
-    """
-    place = removed_at_exit(Path(tempfile.mkdtemp(prefix="fuzz-good-")))
-    child = os.fork()
-    if child == 0:
-        try:
-            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-                _make_good(place)
-            (place / "modules.json").write_text(json.dumps(sorted(sys.modules)))
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-        warnings.simplefilter("ignore")
-        for name in json.loads((place / "modules.json").read_text()):
-            if name not in sys.modules and not name.startswith("__"):
-                with contextlib.suppress(Exception):
-                    import_module(name)
-    return place
-
-
-def _make_good(place: Path) -> None:
-    for kind in KINDS:
-        _trainer(place / kind, kind, max_steps=STEP, save_strategy="steps", save_steps=STEP, journal="steps").train()
-        _trainer(place / "warm", kind, max_steps=STEP + 1).train(resume_from_checkpoint=str(_checkpoint(place, kind)))
-    shutil.rmtree(place / "warm")
-    shutil.copytree(hexloop.export_checkpoint(_checkpoint(place, "adamw"), place / "exported"), place / "foreign")
-    imported = hexloop.import_checkpoint(place / "foreign", place / "warm")
-    for command in ("show", "verify"):
-        main(["checkpoints", command, str(imported)])
-    main(["checkpoints", "diff", str(imported), str(_checkpoint(place, "adamw"))])
-    main(["checkpoints", "prune", str(place / "warm"), "--keep", "1", "--dry-run"])
-    main(["checkpoints", "list", str(place / "warm")])
-    (place / "journals").mkdir()
-    shutil.copy(place / "adamw" / "journal.jsonl", place / "journals")
-    main(["runs", "diff", str(place / "adamw"), str(place / "journals")])
-
-
-def _checkpoint(place: Path, kind: str) -> Path:
-    return place / kind / f"checkpoint-{STEP}"
+STEPS = 20
+"""How many steps a run makes after the step of its checkpoint."""
 
 
 # Cases
@@ -116,7 +43,7 @@ def _edits(data: bytes) -> tuple[str, list[Edit]]:
     except (ValueError, RecursionError):
         return "adamw", []
     edits = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-    kinds = [each["checkpoint"] for each in edits if str(each.get("checkpoint")) in KINDS]
+    kinds = [each["checkpoint"] for each in edits if str(each.get("checkpoint")) in (*KINDS, *SHARDED)]
     return (kinds or ["adamw"])[0], edits
 
 
@@ -124,18 +51,22 @@ def _option(edits: list[Edit], name: str) -> Any:
     return next((each[name] for each in edits if "checkpoint" in each and name in each), None)
 
 
-def _changed_checkpoint(data: bytes, random: Random, _: list[bytes]) -> bytes:
+def _changed_checkpoint(kinds: Sequence[str]) -> Mutate:
     """Return edits of a checkpoint of some kind: some of those of a case and a further one, or others."""
-    kind, edits = _edits(data)
-    edits = _some(edits, random)
-    if not edits:
-        kind = random.choice(list(KINDS))
-    further = random_edits(_checkpoint(good(), kind), random)
-    options: dict[str, Any] = random.choice([{}, {}, {}, {"auto": True}, {"note": random.choice(TEXTS)}])
-    return json.dumps([{"checkpoint": kind, **options}, *edits, *further]).encode()
+
+    def mutate(data: bytes, random: Random, _: list[bytes]) -> bytes:
+        kind, edits = _edits(data)
+        edits = _some(edits, random)
+        if not edits:
+            kind = random.choice(kinds)
+        further = random_edits(checkpoint_of(kind), random)
+        options: dict[str, Any] = random.choice([{}, {}, {}, {"auto": True}, {"note": random.choice(TEXTS)}])
+        return json.dumps([{"checkpoint": kind, **options}, *edits, *further]).encode()
+
+    return mutate
 
 
-def _changed_folder(name: str) -> Callable[[bytes, Random, list[bytes]], bytes]:
+def _changed_folder(name: str) -> Mutate:
     def mutate(data: bytes, random: Random, _: list[bytes]) -> bytes:
         edits = _some(_edits(data)[1], random)
         return json.dumps([*edits, *random_edits(good() / name, random)]).encode()
@@ -177,8 +108,8 @@ def resumed(data: bytes) -> int | None:
     Raises AssertionError if the run does not end as it should, and whatever is not an error of hexloop.
     """
     kind, edits = _edits(data)
-    with _copied(_checkpoint(good(), kind), f"checkpoint-{STEP}", edits, sealed=True) as (checkpoint, place):
-        trainer = _trainer(place / "output", kind, max_steps=_step_in(checkpoint) + STEPS)
+    with _copied(checkpoint_of(kind), checkpoint_of(kind).name, edits, sealed=True) as (checkpoint, place):
+        trainer = trainer_of(place / "output", kind, max_steps=_step_in(checkpoint) + STEPS)
         shapes = {name: tensor.shape for name, tensor in trainer.model.state_dict().items()}
         counter = _StepCounter()
         trainer.add_callback(counter)
@@ -244,7 +175,7 @@ def _innermost(said: str) -> str:
 def commands(data: bytes) -> None:
     """The commands about checkpoints end with their exit codes, without a traceback or control characters."""
     kind, edits = _edits(data)
-    with _copied(_checkpoint(good(), kind), f"checkpoint-{STEP}", edits, sealed=True) as (checkpoint, place):
+    with _copied(checkpoint_of(kind), checkpoint_of(kind).name, edits, sealed=True) as (checkpoint, place):
         (checkpoint / "protected").touch()
         if (note := _option(edits, "note")) is not None:
             aside = checkpoint.parent / "damaged-1-checkpoint-1"
@@ -259,8 +190,9 @@ def commands(data: bytes) -> None:
             ["verify", checkpoint.parent, "--json"],
             ["show", checkpoint],
             ["show", checkpoint, "--json"],
-            ["diff", checkpoint, _checkpoint(good(), kind)],
-            ["diff", _checkpoint(good(), kind), checkpoint, "--json"],
+            ["diff", checkpoint, checkpoint_of(kind)],
+            ["diff", checkpoint_of(kind), checkpoint, "--json"],
+            ["consolidate", checkpoint, "--output", place / "consolidated"],
             ["export", checkpoint, "--to", place / "exported"],
             ["prune", checkpoint.parent, "--keep", "1", "--keep-best", "--leftovers"],
         ):
@@ -273,7 +205,7 @@ def foreign(data: bytes) -> None:
     with _copied(good() / "foreign", "checkpoint-2", edits, sealed=False) as (checkpoint, place):
         try:
             imported = hexloop.import_checkpoint(checkpoint, place / "imported")
-            trainer = _trainer(place / "output", "adamw", max_steps=STEP + 3)
+            trainer = trainer_of(place / "output", "adamw", max_steps=STEP + 3)
             trainer.train(resume_from_checkpoint=str(imported))
         except HexloopError as error:
             _check(error)
@@ -308,8 +240,8 @@ def _nothing() -> list[bytes]:
 
 
 DOORS = (
-    Target("resume", resume, _changed_checkpoint, 10, structured=True, first=_nothing),
-    Target("commands", commands, _changed_checkpoint, 50, structured=True, first=_nothing),
+    Target("resume", resume, _changed_checkpoint([*KINDS]), 10, structured=True, first=_nothing),
+    Target("commands", commands, _changed_checkpoint([*KINDS, *SHARDED]), 50, structured=True, first=_nothing),
     Target("import", foreign, _changed_folder("foreign"), 10, structured=True, first=_nothing),
     Target("runs_diff", journals, _changed_folder("journals"), 200, structured=True, first=_nothing),
     Target("recipe", recipe, changed, 500),

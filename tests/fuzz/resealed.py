@@ -30,11 +30,13 @@ def main() -> int:
 
     from tests.fuzz.doors import STEPS, resumed
     from tests.fuzz.everything import TARGETS
+    from tests.fuzz.good_folders import KINDS
     from tests.fuzz.processes import run_all
 
     target, random = TARGETS["resume"], Random(options.seed)
     seeds = target.seeds()
     cases = [target.mutate(b"[]", random, seeds) for _ in range(options.cases)]
+    unchanged = [json.dumps([{"checkpoint": kind}]).encode() for kind in KINDS]
     shared = mmap.mmap(-1, _COUNTS.size)
 
     def run(data: bytes) -> None:
@@ -44,6 +46,11 @@ def main() -> int:
         _COUNTS.pack_into(shared, 0, refused + (not is_trained), trained + is_trained, fully + (steps == STEPS))
 
     findings = []
+    run_all("resume", run, unchanged)
+    if _COUNTS.unpack_from(shared) != (0, len(unchanged), len(unchanged)):
+        print(f"A checkpoint without changes does not train: {_COUNTS.unpack_from(shared)}.", file=sys.stderr)
+        return 2
+    _COUNTS.pack_into(shared, 0, 0, 0, 0)
     for start in range(0, len(cases), CASES_PER_PROCESS):
         counts = run_all("resume", run, cases[start : start + CASES_PER_PROCESS])
         findings += [[each.kind, each.detail, each.data.decode()] for each in counts.findings.values()]
