@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hexloop.app.command_line import ExitCode
 from hexloop.app.printing import print_document, print_lines
-from hexloop.app.wiring.adapters import JOURNAL, notes_in
+from hexloop.app.wiring.adapters import JOURNAL, checked_notes_in
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.journal import ObservationKind, RunComparison, Timeline, compare, timelines
 from hexloop.ports.journal import Fact
@@ -42,14 +43,26 @@ def _timeline(given: str, problems: list[str]) -> Timeline | None:
     """Return the run that `given` names; None, with a problem added, if there is none."""
     path, at, name = (given, "", "") if os.path.exists(given) or "@" not in given else given.rpartition("@")
     path = os.path.join(path, JOURNAL) if os.path.isdir(path) else path
+    wrong = list[str]()
+
+    def report(line: int, problem: str) -> None:
+        wrong.append(f"line {line}: {problem}" if not wrong else "")
+
     try:
-        runs = timelines(notes_in(path))
+        runs = timelines(checked_notes_in(path, report))
     except OSError as error:
         problems.append(
             f"You chose the run {given}, but its journal cannot be read ({error}); name the output folder of a run "
             "that was trained with journal='events' or 'steps'."
         )
         return None
+    if wrong:
+        several = (
+            f"{len(wrong):,} lines are not valid notes and were"
+            if len(wrong) > 1
+            else "a line is not a valid note and was"
+        )
+        print_lines(f"hexloop: {path}: {several} not compared; the first is {wrong[0]}.", to=sys.stderr)
     found = [run for run in runs if run.startswith(name)]
     if not found or (at and len(found) > 1):
         there = ", ".join([*list(runs)[:MOST_NAMED], *["and others"] * (len(runs) > MOST_NAMED)]) or "none"
