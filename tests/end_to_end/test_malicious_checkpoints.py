@@ -192,6 +192,11 @@ def set_options(saved: dict[str, Any], **options: Any) -> None:
     saved["state_keys"][0] += options
 
 
+def change_random_states(document: dict[str, Any]) -> None:
+    """Change a value in the states of two generators."""
+    document["python"][0], document["numpy"][2] = 4, 625
+
+
 def random_state(generator: str, place: int, value: Any) -> Callable[[Path], None]:
     """Change a value in the saved state of a random generator."""
 
@@ -383,7 +388,7 @@ CORPUS: dict[str, tuple[Callable[[Path], None], str]] = {
         "It was read from",
     ),
     "random states with several faults": (
-        in_document("random", lambda each: (each["python"].__setitem__(0, 4), each["numpy"].__setitem__(2, 625))),
+        in_document("random", change_random_states),
         "python: the version of Python's generator is 4, not 3; numpy: the position of numpy's generator is 625, not",
     ),
     "a torch state that is no text": (
