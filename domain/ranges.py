@@ -36,7 +36,9 @@ Int32Count = Annotated[int, Between(0, 2**31 - 1)]
 """A count that is stored in 32 bits."""
 
 Whole = Annotated[int, Between(-MOST, MOST)]
-BatchSize = Annotated[int, Between(1, 2**31)]
+LARGEST_BATCH = 2**31
+
+BatchSize = Annotated[int, Between(1, LARGEST_BATCH)]
 """Samples of a batch or of an optimizer step."""
 
 Updates = Annotated[int, Between(-1, MOST)]
