@@ -60,6 +60,8 @@ def export_checkpoint(
         os.rename(staging, target)
     except ValueError as error:
         raise CheckpointError(f"{checkpoint} cannot be exported: {error}.") from error
+    except (LookupError, TypeError, AttributeError, OverflowError) as error:
+        raise CheckpointError(f"{checkpoint} cannot be exported: its state is invalid ({error!r}).") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return target

@@ -164,7 +164,7 @@ def of_moment(change: Callable[[torch.Tensor], torch.Tensor], key: str = "exp_av
     return apply
 
 
-def in_document(name: str, change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+def in_document(name: str, change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
     """Change a JSON document, with a matching digest in the manifest."""
 
     def apply(checkpoint: Path) -> None:

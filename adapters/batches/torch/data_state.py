@@ -249,6 +249,9 @@ class ReadPosition:
             )
         if position.last >= readers:
             problems.append(f"{path}.last: {position.last} is not the number of one of {readers} readers")
+        for reader, state in enumerate(position.states):
+            if not isinstance(state, dict | None):
+                problems.append(f"{path}.states[{reader}]: {str(state)[:80]} is neither a dictionary nor None")
         if problems:
             raise ValueError(listed(problems))
         return position
