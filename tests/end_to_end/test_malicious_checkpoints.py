@@ -164,7 +164,7 @@ def of_moment(change: Callable[[torch.Tensor], torch.Tensor], key: str = "exp_av
     return apply
 
 
-def in_document(name: str, change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+def in_document(name: str, change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
     """Change a JSON document, with a matching digest in the manifest."""
 
     def apply(checkpoint: Path) -> None:
@@ -190,6 +190,11 @@ def set_options(saved: dict[str, Any], **options: Any) -> None:
     """Set options of the first group, and list them as state that changed during the run."""
     saved["groups"][0].update(options)
     saved["state_keys"][0] += options
+
+
+def change_random_states(document: dict[str, Any]) -> None:
+    """Change a value in the states of two generators."""
+    document["python"][0], document["numpy"][2] = 4, 625
 
 
 def random_state(generator: str, place: int, value: Any) -> Callable[[Path], None]:
@@ -383,7 +388,7 @@ CORPUS: dict[str, tuple[Callable[[Path], None], str]] = {
         "It was read from",
     ),
     "random states with several faults": (
-        in_document("random", lambda each: (each["python"].__setitem__(0, 4), each["numpy"].__setitem__(2, 625))),
+        in_document("random", change_random_states),
         "python: the version of Python's generator is 4, not 3; numpy: the position of numpy's generator is 625, not",
     ),
     "a torch state that is no text": (

@@ -67,6 +67,9 @@ def _of_scheduler(scheduler: Any, saved: Any, path: str) -> Iterator[str]:
             yield f"{path}: {shown(key)} would replace an attribute of {type(scheduler).__name__}"
     if strict:
         yield from (f"{path}.{key}: it is missing" for key in own if key not in saved and key not in OF_SOME_VERSIONS)
+        step, total = saved.get("last_epoch"), saved.get("total_steps")
+        if isinstance(step, int) and isinstance(total, int) and step > total:
+            yield f"{path}.last_epoch: {shown(step)} is more than the {shown(total)} steps of the schedule"
 
 
 def _of_inner(schedulers: Any, saved: list[Any], path: str) -> Iterator[str]:

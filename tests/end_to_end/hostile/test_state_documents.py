@@ -35,7 +35,8 @@ class WithLoader(Trainer):
     """A trainer whose loader is the user's."""
 
     def get_train_dataloader(self) -> Any:
-        return DataLoader(rows(16), batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(1))
+        data: Any = rows(16)
+        return DataLoader(data, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(1))
 
 
 KINDS: dict[str, Callable[[], dict[str, Any]]] = {
