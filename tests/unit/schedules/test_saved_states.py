@@ -30,7 +30,7 @@ class Lazy(LRScheduler):
 class Factor:
     """A function with state, which a LambdaLR saves."""
 
-    def __call__(self, step: int) -> float:
+    def __call__(self, step: float) -> float:
         if step > 0:
             self.last = step
         return 1 / (1 + step)
