@@ -165,7 +165,7 @@ def _string(value: object, _: Any) -> str:
 
 
 def _annotated(value: object, kind: Any) -> Any:
-    """Check a number of a range, or under a condition."""
+    """Check a value of a range, or under a condition."""
     checked: Any = _CONVERTER.structure(value, kind.__origin__)
     for bounds in kind.__metadata__:
         if isinstance(bounds, Between) and not bounds.least <= checked <= bounds.most:
