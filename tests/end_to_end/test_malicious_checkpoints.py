@@ -260,6 +260,10 @@ CORPUS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a step before the first": (
         in_document("run_state", lambda each: each.update(step=-1)), "is invalid: step: -1 is not between"
     ),
+    "a checkpoint elsewhere as the best": (
+        in_document("run_state", lambda each: each.update(best_checkpoint="../x", parent_checkpoint="x" * 300)),
+        "best_checkpoint: '../x' is not the name of a folder; parent_checkpoint: 'xxx",
+    ),
     "several wrong values": (
         in_document("run_state", lambda each: each.update(epoch=10**400, samples=1.5, due=["stop"], history={})),
         "epoch: a number of 1329 bits is not between 0 and 9007199254740992; samples: 1.5 is not a whole number; "

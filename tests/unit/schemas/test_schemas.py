@@ -83,6 +83,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "text": ({"best": "nan"}, "best: 'nan' is not a number"),
     "long": ({"best": "n" * 1000, "anything": 1}, f"best: '{'n' * 79}... is not a number"),
     "many": ({"rates": ["x"] * 20}, "; and 12 more"),
+    "deep list": (
+        {"scale": [[0] * 10**6]},
+        "scale: [[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ...]] is not",
+    ),
+    "text in a list": ({"scale": ["\u00e9\n"]}, r"scale: ['\xe9\n'] is not"),
     "long list": ({"scale": [0] * 200, "pair": {str(n): n for n in range(99)}}, "scale: a list of 200 entries is not"),
 }
 
