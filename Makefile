@@ -4,12 +4,14 @@ PYTHON ?= python3
 VENV ?= .venv
 ECOSYSTEM := .ecosystem
 WORKERS ?= 2
+FUZZ_SECONDS ?= 3600
 INSTALL := $(VENV)/bin/python -m pip install --constraint constraints.txt
 PYTEST := $(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal
 PARTS := test-all-unit test-all-contracts test-all-engines test-all-end-to-end
 ENVIRONMENTS := $(notdir $(basename $(wildcard tests/ecosystem/environments/*.txt)))
 
-.PHONY: train test test-all $(PARTS) test-ecosystem test-all-ecosystem coverage lint types contracts docs bench kills
+.PHONY: train test test-all $(PARTS) test-all-fuzz test-ecosystem test-all-ecosystem coverage lint types contracts docs bench \
+	kills fuzz
 .NOTPARALLEL:
 
 train: $(VENV)/with-examples
@@ -18,10 +20,14 @@ train: $(VENV)/with-examples
 test: $(VENV)/with-test
 	$(PYTEST) -m "not matrix"
 
-test-all: lint types contracts docs $(PARTS) test-all-ecosystem
+test-all: lint types contracts docs $(PARTS) test-all-fuzz test-all-ecosystem
 
 $(PARTS): test-all-%: $(VENV)/with-test
 	$(PYTEST) tests/$(subst -,_,$*)
+
+test-all-fuzz: $(VENV)/with-test
+	$(PYTEST) tests/fuzz
+	$(VENV)/bin/python -m tests.fuzz --seconds 75 --jobs $(WORKERS) --findings runs/fuzz
 
 # Libraries and scripts written for transformers, run on hexloop and compared with transformers: all, or a tenth of them.
 test-ecosystem: $(VENV)/with-test $(ENVIRONMENTS:%=$(ECOSYSTEM)/%/installed)
@@ -57,6 +63,10 @@ kills: export OMP_NUM_THREADS = 1
 kills: $(VENV)/with-test
 	$(VENV)/bin/python -m tests.engines.kills --kills 200 --folder runs
 	$(VENV)/bin/python -m tests.engines.kills --launcher torchrun --kills 50 --folder runs
+
+# Fuzz everything that hexloop reads, guided by coverage, for FUZZ_SECONDS altogether; findings are in runs/fuzz.
+fuzz: $(VENV)/with-fuzz
+	$(VENV)/bin/python -m tests.fuzz --seconds $(FUZZ_SECONDS) --jobs $(WORKERS) --findings runs/fuzz
 
 # The build back ends (hatchling, and that of deepspeed, which is published as source) are installed first and not isolated,
 # so that the constraints apply to them too.

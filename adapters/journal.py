@@ -5,14 +5,89 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+from attrs import Factory, frozen
+
+from hexloop.adapters.schemas import Open, structured
 from hexloop.domain.json_documents import finite_json, read_json
+from hexloop.domain.ranges import Count
 from hexloop.domain.regular_files import lines_of, open_lines
 from hexloop.ports.journal import Fact
 
 __path__: list[str] = []  # lets hexloop._moved serve old paths such as hexloop.adapters.journal.json_lines
+
+
+@frozen
+class AnyNote(Open):
+    """A note of any kind."""
+
+    kind: str
+
+
+@frozen
+class BeganNote(Open):
+    """The start of a run, or of a session of it."""
+
+    run: str | None = None
+    step: Count = 0
+    settings: dict[str, Any] = Factory(dict)
+    random: str | None = None
+
+
+@frozen
+class StepNote(Open):
+    """An optimizer step."""
+
+    step: Count
+    batches: list[str | None] = Factory(list)
+    random: str | None = None
+
+
+@frozen
+class LossesNote(Open):
+    """The losses of consecutive steps."""
+
+    first: Count
+    losses: list[Any]
+
+
+@frozen
+class LoggedNote(Open):
+    """What was logged."""
+
+    step: Count
+    values: dict[str, Any]
+    random: str | None = None
+
+
+@frozen
+class SaveNote(Open):
+    """A phase of a save. weights: the digest of each file with weights."""
+
+    phase: str
+    checkpoint: str | None = None
+    weights: dict[str, str] | None = None
+
+
+@frozen
+class EndedNote(Open):
+    """The end of a session."""
+
+    step: Count
+
+
+SCHEMAS: dict[str, type[AnyNote | BeganNote | StepNote | LossesNote | LoggedNote | SaveNote | EndedNote]] = {
+    "began": BeganNote,
+    "step": StepNote,
+    "losses": LossesNote,
+    "logged": LoggedNote,
+    "save": SaveNote,
+    "ended": EndedNote,
+}
+"""The schema of each kind of note."""
 
 
 class JsonLinesJournal:
@@ -63,6 +138,28 @@ def notes_in(path: str | os.PathLike[str]) -> Iterator[dict[str, Fact]]:
         except ValueError:
             continue
         if isinstance(note, dict) and isinstance(note.get("kind"), str):
+            yield note
+
+
+def checked_notes_in(path: str | os.PathLike[str], report: Callable[[int, str], None]) -> Iterator[dict[str, Fact]]:
+    """Yield the notes of a file whose facts are of the kinds that `hexloop.domain.journal` lists, in order.
+
+    report: called with the number of each line that is JSON but not such a note, and every problem in it. Lines that
+    are incomplete are skipped silently, and notes of kinds that are not listed are not checked.
+    Raises OSError as `notes_in` does.
+    """
+    for number, line in enumerate(lines_of(path), 1):
+        try:
+            note = read_json(line)
+        except ValueError:
+            continue
+        try:
+            schema = SCHEMAS.get(structured(note, AnyNote).kind)
+            if schema is not None:
+                structured(note, schema)
+        except ValueError as error:
+            report(number, str(error))
+        else:
             yield note
 
 

@@ -7,6 +7,7 @@ of the fields; see `hexloop.domain.ranges`. An entry that no field has is refuse
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import UnionType
@@ -97,7 +98,12 @@ def _text(value: object) -> str:
         return f"a number of {value.bit_length()} bits"
     if isinstance(value, dict | list) and len(value) > LONGEST:
         return f"a {'list' if isinstance(value, list) else 'dictionary'} of {len(value)} entries"
-    return ascii(value)
+    return _SHORTENED.repr(value).encode("ascii", "backslashreplace").decode()
+
+
+_SHORTENED = reprlib.Repr()
+_SHORTENED.maxlevel, _SHORTENED.maxlist, _SHORTENED.maxtuple, _SHORTENED.maxdict = 4, 20, 20, 20
+_SHORTENED.maxstring, _SHORTENED.maxlong, _SHORTENED.maxother = LONGEST, 4 * LONGEST, LONGEST
 
 
 # Problems with their fields
@@ -165,7 +171,7 @@ def _string(value: object, _: Any) -> str:
 
 
 def _annotated(value: object, kind: Any) -> Any:
-    """Check a number of a range, or under a condition."""
+    """Check a value of a range, or under a condition."""
     checked: Any = _CONVERTER.structure(value, kind.__origin__)
     for bounds in kind.__metadata__:
         if isinstance(bounds, Between) and not bounds.least <= checked <= bounds.most:

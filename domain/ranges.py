@@ -1,10 +1,10 @@
-"""Ranges of numbers in documents, as annotations of the fields of their schemas."""
+"""Ranges of numbers and texts in documents, as annotations of the fields of their schemas."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 from attrs import frozen
 
@@ -19,10 +19,21 @@ class Between:
 
 @frozen
 class Holding:
-    """A condition on a number in a document. wanted: completes the sentence "x is not ..."."""
+    """A condition on a value in a document. wanted: completes the sentence "x is not ..."."""
 
     wanted: str
-    holds: Callable[[float], bool]
+    holds: Callable[[Any], bool]
+
+
+def _may_name_folder(text: str) -> bool:
+    return len(text) <= LONGEST_NAME and text not in (".", "..") and not any(mark in text for mark in "/\\\0")
+
+
+LONGEST_NAME = 255
+"""Characters of the name of a folder."""
+
+FolderName = Annotated[str, Holding("the name of a folder", _may_name_folder)]
+"""The name of a folder within another one. It may be empty, as a script may have set it to a path that ends there."""
 
 
 MOST = 2**53
@@ -36,7 +47,9 @@ Int32Count = Annotated[int, Between(0, 2**31 - 1)]
 """A count that is stored in 32 bits."""
 
 Whole = Annotated[int, Between(-MOST, MOST)]
-BatchSize = Annotated[int, Between(1, 2**31)]
+LARGEST_BATCH = 2**31
+
+BatchSize = Annotated[int, Between(1, LARGEST_BATCH)]
 """Samples of a batch or of an optimizer step."""
 
 Updates = Annotated[int, Between(-1, MOST)]

@@ -31,7 +31,7 @@ _VALUE = (  # not the name of a value that comes after it, which would be left w
 )
 
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----)[^-]{1,20000}"), rf"\1{REMOVED}"),
+    (re.compile(r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----)(?:(?!-----END ).)+", re.DOTALL), rf"\1{REMOVED}"),
     (re.compile(r"(://)(?!\*\*\*@)[^\s\"'<>@]{1,500}@"), rf"\1{REMOVED}@"),
     (
         re.compile(r"([?&;](?:[A-Za-z0-9_.-]{0,40}(?:sig|token|secret|passw|credential|key|auth)[A-Za-z0-9_-]{0,40}=))"

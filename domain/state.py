@@ -8,7 +8,7 @@ from typing import Any
 from attrs import Factory, define
 
 from hexloop.domain.errors import CheckpointError, NewerSchemaError
-from hexloop.domain.ranges import BatchSize, Count, Seed
+from hexloop.domain.ranges import BatchSize, Count, FolderName, Seed
 
 SCHEMA_VERSION = 1
 
@@ -51,8 +51,8 @@ class RunState:
     gradient_norm: float | None = None
     best_metric: float | None = None
     best_step: Count | None = None
-    best_checkpoint: str | None = None
-    parent_checkpoint: str | None = None
+    best_checkpoint: FolderName | None = None
+    parent_checkpoint: FolderName | None = None
     pass_complete: bool = False
     epoch_ended: bool = False
     due: list[str] = Factory(list)

@@ -37,4 +37,5 @@ FORMS = (
     f"HF_TOKEN={SECRET}",
     f"--token={SECRET}",
     f"-----BEGIN PRIVATE KEY-----\n{SECRET}\n-----END PRIVATE KEY-----",
+    f"-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\n{SECRET}\n-----END RSA PRIVATE KEY-----",
 )

@@ -6,8 +6,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
-from hexloop.domain.json_documents import json_part, only_value
+from hexloop.adapters.schemas import read_part
+from hexloop.domain.json_documents import json_part
 from hexloop.domain.order import global_batches
+from hexloop.domain.ranges import Count
 from hexloop.ports.state import Part
 
 Row = TypeVar("Row")
@@ -157,8 +159,7 @@ class StatefulBatches(StreamedBatches[Row]):
             yield json_part("rows", saved)
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Resume from there with the next epoch. Raises ValueError for unknown parts."""
+        """Resume from there with the next epoch. Raises ValueError for invalid parts."""
         parts = list(parts)
         if parts:
-            epoch, ended, state = only_value(parts, "rows")
-            self._saved = epoch, ended, state
+            self._saved = read_part(parts, "rows", tuple[Count, bool, Any])

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterable, Iterator
+from typing import Any
 
-from attrs import evolve
+from attrs import evolve, frozen
 
-from hexloop.domain.json_documents import json_part, only_value
+from hexloop.adapters.schemas import read_part
+from hexloop.domain.json_documents import json_part
+from hexloop.domain.random_states import refuse_invalid_python_state
+from hexloop.domain.ranges import Count
 from hexloop.ports.device import DeviceCapabilities, Memory
 from hexloop.ports.state import Part
 
 
 class SimulatedOutOfMemoryError(RuntimeError):
     """The simulated device is out of memory."""
+
+
+@frozen
+class SimulatedRandomStates:
+    """The saved states of Python's generator and of the device's."""
+
+    python: tuple[Any, list[Any], Any]
+    seed: int
+    drawn: Count
 
 
 class SimulatedDevice:
@@ -79,8 +92,9 @@ class SimulatedDevice:
         yield json_part("random", {"python": random.getstate(), "seed": self._seed, "drawn": self._drawn})
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Restore the state of both generators."""
-        kept = only_value(parts, "random")
-        version, numbers, gauss = kept["python"]
-        random.setstate((version, tuple(numbers), gauss))
-        self._seed, self._drawn = kept["seed"], kept["drawn"]
+        """Restore the state of both generators. Raises ValueError, changing nothing, if it is invalid."""
+        kept = read_part(parts, "random", SimulatedRandomStates)
+        refuse_invalid_python_state(*kept.python)
+        version, words, gauss = kept.python
+        random.setstate((version, tuple(words), gauss))
+        self._seed, self._drawn = kept.seed, kept.drawn

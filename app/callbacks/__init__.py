@@ -4,12 +4,12 @@ from hexloop.app.callbacks.base import EVENTS, TrainerCallback, TrainerControl
 from hexloop.app.callbacks.flow import DefaultFlowCallback, EarlyStoppingCallback
 from hexloop.app.callbacks.handler import CallbackHandler, EventDispatcher
 from hexloop.app.callbacks.progress import PrinterCallback, ProgressCallback
+from hexloop.app.callbacks.saved_states import wrong_states
 from hexloop.app.callbacks.trainer_state import (
     ExportableState,
     TrainerState,
     export_states,
     restore_states,
-    wrong_states,
 )
 
 __all__ = [

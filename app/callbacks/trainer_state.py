@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from operator import attrgetter
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 from attrs import define, evolve, field
 
 from hexloop.domain.errors import CheckpointError
+from hexloop.domain.json_documents import read_json
 from hexloop.domain.regular_files import read_file
 from hexloop.domain.state import RunState
 from hexloop.domain.triggers import Plan, Trigger, Triggers, whole_steps
@@ -261,8 +262,11 @@ class TrainerState(RunView):
 
     @classmethod
     def load_from_json(cls, json_path: str) -> Self:
-        """Return a detached state with the fields of a JSON file; warn of unknown fields."""
-        document = json.loads(read_file(json_path).decode("utf-8"))
+        """Return a detached state with the fields of a JSON file; warn of unknown fields.
+
+        Raises CheckpointError, with every problem, if a field is not of its kind.
+        """
+        document = _read_fields(json_path)
         known = {each.name for each in fields(cls)}
         if unknown := sorted(document.keys() - known):
             warnings.warn(f"{json_path} has fields that are not a TrainerState's: {', '.join(unknown)}.", stacklevel=2)
@@ -270,6 +274,43 @@ class TrainerState(RunView):
 
     def __reduce__(self) -> tuple[object, ...]:
         return _detached, (type(self), {each.name: getattr(self, each.name) for each in fields(self)})
+
+
+_NUMBER, _WHOLE, _SWITCH = (int, float), (int,), (bool,)
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("epoch", "logging_steps", "eval_steps", "save_steps", "total_flos", "best_metric"), _NUMBER),
+    **dict.fromkeys(("global_step", "max_steps", "train_batch_size", "num_train_epochs", "best_global_step"), _WHOLE),
+    **dict.fromkeys(("num_input_tokens_seen",), _NUMBER),
+    **dict.fromkeys(("is_local_process_zero", "is_world_process_zero", "is_hyper_param_search"), _SWITCH),
+    **dict.fromkeys(("best_model_checkpoint", "trial_name"), (str,)),
+    **dict.fromkeys(("trial_params", "stateful_callbacks"), (dict,)),
+    "log_history": (list,),
+}
+"""The kinds of values of the fields of a TrainerState in a file; each may be null."""
+
+
+def _read_fields(path: str) -> dict[str, Any]:
+    """Return the fields in a JSON file. Raises CheckpointError, with every problem, if one is not of its kind."""
+    try:
+        document = read_json(read_file(path), finite=False)  # transformers writes NaN as a bare word
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not a JSON document: {error}.") from error
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{path} is not a JSON object.")
+    problems = [
+        f"{name}: {value!a:.80} is not of the type {' or '.join(kind.__name__ for kind in _KINDS[name])}"
+        for name, value in document.items()
+        if name in _KINDS and value is not None and type(value) not in _KINDS[name]
+    ]
+    problems += [
+        f"log_history[{number}]: {entry!a:.80} is not of the type dict"
+        for number, entry in enumerate(document.get("log_history") or () if not problems else ())
+        if not isinstance(entry, dict)
+    ]
+    if problems:
+        raise CheckpointError(f"{path} is invalid: {'; '.join(problems[:8])}.")
+    return document
 
 
 def _detached(kind: type[TrainerState], values: dict[str, Any]) -> TrainerState:
@@ -307,20 +348,6 @@ def export_states(callbacks: Iterable[object]) -> dict[str, Any]:
         if is_exportable(callback):
             exported.setdefault(type(callback).__name__, []).append(callback.state())  # type: ignore[attr-defined]
     return {name: states[0] if len(states) == 1 else states for name, states in exported.items()}
-
-
-def wrong_states(callbacks: Iterable[object], exported: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with states of callbacks: one that lacks what the callback's own state has."""
-    for callback in filter(is_exportable, callbacks):
-        name, own = type(callback).__name__, callback.state()  # type: ignore[attr-defined]
-        saved = exported.get(name, [])
-        if not isinstance(own, dict):
-            continue
-        for state in saved if isinstance(saved, list) else [saved]:
-            for key in ("args", "attributes"):
-                held = state.get(key) if isinstance(state, dict) else None
-                if isinstance(own.get(key), dict) and not isinstance(held, dict):
-                    yield f"callbacks.{name} in its run state has no dictionary {key!r}."
 
 
 def _rebuilt(callback: object, state: Any) -> object:

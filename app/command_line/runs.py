@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from attrs import define
+
 from hexloop.app.command_line import ExitCode
 from hexloop.app.printing import print_document, print_lines
-from hexloop.app.wiring.adapters import JOURNAL, notes_in
+from hexloop.app.wiring.adapters import JOURNAL, checked_notes_in
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.journal import ObservationKind, RunComparison, Timeline, compare, timelines
 from hexloop.ports.journal import Fact
@@ -38,18 +41,42 @@ def diff(options: Namespace) -> ExitCode:
     return ExitCode.FAILED if comparison.divergences else ExitCode.DONE
 
 
+@define
+class WrongNotes:
+    """The lines of a journal that are not valid notes: their number, and what is wrong with the first."""
+
+    path: str
+    count: int = 0
+    first: str = ""
+
+    def add(self, line: int, problem: str) -> None:
+        """Count a line."""
+        self.count, self.first = self.count + 1, self.first or f"line {line}: {problem}"
+
+    def tell(self) -> None:
+        """Print them on standard error, if there are any."""
+        if self.count:
+            one = self.count == 1
+            lines = (
+                "a line is not a valid note and was" if one else f"{self.count:,} lines are not valid notes and were"
+            )
+            print_lines(f"hexloop: {self.path}: {lines} not compared; the first is {self.first}.", to=sys.stderr)
+
+
 def _timeline(given: str, problems: list[str]) -> Timeline | None:
     """Return the run that `given` names; None, with a problem added, if there is none."""
     path, at, name = (given, "", "") if os.path.exists(given) or "@" not in given else given.rpartition("@")
     path = os.path.join(path, JOURNAL) if os.path.isdir(path) else path
+    wrong = WrongNotes(path)
     try:
-        runs = timelines(notes_in(path))
+        runs = timelines(checked_notes_in(path, wrong.add))
     except OSError as error:
         problems.append(
             f"You chose the run {given}, but its journal cannot be read ({error}); name the output folder of a run "
             "that was trained with journal='events' or 'steps'."
         )
         return None
+    wrong.tell()
     found = [run for run in runs if run.startswith(name)]
     if not found or (at and len(found) > 1):
         there = ", ".join([*list(runs)[:MOST_NAMED], *["and others"] * (len(runs) > MOST_NAMED)]) or "none"

@@ -23,6 +23,7 @@ from hexloop.app.run.messages import log_best, logging_saves
 from hexloop.app.run.saving import ArgumentsFile, companion_files
 from hexloop.app.wiring.checkpoint_files import CheckpointOverride, user_files
 from hexloop.app.wiring.parts import TrainerParts
+from hexloop.app.wiring.saved_setup import finish_in
 from hexloop.app.wiring.signing import refuse_public_key
 from hexloop.app.wiring.state import CheckpointContents, contents_for
 from hexloop.app.wiring.storage import is_elsewhere, joined, refuse_unreachable
@@ -313,24 +314,22 @@ def finished_at(storage: Storage, args: TrainingArguments, chosen: str | None = 
     if FINISHED not in {entry.name for entry in storage.list("")}:
         return None
     try:
-        document = read_json(read_bytes(storage.read(FINISHED)))
-        same = all(document[name] == value for name, value in _length(args).items())
-        ended_with = document["run"], document["checkpoint"], document["session"]
-        step = int(document["step"])
-    except (ValueError, KeyError, TypeError, IrregularFileError):
+        found = finish_in(read_json(read_bytes(storage.read(FINISHED))), FINISHED)
+    except (ValueError, CheckpointError, IrregularFileError):
         return None  # incomplete after a crash, or not hexloop's
+    same = all(getattr(found, name) == value for name, value in _length(args).items())
     name = chosen or _next(storage)
     if not same or name is None:
         return None
     try:
         manifest = read_manifest(storage, name)
-        if (manifest.run, name, manifest.session) != ended_with:
+        if (manifest.run, name, manifest.session) != (found.run, found.checkpoint, found.session):
             return None
         if chosen is None:
             verify(storage, name)
     except CheckpointError:
         return None
-    return step
+    return found.step
 
 
 def _next(storage: Storage) -> str | None:

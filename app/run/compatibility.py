@@ -202,6 +202,7 @@ class RunSetup:
                 f"it was written with reproduce={then!r}, and this run has reproduce={now!r}, so that its samples come "
                 f"in another order. Resume with reproduce={then!r}."
             )
+        yield from self._beyond_the_data(saved, state)
         yield from wrong_states([*self._parts.callback_handler.callbacks, self._parts.control], state.callbacks)
         for name, difference in self._named_differences(saved, state):
             if name not in self._accepted:
@@ -209,6 +210,17 @@ class RunSetup:
                     f"{difference}. Resume with the settings of the checkpoint, or accept the difference with "
                     f"resume_despite=[{name!r}]."
                 )
+
+    def _beyond_the_data(self, saved: Mapping[str, Any], state: RunState) -> Iterator[str]:
+        """Yield a position in the epoch that no reading of the same data leads to."""
+        samples, batches = self._document["samples_per_epoch"], self._run.plan.batches_per_epoch
+        if samples is None or self._differs(saved, "samples_per_epoch"):
+            return
+        size = max(self._document["batch_size"], saved.get("batch_size") or 0, state.global_batch_size)
+        most = max(samples, (batches or 0) * size) + size  # batches that are not full count as whole ones
+        if state.position > most:
+            now = _count(samples)
+            yield f"position in its run state is {state.position}, and the data have {now} in an epoch."
 
     def not_loaded(self, saved: Mapping[str, Any]) -> Collection[str]:
         """Return what to leave as it is: a different optimizer, the loss scale of another precision, imported data."""

@@ -28,6 +28,7 @@ from hexloop.domain.errors import CheckpointError, CollectiveError, RunStateErro
 from hexloop.domain.events import AnyEvent, Evaluated
 from hexloop.domain.json_documents import read_bytes, read_json
 from hexloop.domain.loop import apply_requests, train
+from hexloop.domain.ranges import LARGEST_BATCH
 from hexloop.domain.run import Evaluation, Run
 from hexloop.ports.storage import Storage
 
@@ -142,7 +143,7 @@ def _saved_batch_size(own: Storage, resume_from: str | bool | None) -> int | Non
             if name
             else None
         )
-        return size if isinstance(size, int) and size > 0 else None
+        return size if type(size) is int and 0 < size <= LARGEST_BATCH else None
     return None
 
 

@@ -60,6 +60,8 @@ def export_checkpoint(
         os.rename(staging, target)
     except ValueError as error:
         raise CheckpointError(f"{checkpoint} cannot be exported: {error}.") from error
+    except (LookupError, TypeError, AttributeError, OverflowError) as error:
+        raise CheckpointError(f"{checkpoint} cannot be exported: its state is invalid ({error!r}).") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return target
@@ -99,7 +101,9 @@ def _groups(source: CheckpointFiles) -> list[list[str]] | None:
 def _trainer_state(source: CheckpointFiles, state: RunState) -> dict[str, Any]:
     if STATE not in source.files:
         raise ValueError(f"it has no {STATE}")
-    found: dict[str, Any] = read_json(read_bytes(source.read(STATE)), finite=False)
+    found = read_json(read_bytes(source.read(STATE)), finite=False)
+    if not isinstance(found, dict):
+        raise ValueError(f"{STATE} is not a JSON object")
     found["global_step"], found["best_model_checkpoint"] = state.step, None
     return found
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import os
-import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -31,6 +29,7 @@ from hexloop.app.transformers_checkpoints.files import (
     WEIGHTS_INDEX,
 )
 from hexloop.app.transformers_checkpoints.reading import PickledFiles, open_regular, pickled_files
+from hexloop.app.transformers_checkpoints.trainer_states import run_state
 from hexloop.app.wiring.adapters import cpu_device
 from hexloop.app.wiring.storage import storage_for
 from hexloop.domain.checkpoints.manifest import MANIFEST, checkpoint_name
@@ -72,12 +71,8 @@ def import_checkpoint(
     """
     source = os.fspath(folder)
     found, seeds = _read_state(source), (seed, seed if data_seed is None else data_seed)
-
-    def read_run_state() -> RunState:
-        batch = _batch_size(found.get("train_batch_size"), train_batch_size)
-        return _run_state(found, batch, gradient_accumulation_steps, processes, *seeds)
-
-    state: RunState = _checked(source, STATE, read_run_state)
+    shares = train_batch_size, gradient_accumulation_steps, processes
+    state = run_state(found, os.path.join(source, STATE), *shares, *seeds)
     storage, name = storage_for(to), checkpoint_name(state.step)
     if any(entry.name == name for entry in storage.list("")):
         raise CheckpointError(
@@ -161,7 +156,7 @@ def _schedule_part(schedule: dict[str, Any], rates: list[float], state: RunState
     return json_part("adaptive", {"rates": rates, "state": memory, "measured": int(schedule["last_epoch"])})
 
 
-def _read_state(folder: str) -> dict[str, Any]:
+def _read_state(folder: str) -> Any:
     path = os.path.join(folder, STATE)
     if not os.path.isdir(folder) or not _has(folder, STATE):
         raise CheckpointError(f"You chose to import {folder}, but it has no {STATE}; name a checkpoint's folder.")
@@ -173,8 +168,6 @@ def _read_state(folder: str) -> dict[str, Any]:
         found = read_json(_bytes_of(folder, STATE), finite=False)  # transformers writes NaN as a bare word
     except ValueError as error:
         raise CheckpointError(f"{path} is not a JSON document: {error}.") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path} is not a JSON object.")
     if _has(folder, ARGUMENTS):
         warnings.warn(
             f"{ARGUMENTS} is not loaded, as that would run code: pass the run's arguments again when you resume.",
@@ -237,85 +230,6 @@ def _streams(found: dict[str, Any]) -> list[Part]:
     if gpus is not None:
         parts += [json_part("device", encode_state(gpus[0])), json_part("devices", [*map(encode_state, gpus)])]
     return parts
-
-
-def _batch_size(saved: Any, given: int | None) -> int:
-    if saved and given not in (None, saved):
-        raise CheckpointError(f"You chose train_batch_size={given}, but trainer_state.json has {saved}; leave it out.")
-    batch = saved or given
-    if batch is None:
-        raise CheckpointError(
-            "trainer_state.json does not contain the micro-batch size, as it is of an early release of transformers; "
-            "set train_batch_size."
-        )
-    return int(batch)
-
-
-def _run_state(
-    found: dict[str, Any], batch: int, accumulation: int, processes: int, seed: int, data_seed: int
-) -> RunState:
-    """Return the run state that a `trainer_state.json` describes, but for the number of updates.
-
-    Its fractional epoch and its step determine the steps per epoch, and so the position in the current epoch.
-    """
-    step, epochs = int(found["global_step"]), float(found["epoch"])
-    if step < 1 or not 0 < epochs < math.inf:
-        raise ValueError(f"step {step} of epoch {epochs}")
-    epoch, done = _position(step, epochs, accumulation)
-    logs = [entry for entry in found.get("log_history", ()) if isinstance(entry, dict)]
-    callbacks = dict(found.get("stateful_callbacks") or {})
-    callbacks.pop("TrainerControl", None)
-    return RunState(
-        run=uuid.uuid4().hex,
-        seed=seed,
-        data_seed=data_seed,
-        global_batch_size=batch * accumulation * processes,
-        step=step,
-        updates=step,
-        epoch=epoch,
-        position=done * batch * accumulation * processes,
-        batches=done * accumulation,
-        samples=step * batch * accumulation * processes,
-        tokens=int(found.get("num_input_tokens_seen") or 0),
-        operations=float(found.get("total_flos") or 0),
-        logged_step=step,
-        loss_total=_loss_total(logs, step),
-        best_metric=found.get("best_metric"),
-        best_step=found.get("best_global_step"),
-        history=logs,
-        callbacks=callbacks,
-    )
-
-
-def _position(step: int, epochs: float, accumulation: int) -> tuple[int, int]:
-    """Return the epoch, from 0, and the number of optimizer steps done in it."""
-    epoch = math.floor(epochs + 1e-9)
-    per_epoch = round(step / epochs)
-    if abs(per_epoch * epochs - step) <= 1e-6 * step:
-        return epoch, step - epoch * per_epoch
-    # The last window of each epoch is partial: the micro-batches per epoch are not a multiple of the window's.
-    fraction = epochs - epoch
-    for done in range(1, step + 1):
-        micro_batches = round(done * accumulation / fraction)
-        per_epoch = math.ceil(micro_batches / accumulation)
-        agrees = abs(done * accumulation / micro_batches - fraction) < 1e-9
-        if agrees and done < per_epoch and epoch * per_epoch + done == step:
-            return epoch, done
-    raise ValueError(
-        f"step {step} is not at epoch {epochs} with {accumulation} micro-batches per step; set "
-        "gradient_accumulation_steps to that of the run"
-    )
-
-
-def _loss_total(logs: list[dict[str, Any]], step: int) -> float:
-    """Return the sum of the losses of all steps, from the logs; steps after the last log use its loss."""
-    total, before, loss = 0.0, 0, 0.0
-    for entry in logs:
-        if "loss" in entry and math.isfinite(entry["loss"]):
-            loss = float(entry["loss"])
-            total += loss * (int(entry["step"]) - before)
-            before = int(entry["step"])
-    return total + loss * (step - before)
 
 
 # Weights

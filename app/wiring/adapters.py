@@ -26,7 +26,7 @@ from hexloop.adapters.interrupts import (
     SeveralInterrupts,
     SignalInterrupts,
 )
-from hexloop.adapters.journal import JsonLinesJournal, NoJournal, notes_in
+from hexloop.adapters.journal import JsonLinesJournal, NoJournal, checked_notes_in
 from hexloop.adapters.logger.console import Console
 from hexloop.adapters.logger.json_lines import JsonLines
 from hexloop.adapters.precision.plain import PlainPrecision
@@ -54,7 +54,7 @@ from hexloop.ports.parallelism import Parallelism
 from hexloop.ports.precision import Precision
 from hexloop.ports.storage import Storage
 
-__all__ = ["notes_in"]
+__all__ = ["checked_notes_in"]
 """Adapters' names that the rest of the app gets from here."""
 
 JOURNAL = "journal.jsonl"

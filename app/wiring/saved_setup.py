@@ -1,4 +1,4 @@
-"""The document in which a checkpoint describes the setup of its run: its schema."""
+"""The schemas of two documents: in which a checkpoint describes the setup of its run, and a run that it is finished."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from attrs import Factory, field, frozen
 
 from hexloop.adapters.schemas import KEY, Open, read_document
-from hexloop.domain.ranges import BatchSize, Count
+from hexloop.domain.ranges import BatchSize, Count, Finite, Whole
 
 
 @frozen
@@ -41,6 +41,26 @@ class SavedSetup:
     asked_accumulation: BatchSize | None = None
     optimizer: SavedOptimizer | None = None
     imported_from: str | None = None
+
+
+@frozen
+class SavedFinish:
+    """The completion marker of a run: its name and last step, the checkpoint and session that it ended with.
+
+    max_steps, num_train_epochs: the arguments that defined the end.
+    """
+
+    run: str
+    step: Count
+    checkpoint: str | None
+    session: str | None
+    max_steps: Whole
+    num_train_epochs: Finite
+
+
+def finish_in(document: Any, where: str) -> SavedFinish:
+    """Return the completion marker. Raises CheckpointError, with every problem, if the document is not one."""
+    return read_document(document, SavedFinish, where)
 
 
 def check_setup(saved: Mapping[str, Any], where: str) -> None:

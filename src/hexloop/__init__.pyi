@@ -77,6 +77,7 @@ from .domain.errors import (
     NewerSchemaError as NewerSchemaError,
     NotFiniteError as NotFiniteError,
     RunStateError as RunStateError,
+    SignatureError as SignatureError,
     StorageError as StorageError,
     StorageFullError as StorageFullError,
     UnreadableCheckpointError as UnreadableCheckpointError,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hexloop import TrainerCallback
+from hexloop.app.run.checkpoints import finished_at
+from hexloop.app.wiring.storage import storage_for
 from hexloop.domain.events import StepEnded
 from tests.end_to_end.small.models import rows
 from tests.end_to_end.small.trainers import same_weights, small_trainer, weights
@@ -67,6 +70,28 @@ def test_a_resumed_finished_run_is_unfinished_until_it_ends(tmp_path: Path) -> N
     again.train(resume_from_checkpoint="auto")
     assert again.state.global_step == STEPS
     assert same_weights(weights(again), weights(whole))
+
+
+MARKERS: dict[str, Any] = {
+    "a list": [],
+    "a negative step": {"step": -1},
+    "a step that is true": {"step": True},
+    "a huge step": {"step": 10**400},
+    "an unknown entry": {"more": 1},
+    "a run that is a number": {"run": 5},
+    "a length that is a text": {"num_train_epochs": "1"},
+}
+
+
+@pytest.mark.parametrize("name", MARKERS)
+def test_a_completion_marker_of_another_form_is_ignored(tmp_path: Path, name: str) -> None:
+    """The run resumes from its last checkpoint, as if there was no marker."""
+    trainer_in(tmp_path, max_steps=4).train()
+    marker = json.loads((tmp_path / "finished.json").read_bytes())
+    assert finished_at(storage_for(tmp_path), trainer_in(tmp_path, max_steps=4).args) == 4
+    changed = {**marker, **MARKERS[name]} if MARKERS[name] else MARKERS[name]
+    (tmp_path / "finished.json").write_text(json.dumps(changed))
+    assert finished_at(storage_for(tmp_path), trainer_in(tmp_path, max_steps=4).args) is None
 
 
 def test_a_finished_run_with_a_damaged_last_checkpoint_is_trained_again(tmp_path: Path) -> None:

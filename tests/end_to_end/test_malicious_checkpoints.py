@@ -164,7 +164,7 @@ def of_moment(change: Callable[[torch.Tensor], torch.Tensor], key: str = "exp_av
     return apply
 
 
-def in_document(name: str, change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+def in_document(name: str, change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
     """Change a JSON document, with a matching digest in the manifest."""
 
     def apply(checkpoint: Path) -> None:
@@ -190,6 +190,11 @@ def set_options(saved: dict[str, Any], **options: Any) -> None:
     """Set options of the first group, and list them as state that changed during the run."""
     saved["groups"][0].update(options)
     saved["state_keys"][0] += options
+
+
+def change_random_states(document: dict[str, Any]) -> None:
+    """Change a value in the states of two generators."""
+    document["python"][0], document["numpy"][2] = 4, 625
 
 
 def random_state(generator: str, place: int, value: Any) -> Callable[[Path], None]:
@@ -255,6 +260,10 @@ CORPUS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a step before the first": (
         in_document("run_state", lambda each: each.update(step=-1)), "is invalid: step: -1 is not between"
     ),
+    "a checkpoint elsewhere as the best": (
+        in_document("run_state", lambda each: each.update(best_checkpoint="../x", parent_checkpoint="x" * 300)),
+        "best_checkpoint: '../x' is not the name of a folder; parent_checkpoint: 'xxx",
+    ),
     "several wrong values": (
         in_document("run_state", lambda each: each.update(epoch=10**400, samples=1.5, due=["stop"], history={})),
         "epoch: a number of 1329 bits is not between 0 and 9007199254740992; samples: 1.5 is not a whole number; "
@@ -267,6 +276,15 @@ CORPUS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a callback with another state": (
         in_document("run_state", lambda each: each["callbacks"].update(TrainerControl={"args": {"x": 1}})),
         "callbacks.TrainerControl in its run state has no dictionary 'attributes'",
+    ),
+    "a control of other kinds": (
+        in_document("run_state", lambda each: each["callbacks"]["TrainerControl"]["args"].update(should_log="x", a=1)),
+        "callbacks.TrainerControl.args.should_log in its run state is 'x', which is not true or false.|"
+        "callbacks.TrainerControl.args in its run state has the entry 'a', which a TrainerControl does not have",
+    ),
+    "a method of the control": (
+        in_document("run_state", lambda each: each["callbacks"]["TrainerControl"]["attributes"].update(state=5)),
+        "callbacks.TrainerControl.attributes in its run state has the entry 'state', which a TrainerControl does not",
     ),
     "an action that does not exist": (
         in_document("run_state", lambda each: each.update(due=["explode"])), "due: 'explode' is not one of log"
@@ -315,6 +333,19 @@ CORPUS: dict[str, tuple[Callable[[Path], None], str]] = {
     "moments of one row": (of_moment(lambda moment: moment[:1].contiguous(), "exp_avg_sq"), "exp_avg_sq has shape"),
     "moments of bytes": (of_moment(lambda moment: moment.to(torch.uint8)), "exp_avg has type U8"),
     "a step of many numbers": (of_moment(lambda _: torch.zeros(3), "step"), "step has shape"),
+    "an optimizer of other kinds": (
+        in_document(
+            "optimizer", lambda each: each["param_groups"].update(groups=[{"params": [5]}, 5], state_keys=5, more=1)
+        ),
+        "param_groups.groups[0].params[0]: 5 is not text; param_groups.groups[1]: 5 is not a JSON object; "
+        "param_groups.state_keys: 5 is not a list; param_groups: unknown entries 'more'. It was read from",
+    ),
+    "a step below zero": (
+        of_moment(lambda step: step - 9, "step"),
+        f"{WEIGHT}.step: -7 is not a whole number from 0 to 9007199254740992. It was read from",
+    ),
+    "a step that is no number": (of_moment(lambda step: step * torch.nan, "step"), f"{WEIGHT}.step: nan is not"),
+    "a huge step": (of_moment(lambda step: step * 1e30, "step"), f"{WEIGHT}.step: 2e+30 is not a whole number"),
     "a moment that is a number": (
         in_document("optimizer", lambda each: each["param_groups"]["state"][WEIGHT].update(exp_avg=1.0)),
         "unknown tensors|not a tensor",
@@ -355,6 +386,18 @@ CORPUS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a numpy flag that is none": (random_state("numpy", 3, 7), "has_gauss"),
     "a python position far away": (random_state("python", 1, [1] * 624 + [10**9]), "1000000000"),
     "a python number that is a text": (random_state("python", 2, "a"), "Gaussian"),
+    "random states of other kinds": (
+        in_document("random", lambda each: each.update(python=5, numpy=[1, 2], more=1)),
+        "random states are invalid: python: 5 is not a list; numpy: it has 2 entries, not 5; unknown entries 'more'. "
+        "It was read from",
+    ),
+    "random states with several faults": (
+        in_document("random", change_random_states),
+        "python: the version of Python's generator is 4, not 3; numpy: the position of numpy's generator is 625, not",
+    ),
+    "a torch state that is no text": (
+        in_document("random", lambda each: each.update(torch="%%")), "torch: 'Only base64 data is allowed'"
+    ),
     "a torch state of no bytes": (in_document("random", lambda each: each.update(torch="")), "random states"),
     "groups that are none": (
         being("optimizer", b'{"schema_version": 1, "param_groups": {"groups": 5, "state": []}}'),

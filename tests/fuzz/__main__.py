@@ -21,11 +21,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 def main() -> int:
     """Read the options and run the targets; return the exit code."""
     options = _options()
-    if find_spec("atheris") is not None and not options.target:
+    if find_spec("atheris") is not None and not (options.target or options.replay or options.random):
         import atheris
 
         with redirect_stderr(io.StringIO()), atheris.instrument_imports(include=["hexloop"]):  # which lists them
             import tests.fuzz.everything  # noqa: F401 - its imports are instrumented
+    from tests.fuzz.driving import replay, save
     from tests.fuzz.everything import TARGETS
     from tests.fuzz.processes import run_all
 
@@ -38,11 +39,22 @@ def main() -> int:
         print(f"There are no targets {', '.join(sorted(unknown))}; they are {', '.join(TARGETS)}.", file=sys.stderr)
         return 2
     chosen = options.targets or list(TARGETS)
-    started, share = time.monotonic(), options.seconds * options.jobs / len(chosen)
+    if options.replay:
+        counts = [replay(TARGETS[name]) for name in chosen]
+        print(*(line for each in counts for line in save(each, options.findings)), sep="\n")
+        print(f"{sum(each.cases for each in counts)} cases, {sum(len(each.findings) for each in counts)} findings")
+        return int(any(each.findings for each in counts))
+    started, total = time.monotonic(), sum(TARGETS[name].weight for name in chosen)
+    share = options.seconds * options.jobs / total
     kind = "random" if options.random or find_spec("atheris") is None else "chosen by coverage and random"
-    print(f"{len(chosen)} targets, {share:.0f} s each, cases {kind}, seed {options.seed}", flush=True)
-    work = [(name, share, options.seed, not options.random, options.findings) for name in chosen]
+    print(f"{len(chosen)} targets, from {share:.0f} s each, cases {kind}, seed {options.seed}", flush=True)
+    work = [
+        (name, share * TARGETS[name].weight, options.seed, not options.random, options.findings)
+        for name in sorted(chosen, key=lambda name: -TARGETS[name].weight)
+    ]
     findings = 0
+    for name in chosen:
+        TARGETS[name].seeds()  # which makes what they need, once
     with get_context("fork").Pool(options.jobs, maxtasksperchild=1) as pool:
         for lines, found in pool.imap_unordered(_fuzz, work, chunksize=1):
             findings += found
@@ -67,6 +79,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="how many targets run at a time")
     parser.add_argument("--targets", nargs="+", default=[], metavar="NAME", help="only these targets")
     parser.add_argument("--seed", type=int, default=0, help="of the random cases")
+    parser.add_argument("--replay", action="store_true", help="run only the cases of the corpus")
     parser.add_argument("--random", action="store_true", help="do without atheris")
     parser.add_argument("--findings", type=Path, default=Path("runs/fuzz"), help="where findings are written")
     parser.add_argument("--target", metavar="NAME", help="run the cases in files")

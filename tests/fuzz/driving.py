@@ -11,10 +11,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 
-from tests.fuzz.processes import LARGEST, Counts, RunCase, supervise
+from tests.fuzz.processes import LARGEST, Counts, RunCase, run_all, supervise
 from tests.fuzz.targets import Target
 
-SEED_BYTES = 1 << 16
+LONGEST = 1 << 13
+"""Bytes of a case that coverage chooses, or twice those of the longest seed."""
 
 
 def fuzz(target: Target, seconds: float, seed: int, guided: bool = True) -> Counts:
@@ -29,7 +30,7 @@ def fuzz(target: Target, seconds: float, seed: int, guided: bool = True) -> Coun
             Path(kept, f"seed-{index}").write_bytes(data)
         while time.monotonic() < deadline:
             number += 1
-            is_guided = guided and target.guided and find_spec("atheris") is not None and number % 4 != 0
+            is_guided = guided and find_spec("atheris") is not None and number % 4 != 0
             drive = partial(_guided if is_guided else _random, target, seeds, f"{seed}-{number}", Path(kept), deadline)
             supervise(target.name, target.run, drive, deadline, counts)
     return counts
@@ -55,21 +56,32 @@ def _guided(target: Target, seeds: list[bytes], seed: str, kept: Path, deadline:
 
     def mutated(data: bytes, longest: int, number: int) -> bytes:
         random = Random(number)
-        if random.random() < 0.5:
+        if not target.structured and random.random() < 0.5:
             return bytes(atheris.Mutate(data, longest))
         return target.mutate(bytes(data), random, seeds)[:longest]
 
     left = max(1, round(min(deadline - time.monotonic(), 60.0)))
     options = {
-        "max_total_time": left, "runs": 20 * target.cases_per_process, "max_len": SEED_BYTES, "timeout": 100_000,
-        "rss_limit_mb": 0, "artifact_prefix": f"{kept}-", "seed": Random(seed).getrandbits(31), "verbosity": 0,
+        "max_total_time": left,
+        "runs": 20 * target.cases_per_process,
+        "max_len": max(LONGEST, 2 * max(map(len, seeds))),
+        "seed": Random(seed).getrandbits(31),
+        "artifact_prefix": f"{kept}-",
+        "timeout": 100_000,
+        "rss_limit_mb": 0,
+        "verbosity": 0,
         **{f"handle_{name}": 0 for name in ("segv", "abrt", "bus", "ill", "fpe", "int", "term")},
-    }  # fmt: skip
+    }
     os.chdir(tempfile.gettempdir())
     atheris.Setup(
         ["fuzz", *(f"-{name}={value}" for name, value in options.items()), str(kept)], run, custom_mutator=mutated
     )
     atheris.Fuzz()
+
+
+def replay(target: Target) -> Counts:
+    """Run the cases of the corpus of a target."""
+    return run_all(target.name, target.run, target.seeds())
 
 
 def report(target: Target, counts: Counts, seconds: float) -> str:

@@ -12,6 +12,8 @@ An edit is an object with a `file` and what is done to it:
 | `size` | cut the file, or extend it by a hole |
 | `missing`, `copy_of`, `link` | remove it, or put a copy of another file or a link in its place |
 
+One with `late` is made after the folder has been sealed again, as are those of the manifest.
+
 A value `{"$deep": n}` stands for n nested lists, `{"$long": n}` for a text, `{"$many": n}` for a list.
 """
 
@@ -29,7 +31,8 @@ from typing import Any
 Edit = dict[str, Any]
 
 NUMBERS: tuple[Any, ...] = (
-    0, 1, -1, 2, 3, 4, 7, 8, 16, 623, 624, 625, 2**31 - 1, 2**31, 2**32, 2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64,
+    0, 1, -1, 2, 3, 4, 7, 8, 16, 623, 624, 625, 10_000, 10**9, -(10**8), 2**31 - 1, 2**31, 2**32, 2**53, 2**53 + 1,
+    2**63 - 1, 2**63, 2**64,
     -(2**63),
     10**30, -(10**400), 10**308, 0.0, -0.0, 0.1, 0.5, 1.0, 1.5, -1.5, 1e-320, 1e308, -1e308, 3.4e38, True, False,
 )  # fmt: skip
@@ -57,28 +60,33 @@ OBJECTS: tuple[Any, ...] = (
 
 SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "C64": 8}
 
+LARGEST = 1 << 26
+"""Bytes of a file that is still edited."""
+
 FILLS = ("zeros", "ones", "nan", "inf", "huge", "noise", "minus")
 
 
 # Applying
 
 
-def apply(folder: Path, edits: list[Edit], manifest: bool | None = None) -> None:
+def apply(folder: Path, edits: list[Edit], late: bool | None = None) -> None:
     """Apply edits to a folder; those that no longer fit, as what they change is gone, are left out.
 
-    manifest: only edits of the manifest, or only those of other files.
+    late: only edits that come after the sealing, or only the others.
     """
     for edit in edits:
-        is_of_manifest = edit.get("file") == "manifest.json"
-        if "file" in edit and (manifest is None or manifest == is_of_manifest):
+        is_late = edit.get("file") == "manifest.json" or "late" in edit
+        if "file" in edit and (late is None or late == is_late):
             try:
                 _apply(folder, edit)
-            except (OSError, KeyError, IndexError, TypeError, ValueError, StopIteration, struct.error):
+            except (OSError, LookupError, TypeError, ValueError, AttributeError, struct.error):
                 continue
 
 
 def _apply(folder: Path, edit: Edit) -> None:
     path = folder / edit["file"]
+    if path.stat().st_size > LARGEST and "size" not in edit:
+        return  # it was made large by an edit before
     if "at" in edit:
         document, write = _document(path)
         write(changed_document(document, edit))
@@ -199,7 +207,11 @@ def _random_edit(folder: Path, file: str, random: Random) -> Edit:
         others = sorted(each.name for each in folder.iterdir() if each.is_file())
         return {"file": file, "copy_of": random.choice(others)}
     if chance < 0.08:
-        return {"file": file, "size": random.choice((0, 1, random.randrange(size + 1), size + 1, size + 4096, 1 << 36))}
+        size = random.choice((0, 1, random.randrange(size + 1), size + 1, size + 4096))
+        return {
+            "file": file,
+            **random.choice([{"size": size}, {"size": size, "late": True}, {"size": 1 << 36, "late": True}]),
+        }
     is_document = path.suffix in (".json", ".jsonl", ".safetensors")
     if chance < 0.18 or not is_document:
         return _random_bytes(file, size, random)

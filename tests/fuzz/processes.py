@@ -20,6 +20,7 @@ import struct
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import BinaryIO, NoReturn
@@ -56,7 +57,9 @@ class Finding:
     @property
     def key(self) -> str:
         """The same for all cases with the same cause, as far as can be told."""
-        cause = re.sub(r"0x[0-9a-f]+|\d+|'[^']*'|\"[^\"]*\"", "_", self.detail.partition(" | ")[2] or self.detail)
+        said, _, place = self.detail.rpartition(" | ")
+        text = self.detail if said.startswith("AssertionError") else place
+        cause = re.sub(r"0x[0-9a-f]+|\d+|'[^']*'|\"[^\"]*\"", "_", text)
         return f"{self.kind}-{hashlib.sha256(cause[:200].encode()).hexdigest()[:10]}"
 
 
@@ -124,6 +127,7 @@ def _child(run: RunCase, drive: Callable[[RunCase], None], slot: mmap.mmap, writ
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (_status("VmSize") + ADDRESSES, hard))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        warnings.simplefilter("ignore")
         drive(_recorder(run, slot, writer, output))
     except BaseException:
         traceback.print_exc()

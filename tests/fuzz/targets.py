@@ -5,10 +5,12 @@ Where a parser accepts its input, what it returned is checked too.
 
 from __future__ import annotations
 
+import atexit
 import io
 import json
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -76,28 +78,38 @@ def changed_json(data: bytes, random: Random, others: list[bytes]) -> bytes:
 class Target:
     """What is fuzzed. run: takes a case, and raises for a finding. mutate: makes a case from another.
 
-    cases_per_process: the process ends after so many, which shows in which case native code has gone wrong. guided:
-    whether coverage guides the choice of cases, if atheris is there.
+    cases_per_process: the process ends after so many, which shows in which case native code has gone wrong.
+    structured: whether a case has a structure of its own, so that only `mutate` changes it. first: makes cases to start
+    from, besides those of the corpus. weight: its share of the time.
     """
 
     name: str
     run: Callable[[bytes], None]
     mutate: Mutate = changed
     cases_per_process: int = 2000
-    guided: bool = True
+    structured: bool = False
     first: Callable[[], list[bytes]] = list
+    weight: int = 1
 
     def seeds(self) -> list[bytes]:
         """Return the cases to start from: those of the corpus, or else those that are made."""
+        folder()  # before processes are forked, so that it is removed at the end of this one
         kept = [path.read_bytes() for path in sorted((CORPUS / self.name).glob("*")) if path.is_file()]
         return [*kept, *self.first()] or [b""]
 
 
 @cache
 def folder() -> Path:
-    """Return a folder of this process, in memory where there is such a place."""
+    """Return a folder for cases, in memory where there is such a place, that is removed when this process ends."""
     memory = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix="fuzz-", dir=memory if os.access(memory, os.W_OK) else None))
+    return removed_at_exit(Path(tempfile.mkdtemp(prefix="fuzz-", dir=memory if os.access(memory, os.W_OK) else None)))
+
+
+def removed_at_exit(made: Path) -> Path:
+    """Return a folder, which is removed when the process that called this ends, and not by those forked from it."""
+    owner = os.getpid()
+    atexit.register(lambda: shutil.rmtree(made, ignore_errors=True) if os.getpid() == owner else None)
+    return made
 
 
 def _file(data: bytes, name: str) -> Path:
@@ -270,9 +282,14 @@ def json_arguments(data: bytes) -> None:
         _check_message(error)
 
 
+@cache
+def _parser() -> HfArgumentParser:
+    return HfArgumentParser(TrainingArguments)
+
+
 def arguments(data: bytes) -> None:
     """Training arguments in a YAML file are refused with a ConfigurationError, or make TrainingArguments."""
-    parser = HfArgumentParser(TrainingArguments)
+    parser = _parser()
     for parse, name in ((parser.parse_yaml_file, "arguments.yaml"), (parser.parse_json_file, "arguments.json")):
         try:
             parse(_file(data, name))

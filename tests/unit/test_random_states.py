@@ -33,9 +33,14 @@ def test_valid_states_are_accepted() -> None:
         ({"version": 2}, "version"),
         ({"words": [0] * WORDS}, "624 words, not 625"),
         ({"words": [-1] + [1] * WORDS}, "a word of Python"),
+        ({"words": [None] * (WORDS + 1)}, "a word of Python's generator is None.*; the position"),
         ({"words": [0] * (WORDS + 1)}, "are 0"),
         ({"words": [1] * WORDS + [WORDS + 1]}, "position of Python"),
         ({"gauss": "x"}, "Gaussian"),
+        (
+            {"version": [9] * 99, "words": [], "gauss": 10**400},
+            r"version .{95,110}, not 3; .*0 words.*of 1329 bits, not",
+        ),
     ],
 )
 def test_an_invalid_state_of_python_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -53,6 +58,11 @@ def test_an_invalid_state_of_python_is_refused(changes: dict[str, Any], message:
         ({"position": 10**9}, "position of numpy"),
         ({"has_gauss": 2}, "has_gauss"),
         ({"gauss": True}, "Gaussian"),
+        ({"gauss": 10**400}, "Gaussian number of numpy's generator is a number of 1329 bits"),
+        (
+            {"kind": 5, "position": -1, "has_gauss": None},
+            "kind .* is 5.*; the position .* is -1.*; has_gauss .* is None",
+        ),
     ],
 )
 def test_an_invalid_state_of_numpy_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -270,13 +270,13 @@ class LoaderBatches:
         return iter(()) if position is None else state_parts("standing", position)
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Resume from an export; without parts, epoch and position are enough. Raises ValueError for unknown parts."""
+        """Resume from an export; without parts, epoch and position are enough. Raises ValueError for invalid parts."""
         position = state_from_parts("standing", parts)
         if position is not None:
-            document = decode_state(position)
-            if document.get("streams") is not None:
-                refuse_invalid_rng_states(document["streams"])
-            self.loader.cursor.saved = ReadPosition(**document)
+            saved = ReadPosition.saved(decode_state(position), "standing")
+            if saved.streams is not None:
+                refuse_invalid_rng_states(saved.streams)
+            self.loader.cursor.saved = saved
 
 
 # Several ranks

@@ -16,7 +16,9 @@ import torch
 from attrs import asdict, define, evolve, field, frozen
 from torch import Tensor
 
+from hexloop.adapters.schemas import listed, structured
 from hexloop.domain.errors import DataError
+from hexloop.domain.ranges import BatchSize, Count, Updates
 from hexloop.ports.state import JSON, Part
 
 DTYPES = {
@@ -223,14 +225,36 @@ class ReadPosition:
     The names of the fields are those of the document in a checkpoint.
     """
 
-    epoch: int
-    batch_size: int
-    counts: list[int]
+    epoch: Count
+    batch_size: BatchSize
+    counts: list[Count]
     ended: list[bool]
     states: list[Any]
-    samples: int = 0
-    last: int = -1
+    samples: Count = 0
+    last: Updates = -1
     streams: Any = None
+
+    @classmethod
+    def saved(cls, document: Any, path: str) -> Self:
+        """Return the position in a checkpoint's document.
+
+        Raises ValueError, with every problem, for a position that no reading leads to.
+        """
+        position = structured(document, cls, path)
+        readers, problems = len(position.counts), list[str]()
+        if not readers == len(position.ended) == len(position.states) or readers == 0:
+            problems.append(
+                f"{path}.counts, ended and states: they have {readers}, {len(position.ended)} and "
+                f"{len(position.states)} entries, and should have one for each reader"
+            )
+        if position.last >= readers:
+            problems.append(f"{path}.last: {position.last} is not the number of one of {readers} readers")
+        for reader, state in enumerate(position.states):
+            if not isinstance(state, dict | None):
+                problems.append(f"{path}.states[{reader}]: {str(state)[:80]} is neither a dictionary nor None")
+        if problems:
+            raise ValueError(listed(problems))
+        return position
 
     @classmethod
     def after(cls, epoch: int, samples: int, batch_size: int, readers: int) -> Self:

@@ -42,8 +42,10 @@ from hexloop.adapters.batches.torch.shares import (
 )
 from hexloop.adapters.batches.torch.stream import restarted, set_epoch
 from hexloop.adapters.batches.torch.structure import Transfer, row_count
-from hexloop.domain.json_documents import json_part, only_value
+from hexloop.adapters.schemas import read_part
+from hexloop.domain.json_documents import json_part
 from hexloop.domain.order import rank_slice
+from hexloop.domain.ranges import Count
 from hexloop.ports.state import Part
 
 
@@ -54,6 +56,19 @@ class SavedLoaderState:
     epoch: int
     ended: bool
     state: DataState
+
+
+@frozen
+class SavedGenerators:
+    """The states of the generators of a loader, when the epoch began and at the save, as text.
+
+    epoch, ended: of a loader that has a state: the epoch that it belongs to, and whether that is at its end.
+    """
+
+    began: list[str]
+    now: list[str]
+    epoch: Count | None = None
+    ended: bool = False
 
 
 class ExternalBatches:
@@ -122,20 +137,27 @@ class ExternalBatches:
         yield json_part("generators", document)
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Resume from an export. Raises ValueError if this loader has a different number of generators."""
+        """Resume from an export.
+
+        Raises ValueError, changing nothing, if it is invalid, or this loader has a different number of generators.
+        """
         found = {part.name: part for part in parts}
-        document = only_value([found.pop("generators")] if "generators" in found else found.values(), "generators")
-        if len(document["now"]) != len(self._generators):
+        generators = [found.pop("generators")] if "generators" in found else found.values()
+        saved = read_part(generators, "generators", SavedGenerators)
+        if not len(saved.now) == len(saved.began) == len(self._generators):
             raise ValueError(
-                f"The saved data loader had {len(document['now']) - 1} random generators of its own, and this one has "
+                f"The saved data loader had {len(saved.now) - 1} random generators of its own, and this one has "
                 f"{len(self._generators) - 1}; resume with the loader that the run was saved with."
             )
         state = state_from_parts("loader", found.values())
+        states = list(map(order.decode_rng_state, saved.now, self._generators))
+        list(map(order.decode_rng_state, saved.began, self._generators))
         if state is not None and is_stateful(self.loader):
-            self._saved = SavedLoaderState(document["epoch"], document["ended"], state)
-        states = list(map(order.decode_rng_state, document["now"], self._generators))
-        list(map(order.decode_rng_state, document["began"], self._generators))
-        self._epoch_start_states = document["began"]
+            if saved.epoch is None:
+                raise ValueError("generators.epoch: it is missing, and there is the state of a loader")
+            decode_state(state)  # refuses an invalid one before anything is loaded
+            self._saved = SavedLoaderState(saved.epoch, saved.ended, state)
+        self._epoch_start_states = saved.began
         for generator, own in zip(self._generators[1:], states[1:], strict=True):
             generator.set_state(own)
 

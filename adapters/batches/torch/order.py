@@ -314,6 +314,17 @@ def refuse_invalid_rng_states(states: Any) -> None:
         raise ValueError(f"The saved random states of the data are invalid: {error!r}.") from error
 
 
+def refuse_invalid_generator_states(states: Sequence[Any], generators: Sequence[torch.Generator]) -> None:
+    """Raise ValueError unless there is a state for each generator, which are not changed."""
+    if len(states) != len(generators):
+        raise ValueError(f"there are {len(states)} states of generators of the data loader, not {len(generators)}")
+    for state, generator in zip(states, generators, strict=True):
+        try:
+            torch.Generator(generator.device).set_state(state)
+        except (TypeError, RuntimeError) as error:
+            raise ValueError(f"a state of a generator of the data loader is invalid: {error!r}") from error
+
+
 @contextmanager
 def preserved_rng_states() -> Iterator[None]:
     """Restore the streams of Python, numpy and torch's CPU generator on exit."""

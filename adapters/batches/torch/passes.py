@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any
 
 import numpy as np
 import torch
-from attrs import define, field
+from attrs import define, field, frozen
 from torch.utils.data import IterableDataset
 
 from hexloop.adapters.batches.torch import order
 from hexloop.adapters.batches.torch.collate import DataCollatorWithPadding, default_data_collator
+from hexloop.domain.ranges import Between, Count
 
 Streams = tuple[Any, Any, torch.Tensor]
 """The states of the streams of Python, numpy and torch's CPU generator, as these return them."""
@@ -65,6 +66,55 @@ class Pass:
             "last": None if self.last is None else as_document(self.last),
             "interludes": [[number, as_document(states)] for number, states in self.interludes.items()],
         }
+
+
+MOST_READINGS = 100_000
+"""How often an evaluation loader can have been read in one run."""
+
+Readings = Annotated[int, Between(0, MOST_READINGS)]
+
+
+@frozen
+class PassDocument:
+    """What `Pass.document` returns."""
+
+    epoch: Count
+    start: Any
+    generators: list[Any]
+    read: Count
+    last: Any
+    interludes: list[tuple[Count, Any]]
+
+
+@frozen
+class ReplayDocument:
+    """The document of `ReplayedBatches` in a checkpoint.
+
+    reading: processes, workers, whether these persist, and generators. generators: their states at the save.
+    kept: for each evaluation loader that is kept, the streams before its first pass and the number of passes.
+    """
+
+    reading: tuple[Count, Count, bool, Count]
+    generators: list[Any]
+    passes: list[PassDocument]
+    kept: dict[str, tuple[Any, Readings]]
+
+
+def refuse_invalid_passes(document: ReplayDocument, generators: Sequence[torch.Generator], batches: int | None) -> None:
+    """Raise ValueError for passes that no reading leads to. batches: those of a pass, if their number is known."""
+    if not document.passes:
+        raise ValueError("replay.passes: there is none")
+    order.refuse_invalid_generator_states(document.generators, generators)
+    for number, each in enumerate(document.passes):
+        if batches is not None and each.read > batches:
+            raise ValueError(f"replay.passes[{number}].read: {each.read} is more than the {batches} batches of a pass")
+        order.refuse_invalid_generator_states(each.generators, generators)
+        order.refuse_invalid_rng_states(each.start)
+        for states in [each.last, *(states for _, states in each.interludes)]:
+            if states is not None:
+                order.refuse_invalid_rng_states(states)
+    for start, _ in document.kept.values():
+        order.refuse_invalid_rng_states(start)
 
 
 def pass_from(document: dict[str, Any]) -> Pass:
@@ -156,7 +206,7 @@ class KeptLoaders:
         """Return, for each loader that was read, the streams before its first pass and the number of passes."""
         return {name: [as_document(self._starts[name]), count] for name, count in self._passes.items()}
 
-    def restore(self, document: dict[str, Any], loader_of: Callable[[str], Any]) -> None:
+    def restore(self, document: Mapping[str, tuple[Any, int]], loader_of: Callable[[str], Any]) -> None:
         """Read the loaders as often as a document says. loader_of: returns the loader of a name, by `get`."""
         self._loaders.clear()
         with order.preserved_rng_states():

@@ -9,7 +9,7 @@ samples that it has read, so with workers everything is read again that the pres
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,18 +30,21 @@ from hexloop.adapters.batches.torch.data_state import (
 from hexloop.adapters.batches.torch.passes import (
     KeptLoaders,
     Pass,
+    ReplayDocument,
     Streams,
     are_equal,
     as_document,
     is_read_by_index,
     own_generators,
     pass_from,
+    refuse_invalid_passes,
     runs_no_user_code,
     samplers_of,
     streams,
 )
 from hexloop.adapters.batches.torch.reproduction import shielded
 from hexloop.adapters.batches.torch.structure import Transfer, row_count
+from hexloop.adapters.schemas import structured
 from hexloop.ports.state import Part
 
 END = object()
@@ -133,21 +136,17 @@ class ReplayedBatches:
         saved = state_from_parts(NAME, found)
         if saved is None:
             return
-        document = decode_state(saved)
-        then, now = document["reading"], self._reading()
+        document = structured(decode_state(saved), ReplayDocument, NAME)
+        then, now = list(document.reading), self._reading()
         if then != now:
             raise ValueError(
                 f"the data were read with {_described(then)}, and this run reads with {_described(now)}; with "
                 "reproduce='transformers' both must be the same to resume exactly."
             )
-        for each in document["passes"]:
-            order.refuse_invalid_rng_states(each["start"])
-            for states in [each["last"], *(states for _, states in each["interludes"])]:
-                if states is not None:
-                    order.refuse_invalid_rng_states(states)
-        for generator, state in zip(self._generators, document["generators"], strict=True):
+        refuse_invalid_passes(document, self._generators, self.batches_per_epoch())
+        for generator, state in zip(self._generators, document.generators, strict=True):
             generator.set_state(state)
-        self._kept.restore(document["kept"], self._kept_loader)
+        self._kept.restore(document.kept, self._kept_loader)
         self._saved = saved
 
     # Reading
@@ -233,7 +232,8 @@ class ReplayedBatches:
         for number in range(earlier.read):
             if (states := earlier.interludes.get(number)) is not None:
                 order.restore_rng_states(as_document(states))
-            next(batches, END)
+            if next(batches, END) is END:
+                break
             self._progress(number + 1, earlier.read)
         return batches
 
@@ -241,7 +241,7 @@ class ReplayedBatches:
         """Return the batches after those that were read, which are not read again except for the last one."""
         from accelerate.data_loader import skip_first_batches
 
-        skipped = shielded(skip_first_batches(self.loader, earlier.read - 1))
+        skipped = shielded(skip_first_batches(self.loader, max(earlier.read - 1, 0)))
         sampler = skipped.batch_sampler
         if earlier.last is not None and earlier.read > 1:
             sampler.batch_sampler = RestoringSampler(sampler.batch_sampler, earlier.read, earlier.last)
@@ -300,7 +300,7 @@ def set_epoch(loader: Any, epoch: int) -> None:
         wrapped.set_epoch(epoch)
 
 
-def _described(reading: list[Any]) -> str:
+def _described(reading: Sequence[Any]) -> str:
     world, workers, persistent, generators = reading
     kind = "persistent loader workers" if persistent else "loader workers"
     return f"{world} processes, {workers} {kind} and {generators} generators of the loader"

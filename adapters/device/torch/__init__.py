@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from attrs import Factory, frozen
 from torch import Tensor
 
+from hexloop.adapters.schemas import listed, shown, structured
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.json_documents import json_part, json_value
-from hexloop.domain.random_states import refuse_invalid_numpy_state, refuse_invalid_python_state
+from hexloop.domain.random_states import numpy_problems, python_problems
 from hexloop.ports.device import DeviceCapabilities, Memory
 from hexloop.ports.state import Part
 
@@ -29,6 +31,23 @@ OUT_OF_MEMORY = (
 
 The first two are those of the CPU, the others those that accelerate's `should_reduce_batch_size` recognizes.
 """
+
+
+INVALID = "the saved random states are invalid"
+
+
+@frozen
+class RandomStates:
+    """The saved states of the generators of Python, numpy and torch on the CPU; of this device, and of all of its kind.
+
+    Those of Python and numpy are the items that these return; the others are encoded as text.
+    """
+
+    python: tuple[Any, list[Any], Any]
+    numpy: tuple[Any, list[Any], Any, Any, Any]
+    torch: str
+    device: str | None = None
+    devices: list[str] = Factory(list)
 
 
 class TorchDevice:
@@ -72,38 +91,31 @@ class TorchDevice:
     def load(self, parts: Iterable[Part]) -> None:
         """Restore every generator from an export.
 
-        Raises ValueError, changing nothing, if a state is missing or invalid.
+        Raises ValueError, with every problem and changing nothing, if a state is missing or invalid.
         """
-        found = {part.name: json_value(part) for part in parts}
-        missing = {"python", "numpy", "torch"} - found.keys()
-        if missing:
-            raise ValueError(f"The saved random states lack {', '.join(sorted(missing))}.")
-        try:
-            version, words, gauss = found["python"]
-            kind, keys, position, has_gauss, cached = found["numpy"]
-            refuse_invalid_python_state(version, words, gauss)
-            refuse_invalid_numpy_state(kind, keys, position, has_gauss, cached)
-            random.Random().setstate((version, tuple(words), gauss))
-            numpys = (kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached)
-            np.random.RandomState().set_state(numpys)
-            processors = decode_state(found["torch"])
-            torch.Generator().set_state(processors)
-            own = [(name, decode_state(text)) for name, text in self._saved_generators(found)]
-            for name, state in own:
-                torch.Generator(name).set_state(state)
-        except (ValueError, TypeError, RuntimeError, OverflowError) as error:
-            raise ValueError(f"The saved random states are invalid: {error!r}.") from error
+        saved = _checked({part.name: json_value(part) for part in parts})
+        own = list(self._saved_generators(saved))
+        tensors, problems = [], []
+        for name, device, text in [("torch", "cpu", saved.torch), *own]:
+            try:
+                tensors.append(decode_state(text))
+                torch.Generator(device).set_state(tensors[-1])
+            except (ValueError, TypeError, RuntimeError) as error:
+                problems.append(f"{name}: {shown(str(error))}")
+        if problems:
+            raise ValueError(f"{INVALID}: {listed(problems)}")
+        (version, words, gauss), (kind, keys, *rest) = saved.python, saved.numpy
         random.setstate((version, tuple(words), gauss))
-        np.random.set_state(numpys)
-        torch.set_rng_state(processors)
-        for name, state in own:
-            self._set_generator(name, state)
+        np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+        torch.set_rng_state(tensors[0])
+        for (_, device, _), state in zip(own, tensors[1:], strict=True):
+            self._set_generator(device, state)
 
     def _own_generators(self) -> Iterator[Part]:
         return iter(())
 
-    def _saved_generators(self, found: dict[str, Any]) -> Iterable[tuple[str, str]]:
-        """Return the device name and the encoded state of each saved generator of this kind of device."""
+    def _saved_generators(self, saved: RandomStates) -> Iterable[tuple[str, str, str]]:
+        """Return the field, the device's name and the encoded state of each saved generator of this kind of device."""
         return ()
 
     def _set_generator(self, device: str, state: Tensor) -> None:
@@ -152,12 +164,12 @@ class CudaDevice(TorchDevice):
         yield json_part("device", encode_state(torch.cuda.get_rng_state(self._index)))
         yield json_part("devices", [encode_state(state) for state in torch.cuda.get_rng_state_all()])
 
-    def _saved_generators(self, found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    def _saved_generators(self, saved: RandomStates) -> Iterator[tuple[str, str, str]]:
         """Yield as many GPUs' states as are visible; this GPU gets this GPU's state, whatever its index was."""
-        for index, text in enumerate(found.get("devices", ())[: torch.cuda.device_count()]):
-            yield f"cuda:{index}", text
-        if "device" in found:
-            yield self.name, found["device"]
+        for index, text in enumerate(saved.devices[: torch.cuda.device_count()]):
+            yield f"devices[{index}]", f"cuda:{index}", text
+        if saved.device is not None:
+            yield "device", self.name, saved.device
 
     def _set_generator(self, device: str, state: Tensor) -> None:
         torch.cuda.set_rng_state(state, device)
@@ -181,11 +193,24 @@ class MpsDevice(TorchDevice):
     def _own_generators(self) -> Iterator[Part]:
         yield json_part("device", encode_state(torch.mps.get_rng_state()))
 
-    def _saved_generators(self, found: dict[str, Any]) -> Iterable[tuple[str, str]]:
-        return [("mps", found["device"])] if "device" in found else []
+    def _saved_generators(self, saved: RandomStates) -> Iterable[tuple[str, str, str]]:
+        return [("device", "mps", saved.device)] if saved.device is not None else []
 
     def _set_generator(self, device: str, state: Tensor) -> None:
         torch.mps.set_rng_state(state)
+
+
+def _checked(found: dict[str, Any]) -> RandomStates:
+    """Return the saved states; those of Python and numpy are valid. Raises ValueError with every problem."""
+    try:
+        saved = structured(found, RandomStates)
+    except ValueError as error:
+        raise ValueError(f"{INVALID}: {error}") from None
+    problems = [f"python: {problem}" for problem in python_problems(*saved.python)]
+    problems += [f"numpy: {problem}" for problem in numpy_problems(*saved.numpy)]
+    if problems:
+        raise ValueError(f"{INVALID}: {listed(problems)}")
+    return saved
 
 
 def encode_state(state: Tensor) -> str:
@@ -195,7 +220,7 @@ def encode_state(state: Tensor) -> str:
 
 def decode_state(text: str) -> Tensor:
     """Decode a generator's state from text."""
-    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8).clone()
+    return torch.frombuffer(bytearray(base64.b64decode(text, validate=True)), dtype=torch.uint8).clone()
 
 
 def _refuse_missing_gpu(index: int) -> None:

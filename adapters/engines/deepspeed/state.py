@@ -16,7 +16,8 @@ from hexloop.adapters.engines.deepspeed.partitions import ZeroPartitions, whole_
 from hexloop.adapters.trainable.torch.layouts import WHOLE, TensorEntry, TorchLayout, WholeLayout, assigned_part
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.moments import MomentSpec, check_moments
-from hexloop.adapters.trainable.torch.optimizer_state import OPTIONS, check_groups
+from hexloop.adapters.trainable.torch.optimizer_document import OPTIONS, checked_document, refuse_invalid_counters
+from hexloop.adapters.trainable.torch.optimizer_state import check_groups
 from hexloop.adapters.trainable.torch.parameter_groups import NUMBERED, STATE_KEYS, GroupValues, by_name, regrouped
 from hexloop.adapters.trainable.torch.serialization import (
     TENSOR,
@@ -94,7 +95,7 @@ class ZeroOptimizerState:
         found = {part.name: part for part in parts}
         if OPTIONS not in found:
             raise ValueError(f"The saved optimizer lacks its document {OPTIONS!r}.")
-        document = json_value(found[OPTIONS])
+        document = checked_document(json_value(found[OPTIONS]))
         try:
             if document.get(NUMBERED):
                 document = by_name(document, self._present_names(), self._model)
@@ -109,8 +110,8 @@ class ZeroOptimizerState:
                         self._load_parameter(flat, parameter, document, found)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"The saved optimizer is malformed: {error!r}.") from error
-        for key, value in document.get(LOSS_SCALE, {}).items():
-            if self._scaler is not None and hasattr(self._scaler, key):
+        for key, value in (document.get(LOSS_SCALE) or {}).items():
+            if value is not None and self._scaler is not None and hasattr(self._scaler, key):
                 setattr(self._scaler, key, value)
 
     def _by_flat_tensor(self) -> Iterator[tuple[int, list[Tensor]]]:
@@ -177,7 +178,9 @@ class ZeroOptimizerState:
                 continue
             part = found[value[TENSOR]]
             if key == COUNTER or part.shape != whole_shape(parameter):
-                live[key] = read_tensor(part)
+                counter = read_tensor(part)
+                refuse_invalid_counters(partitions.optimizer, {name: {key: counter}})
+                live[key] = counter
                 continue
             if key not in live or live[key].dtype != TYPES[part.dtype]:
                 live[key] = torch.zeros_like(master, dtype=TYPES[part.dtype])

@@ -83,7 +83,7 @@ class LambdaScheduler:
     def start(self, updates: int) -> None:
         """Set the rates of the update numbered `updates`, from 0."""
         self._updates = updates
-        self._set(updates + self._ahead)
+        self._set(max(0, updates + self._ahead))  # a damaged checkpoint may put it before the first
         self.scheduler._step_count = self.scheduler.last_epoch + 1
 
     def advance(self, updates: int) -> None:

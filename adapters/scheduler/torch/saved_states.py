@@ -12,11 +12,14 @@ from typing import Any
 from hexloop.adapters.schemas import listed, shown
 from hexloop.domain.ranges import MOST
 
-OWN_PACKAGES = ("torch.optim.", "hexloop.")
-"""The packages whose schedulers have the same attributes from the start, with values of the same kinds."""
+OWN_PACKAGE = "torch.optim."
+"""The package whose schedulers have the same attributes from the start, with values of the same kinds."""
 
-OF_SOME_VERSIONS = frozenset({"verbose", "_get_lr_called_within_step", "_is_initial", "_initial_step"})
-"""Flags that only some versions of torch have."""
+OF_SOME_VERSIONS = frozenset({"_get_lr_called_within_step", "_is_initial", "default_min_lr", "_scale_fn_custom"})
+"""Attributes that only some versions of torch have, and that may be absent."""
+
+OF_FUNCTIONS = frozenset({"lr_lambdas", "_scale_fn_custom"})
+"""The attributes of the user's functions."""
 
 POSITIVE = frozenset({"step_size", "T_0", "T_i", "T_mult", "T_max", "total_iters", "total_steps", "total_size"})
 """Lengths, by which torch divides."""
@@ -55,18 +58,26 @@ def _of_scheduler(scheduler: Any, saved: Any, path: str) -> Iterator[str]:
     if not isinstance(saved, dict):
         yield f"{path}: {shown(saved)} is not a JSON object"
         return
-    strict = type(scheduler).__module__.startswith(OWN_PACKAGES)
+    strict = type(scheduler).__module__.startswith(OWN_PACKAGE)
     for key, value in saved.items():
         if key == INNER and isinstance(value, list) and isinstance(own.get(key), list):
             yield from _of_inner(getattr(scheduler, INNER, ()), value, f"{path}.{key}")
         elif key in own:
             yield from _of_value(own[key], value, f"{path}.{key}", key, strict)
-        elif strict and key not in OF_SOME_VERSIONS:
+        elif strict and not isinstance(value, bool):  # a flag of another version of torch
             yield f"{path}: {shown(key)} is not an entry of the state of {type(scheduler).__name__}"
-        elif key == "optimizer" or hasattr(type(scheduler), str(key)):
+        elif key == "optimizer" or _is_method(type(scheduler), str(key)):
             yield f"{path}: {shown(key)} would replace an attribute of {type(scheduler).__name__}"
     if strict:
         yield from (f"{path}.{key}: it is missing" for key in own if key not in saved and key not in OF_SOME_VERSIONS)
+        step, total = saved.get("last_epoch"), saved.get("total_steps")
+        if isinstance(step, int) and isinstance(total, int) and step > total:
+            yield f"{path}.last_epoch: {shown(step)} is more than the {shown(total)} steps of the schedule"
+
+
+def _is_method(kind: type[Any], name: str) -> bool:
+    present = getattr(kind, name, None)
+    return callable(present) or isinstance(present, property)
 
 
 def _of_inner(schedulers: Any, saved: list[Any], path: str) -> Iterator[str]:
@@ -92,7 +103,7 @@ def _of_value(own: Any, saved: Any, path: str, name: str, strict: bool) -> Itera
     elif isinstance(own, list | tuple):
         yield from _of_list(own, saved, path, name, strict)
     elif isinstance(own, Mapping):
-        yield from _of_mapping(own, saved, path, strict)
+        yield from _of_mapping(own, saved, path, strict and name not in OF_FUNCTIONS)
     elif strict and saved is not None and not isinstance(saved, int | float | list):
         yield f"{path}: {shown(saved)} is not a number or null"
 
@@ -114,6 +125,7 @@ def _of_list(own: Any, saved: Any, path: str, name: str, strict: bool) -> Iterat
     elif strict and len(own) != len(saved):
         yield f"{path}: it has {len(saved)} entries, not {len(own)}"
     elif own and (strict or len({type(each) for each in own}) == 1):
+        strict = strict and name not in OF_FUNCTIONS
         for number, value in enumerate(saved):
             yield from _of_value(own[min(number, len(own) - 1)], value, f"{path}[{number}]", name, strict)
 

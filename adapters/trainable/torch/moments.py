@@ -20,7 +20,7 @@ from hexloop.ports.state import Part
 MOST = 5
 """Problems that a message lists."""
 
-SCALARS = frozenset({"step", "eta", "mu", "mu_product"})
+SCALARS = frozenset({"step", "eta", "mu", "mu_product", "RMS"})
 """Moments that are a single number."""
 
 COMMON = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum", "square_avg"})
@@ -32,11 +32,17 @@ OF_PARAMETER = COMMON | {"exp_inf", "grad_avg", "acc_delta", "ax", "prev", "step
 FACTORS = {"row_var": -1, "col_var": -2}
 """Moments that have their parameter's shape except for one dimension, which is 1."""
 
+AVERAGES = {"exp_avg_sq_row": -1, "exp_avg_sq_col": -2}
+"""Moments that have their parameter's shape without one dimension."""
+
 STATES = frozenset({"state1", "state2"})
 """Moments of bitsandbytes, of any type; one of its optimizers stores two of them in one tensor."""
 
-CHECKED = ("torch.optim", "deepspeed", "apex", "bitsandbytes")
-"""The packages whose optimizers have moments of these names, and kernels that do not check them."""
+CHECKED = ("torch.optim", "deepspeed", "apex", "bitsandbytes", "transformers")
+"""The packages whose optimizers have moments of these names, and do not check them."""
+
+PROBED = (TORCH, "transformers")
+"""The packages whose optimizers a step of another one shows the moments of."""
 
 
 @frozen
@@ -111,7 +117,7 @@ class _MomentNames:
 
     def _names(self, dimensions: int) -> frozenset[str] | None:
         """Return the names, or None if they are unknown: for an optimizer that is not torch's, or of mixed groups."""
-        if not type(self._optimizer).__module__.startswith(TORCH):
+        if not type(self._optimizer).__module__.startswith(PROBED):
             return None
         of_groups = {self._names_in(group, dimensions) for group in self._optimizer.param_groups if group["params"]}
         return of_groups.pop() if len(of_groups) == 1 else None
@@ -122,7 +128,8 @@ class _MomentNames:
         parameter.grad = torch.zeros_like(parameter)
         options = {key: value for key, value in group.items() if key in self._optimizer.defaults}
         try:
-            probe = kind([{**options, **_SIMPLEST, "params": [parameter]}], lr=1e-3)
+            given = {"lr": 1e-3} if kind.__module__.startswith(TORCH) else self._optimizer.defaults
+            probe = kind([{**options, **_SIMPLEST, "params": [parameter]}], **given)
             probe.step()
         except (RuntimeError, ValueError, TypeError):  # it needs sparse gradients, for example
             return None
@@ -134,7 +141,7 @@ _SIMPLEST = {"foreach": False, "fused": False, "capturable": False, "differentia
 
 def _moment_problem(key: str, value: Any, found: Mapping[str, Part], parameter: MomentSpec) -> str | None:
     """Return what is wrong with a moment of an optimizer whose moments have known shapes."""
-    if not (key in SCALARS | OF_PARAMETER | STATES or key in FACTORS):
+    if not (key in SCALARS | OF_PARAMETER | STATES or key in FACTORS or key in AVERAGES):
         return None
     if not (isinstance(value, dict) and TENSOR in value):
         is_count = type(value) in (int, float) and key in SCALARS and 0 <= value < 2**53
@@ -173,6 +180,8 @@ def _shapes(key: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         if len(shape) >= 2:
             factor[FACTORS[key]] = 1
         return (tuple(factor),)
+    if key in AVERAGES and len(shape) >= 2:
+        return (tuple(length for number, length in enumerate(shape, -len(shape)) if number != AVERAGES[key]),)
     return (shape, (2, *shape)) if key in STATES else (shape,)
 
 

@@ -20,6 +20,7 @@ from hexloop.adapters.trainable.torch.layouts import (
     shape_of,
 )
 from hexloop.adapters.trainable.torch.moments import MomentSpec, check_moments, check_order
+from hexloop.adapters.trainable.torch.optimizer_document import OPTIONS, checked_document, refuse_invalid_counters
 from hexloop.adapters.trainable.torch.parameter_groups import (
     NUMBERED,
     STATE_KEYS,
@@ -41,9 +42,6 @@ from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import json_part, json_value
 from hexloop.ports.parallelism import Spread
 from hexloop.ports.state import JSON, Part
-
-OPTIONS = "param_groups"
-"""The name of the JSON document."""
 
 FURTHER = "further"
 """The key for what a state dict contains besides groups and the state of parameters."""
@@ -116,10 +114,10 @@ class OptimizerState:
         found = {part.name: part for part in parts}
         if OPTIONS not in found or found[OPTIONS].dtype != JSON:
             raise ValueError(f"The saved optimizer has no document {OPTIONS!r}.")
-        document = json_value(found[OPTIONS])
-        if unknown := found.keys() - {OPTIONS, *tensor_names(document)}:
-            raise ValueError(f"The saved optimizer has unknown tensors: {', '.join(sorted(unknown))}.")
+        document = checked_document(json_value(found[OPTIONS]))
         try:
+            if unknown := found.keys() - {OPTIONS, *tensor_names(document)}:
+                raise ValueError(f"The saved optimizer has unknown tensors: {', '.join(sorted(unknown))}.")
             expected = self._expected()
             if document.get(NUMBERED):
                 document = by_name(document, self._present_names(), self._model)
@@ -166,6 +164,7 @@ class OptimizerState:
             numbers[name]: decoder.decode(values, named[numbers[name]][1].device)
             for name, values in document["state"].items()
         }
+        refuse_invalid_counters(self._optimizer, {name: state[numbers[name]] for name in document["state"]})
         further = {key: decoder.decode(value) for key, value in document.get(FURTHER, {}).items()}
         unnumbered = further.get("state", {})
         self._optimizer.load_state_dict(

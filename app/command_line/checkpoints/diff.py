@@ -117,14 +117,21 @@ class FieldDifference:
                 f"{what}: {len(unequal):,} of {len(one):,} elements differ, first [{first}], {_shown(one[first])} and "
                 f"{_shown(other[first])}"
             )
-        numbers = all(type(value) in (int, float) for value in (one, other))
-        apart = f", {abs(one - other):.6g} apart" if numbers else ""
-        return f"{what} is {_shown(one)} and {_shown(other)}{apart}"
+        return f"{what} is {_shown(one)} and {_shown(other)}{_distance(one, other)}"
 
     def document(self) -> dict[str, Any]:
         """Return the difference in JSON types, without a missing value."""
         values = {name: value for name, value in (("one", self.one), ("other", self.other)) if value is not MISSING}
         return {"kind": "field", "file": self.file, "name": format_name(self.name), **finite_json(values)}
+
+
+def _distance(one: Any, other: Any) -> str:
+    if not all(type(value) in (int, float) for value in (one, other)):
+        return ""
+    try:
+        return f", {abs(one - other):.6g} apart"
+    except OverflowError:  # a whole number beyond all floats
+        return ""
 
 
 @frozen

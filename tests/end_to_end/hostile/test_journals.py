@@ -71,9 +71,24 @@ LINES = {
 }
 
 
+ONE, RANGE = "1 line is not valid as notes and not compared; the first is line 2: ", "between 0 and 9007199254740992"
+WRONG = {
+    "numbers": f"{ONE}step: a number of 2990 bits is not {RANGE}; batches: 5 is not a list.",
+    "names": f"{ONE}phase: it is missing; weights: 5 is not a JSON object.",
+    "kinds": "2 lines are not valid as notes and not compared; the first is line 2: step: [] is not a whole number; "
+    "values: [1] is not a JSON object.",
+    "runs": "50 lines are not valid as notes and not compared; the first is line 2: step: 'x' is not a whole number; "
+    "settings: 5 is not a JSON object.",
+}
+"""What is told of lines that are not notes."""
+
+
 @pytest.mark.parametrize("name", LINES)
 def test_lines_that_are_no_notes_are_tolerated(tmp_path: Path, name: str) -> None:
-    """Lines that are broken or of another form do no harm to the notes around them."""
+    """Lines that are broken or of another form do no harm to the notes around them.
+
+    Those that are JSON, but not notes, are counted, and the first is described.
+    """
     for folder in ("bad", "good"):
         (tmp_path / folder).mkdir()
     step = b'{"kind": "step", "step": 3, "learning_rate": 0.5}\n'
@@ -84,7 +99,8 @@ def test_lines_that_are_no_notes_are_tolerated(tmp_path: Path, name: str) -> Non
         ["runs", "diff", tmp_path / "bad", tmp_path / "good", "--json"],
         ["runs", "diff", f"{tmp_path / 'bad'}@nowhere", tmp_path / "good"],
     )
-    assert (text.code, text.errors) == (0, ""), text
+    assert text.code == 0, text
+    assert text.errors == (f"hexloop: {tmp_path}/bad/journal.jsonl: {WRONG[name]}\n" if name in WRONG else ""), text
     assert json.loads(document.output)["compared"] == {"learning rate": 1}
     assert unknown.refuses("name one of them", code=2), unknown
     assert len(unknown.errors) < 1000

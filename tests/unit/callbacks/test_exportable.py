@@ -14,6 +14,7 @@ from hexloop.app.callbacks import (
     TrainerControl,
     export_states,
     restore_states,
+    wrong_states,
 )
 
 
@@ -98,3 +99,38 @@ def test_exportable_class_without_state_is_an_error() -> None:
     silent = type("Silent", (TrainerCallback, ExportableState), {})()
     with pytest.raises(NotImplementedError, match=r"Silent.*state\(\)"):
         export_states([silent])
+
+
+def stopping_with(key: str, **entries: Any) -> list[str]:
+    """Return what is wrong with a state of early stopping with other entries."""
+    saved = export_states([EarlyStoppingCallback(2, 0.5)])
+    saved["EarlyStoppingCallback"][key] |= entries
+    return list(wrong_states([EarlyStoppingCallback()], saved))
+
+
+def test_states_of_own_callbacks_have_their_entries() -> None:
+    """Each entry exists, and has a value of its kind; every problem is told with its name."""
+    assert stopping_with("args") == []
+    assert stopping_with("args", early_stopping_patience=7, early_stopping_threshold=None) == []
+    assert stopping_with("args", early_stopping_patience=None, early_stopping_threshold="x") == [
+        "callbacks.EarlyStoppingCallback.args.early_stopping_patience in its run state is None, which is not a whole "
+        "number.",
+        "callbacks.EarlyStoppingCallback.args.early_stopping_threshold in its run state is 'x', which is not a number.",
+    ]
+    assert stopping_with("attributes", early_stopping_patience_counter=10**30, on_evaluate=1) == [
+        f"callbacks.EarlyStoppingCallback.attributes.early_stopping_patience_counter in its run state is {10**30}, "
+        "which is not a whole number.",
+        "callbacks.EarlyStoppingCallback.attributes in its run state has the entry 'on_evaluate', which a "
+        "EarlyStoppingCallback does not have.",
+    ]
+    assert len(stopping_with("attributes", early_stopping_patience_counter="x" * 10**6)[0]) < 300
+
+
+def test_states_of_user_callbacks_replace_no_method() -> None:
+    """They may have other entries than now, of any kind."""
+    saved: dict[str, Any] = {"Counter": {"args": {"first": "x"}, "attributes": {"more": [], "count": None}}}
+    assert list(wrong_states([Counter()], saved)) == []
+    saved["Counter"]["attributes"]["on_save"] = 5
+    assert list(wrong_states([Counter()], saved)) == [
+        "callbacks.Counter.attributes.on_save in its run state is 5, which would replace a method of Counter."
+    ]

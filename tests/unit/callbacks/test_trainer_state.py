@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexloop.app.callbacks import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState
+from hexloop.domain.errors import CheckpointError
 from hexloop.domain.state import RunState
 from hexloop.domain.triggers import ControlFlags, Interval, Plan, Trigger, Triggers, make_plan
 
@@ -260,3 +261,27 @@ def test_stateful_callbacks_may_be_passed_as_objects() -> None:
     assert state.stateful_callbacks["TrainerControl"]["args"]["should_save"] is True
     with pytest.raises(TypeError, match=r"TrainerCallback.*from_state"):
         TrainerState(stateful_callbacks=[TrainerCallback()])
+
+
+WRONG: dict[str, tuple[str, str]] = {
+    "a list": ("[]", "is not a JSON object"),
+    "no JSON": ("{", "is not a JSON document"),
+    "other kinds": (
+        '{"global_step": 1.5, "epoch": true, "log_history": {}, "best_metric": NaN, "more": 1}',
+        "is invalid: global_step: 1.5 is not of the type int; epoch: True is not of the type int or float; "
+        "log_history: {} is not of the type list.",
+    ),
+    "an entry of the history": ('{"log_history": [{}, 5]}', "log_history[1]: 5 is not of the type dict"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_file_of_another_form_is_refused(tmp_path: Path, name: str) -> None:
+    """With the file and every wrong field."""
+    text, words = WRONG[name]
+    path = tmp_path / "trainer_state.json"
+    path.write_text(text)
+    with pytest.raises(CheckpointError) as raised:
+        TrainerState.load_from_json(str(path))
+    assert words in str(raised.value)
+    assert str(path) in str(raised.value)

@@ -15,6 +15,7 @@ from hexloop.adapters.schemas import KEY, MOST, Open, read_document, read_part, 
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import json_part
 from hexloop.domain.ranges import Count, Finite, Int32Count, Positive
+from tests.unit.schemas.json_values import VALUES
 
 
 @frozen
@@ -82,6 +83,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "text": ({"best": "nan"}, "best: 'nan' is not a number"),
     "long": ({"best": "n" * 1000, "anything": 1}, f"best: '{'n' * 79}... is not a number"),
     "many": ({"rates": ["x"] * 20}, "; and 12 more"),
+    "deep list": (
+        {"scale": [[0] * 10**6]},
+        "scale: [[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ...]] is not",
+    ),
+    "text in a list": ({"scale": ["\u00e9\n"]}, r"scale: ['\xe9\n'] is not"),
     "long list": ({"scale": [0] * 200, "pair": {str(n): n for n in range(99)}}, "scale: a list of 200 entries is not"),
 }
 
@@ -105,13 +111,6 @@ def test_a_part_is_read_with_its_name() -> None:
         read_part([json_part("a", 5)], "a", list[float])
     with pytest.raises(ValueError, match="Expected one JSON document named 'a'"):
         read_part([], "a", list[float])
-
-
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=6,
-)
 
 
 def refusal(read: Callable[[], object]) -> str | None:
