@@ -38,7 +38,7 @@ def write_report(records: Sequence[RunRecord], out: Path) -> None:
     """Write the page for runs to a file, completely or not at all. Raises ConfigurationError if that fails."""
     page = report_page(records, time.time()).encode("utf-8", errors="replace")
     try:
-        write_atomically(out, page)
+        write_atomically(out, page, private=True)  # it shows the arguments
     except OSError as error:
         raise ConfigurationError(
             f"The report cannot be written to {out} ({error.strerror or error}); choose another file with --out."

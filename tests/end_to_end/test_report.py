@@ -270,6 +270,7 @@ def test_page_is_written_completely_or_not_at_all(folder: Path, capsys: pytest.C
     assert "choose another file with --out" in capsys.readouterr().err
     reported(folder, "--out", folder / "new" / "page.html")
     assert os.listdir(folder / "new") == ["page.html"]
+    assert (folder / "new" / "page.html").stat().st_mode & 0o777 == 0o600, "it shows the arguments of the run"
 
 
 def test_nothing_in_a_run_becomes_part_of_the_page(folder: Path, tmp_path: Path) -> None:
