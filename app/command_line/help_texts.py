@@ -13,6 +13,7 @@ and its metrics by import path, so that code of any project can be trained.
   hexloop checkpoints list runs/a                 list checkpoints and whether they are good
   hexloop runs diff runs/a runs/b                 find the first step at which two runs differ
   hexloop report runs/a                           write a page that shows a run
+  hexloop board runs                              watch the runs of a folder in a browser
   hexloop doctor                                  show what this machine supports"""
 
 EXIT_CODES = """\
@@ -214,6 +215,15 @@ examples:
   hexloop report runs/a runs/b --out comparison.html
   hexloop report runs/shared@3f2a --quick
 """
+
+BOARD = """\
+Show the runs below a folder in a browser, while they train: a list of all, and the
+curves, checkpoints, restarts and arguments of one run or several. Pages keep themselves
+up to date. Nothing in the folder is changed, and only its runs are read.
+
+The address has a token that is new with each start, and can be reached from this machine
+only. From another one, forward the port: ssh -L 8377:127.0.0.1:8377 HOST. Checkpoints
+are listed but not verified: `hexloop checkpoints verify` does that."""
 
 DOCTOR = """\
 Report what this machine has: devices and the precisions that each supports, the

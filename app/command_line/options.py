@@ -76,6 +76,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     _add_launch(commands)
     _add_runs(commands)
     _add_report(commands)
+    _add_board(commands)
     help = "report what this machine supports, and what to install for the rest"
     _command(commands, "doctor", "doctor:run", help, help_texts.DOCTOR).add_argument(
         "--json", action="store_true", help="print JSON"
@@ -342,3 +343,20 @@ def _add_report(commands: Commands) -> None:
     help = "the HTML file to write (default: report.html in the run's folder, or for several runs in this folder)"
     parser.add_argument("--out", metavar="FILE", help=help)
     parser.add_argument("--quick", action="store_true", help="do not verify the checkpoints")
+
+
+def _add_board(commands: Commands) -> None:
+    """Add the command `board`."""
+    help = "show the runs of a folder in a browser, while they train"
+    usage = "hexloop board [FOLDER] [--port PORT] [--open]"
+    add = _command(commands, "board", "board:run", help, help_texts.BOARD, usage).add_argument
+    add("folder", metavar="FOLDER", nargs="?", default=".", help="the folder of the runs (default: this one)")
+    add("--port", type=_port, default=8377, help="the port on this machine; 0 chooses a free one (default: 8377)")
+    add("--open", action="store_true", help="open a browser")
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port < 1 << 16:
+        raise ValueError(text)
+    return port

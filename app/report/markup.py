@@ -13,7 +13,7 @@ from hexloop.domain.json_documents import finite_json
 from hexloop.domain.printable import printable, printable_lines
 from hexloop.domain.redaction import redact
 
-VOID = frozenset({"meta", "img", "input"})
+VOID = frozenset({"meta", "img", "input", "link"})
 """Elements without content."""
 
 

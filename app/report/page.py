@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 from hexloop import __version__
 from hexloop.app.report.charts import COLOURS, GROUPS, MOST_CHARTS, Chart, chart_data, chart_part, charts_of
@@ -41,38 +42,69 @@ class Section:
     content: Markup
 
 
+@frozen
+class Content:
+    """What a page shows. document: what its scripts read."""
+
+    title: str
+    sections: Sequence[Section]
+    document: Mapping[str, Any]
+
+
+@frozen
+class Frame:
+    """What surrounds the content of a page. policy: its Content-Security-Policy; attributes: those of its body."""
+
+    policy: str
+    style: Markup
+    scripts: Sequence[Markup]
+    note: Markup
+    links: str = ""
+    attributes: Mapping[str, str] = field(factory=dict)
+
+
 def report_page(records: Sequence[RunRecord], now: float) -> str:
     """Return the page for runs. now: the time of the report, in seconds since the epoch."""
-    labels = [record.label for record in records]
-    title = _title(labels)
-    charts = charts_of(records)
-    named = [(f"chart-{number}", chart) for number, chart in enumerate(charts[:MOST_CHARTS])]
-    sections = [each for each in _sections(records, named, len(charts), now) if each.content]
-    document = {"runs": list(map(clean, labels)), "charts": [chart_data(chart, name) for name, chart in named]}
     style, style_digest = inline("style", asset("report.css"))
     scripts = [inline("script", asset(name)) for name in ("echarts/echarts.min.js", "report.js")]
     policy = (
         f"default-src 'none'; script-src {' '.join(digest for _, digest in scripts)}; style-src {style_digest}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
+    frame = Frame(policy, style, [script for script, _ in scripts], tag("p", _written(now), class_="note"))
+    return page_of(content_of(records, now), frame)
+
+
+def content_of(records: Sequence[RunRecord], now: float) -> Content:
+    """Return what a page shows of runs. now: in seconds since the epoch."""
+    labels = [record.label for record in records]
+    charts = charts_of(records)
+    named = [(f"chart-{number}", chart) for number, chart in enumerate(charts[:MOST_CHARTS])]
+    sections = [each for each in _sections(records, named, len(charts), now) if each.content]
+    document = {"runs": list(map(clean, labels)), "charts": [chart_data(chart, name) for name, chart in named]}
+    return Content(_title(labels), sections, document)
+
+
+def page_of(content: Content, frame: Frame) -> str:
+    """Return a whole page."""
     head = joined(
         Markup('<meta charset="utf-8">'),
-        Markup(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
+        Markup(f'<meta http-equiv="Content-Security-Policy" content="{frame.policy}">'),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="referrer", content="no-referrer"),
         tag("meta", name="generator", content=f"hexloop {__version__}"),
-        tag("title", f"{title} - hexloop"),
-        style,
+        tag("title", f"{content.title} - hexloop"),
+        frame.style,
     )
     body = joined(
         tag("a", "To the content", href="#content", class_="skip"),
-        tag("header", tag("h1", title), tag("p", _written(now), class_="note"), _navigation(sections)),
-        tag("main", [_section(each) for each in sections], id="content"),
+        tag("header", frame.links, tag("h1", content.title), frame.note, _navigation(content.sections)),
+        tag("main", [_section(each) for each in content.sections], id="content"),
         _footer(),
-        data_block("report-data", document),
-        [script for script, _ in scripts],
+        data_block("report-data", content.document),
+        frame.scripts,
     )
-    page = tag("html", tag("head", head), tag("body", body, class_="no-script"), lang="en")
+    page = tag("html", tag("head", head), tag("body", body, class_="no-script", **frame.attributes), lang="en")
     return f"<!DOCTYPE html>\n{page}\n"
 
 
@@ -137,15 +169,16 @@ def _controls(labels: Sequence[str]) -> Markup:
 
 
 def _navigation(sections: Sequence[Section]) -> Markup:
+    if len(sections) < 2:
+        return Markup()
     links = [tag("li", tag("a", each.heading, href=f"#{each.identifier}")) for each in sections]
     return tag("nav", tag("ul", links), aria_label="Sections")
 
 
 def _section(section: Section) -> Markup:
     heading = tag("h2", section.heading, id=f"{section.identifier}-heading")
-    return tag(
-        "section", heading, section.content, id=section.identifier, aria_labelledby=f"{section.identifier}-heading"
-    )
+    content = tag("div", section.content, class_="content")
+    return tag("section", heading, content, id=section.identifier, aria_labelledby=f"{section.identifier}-heading")
 
 
 def _written(now: float) -> str:

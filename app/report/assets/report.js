@@ -180,6 +180,12 @@
     state.smoothing = Number(slider.value) / 100;
     redraw();
   });
+  document.addEventListener("report-data", function (event) {  // of a page that is kept up to date
+    const fresh = event.detail;
+    data.runs = fresh.runs;
+    fresh.charts.forEach(function (chart) { drawn.get(chart.id).chart = chart; });
+    redraw();
+  });
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   window.addEventListener("beforeprint", function () { drawn.forEach(draw); });
 })();

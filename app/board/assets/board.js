@@ -1,0 +1,58 @@
+"use strict";
+(function () {
+  const SECOND = 1000;
+  const address = document.body.dataset.updates;
+  const status = document.getElementById("live");
+  const shown = new Map();
+  let version = document.body.dataset.version;
+  let shape = chartsOf(JSON.parse(document.getElementById("report-data").textContent));
+
+  document.body.classList.remove("no-script");
+
+  function chartsOf(data) {
+    return JSON.stringify([data.runs, data.charts.map(function (chart) { return [chart.id, chart.title]; })]);
+  }
+
+  function replace(identifier, html) {
+    const place = document.querySelector("#" + CSS.escape(identifier) + " > .content");
+    if (!place || shown.get(identifier) === html) return;
+    const chosen = Array.from(place.querySelectorAll("input:checked"), function (box) { return box.value; });
+    const open = Array.from(place.querySelectorAll("details"), function (each) { return each.open; });
+    const focused = place.contains(document.activeElement) ? document.activeElement.id : "";
+    place.innerHTML = html;  // the server has escaped it
+    shown.set(identifier, html);
+    place.querySelectorAll("input[type=checkbox]").forEach(function (box) {
+      if (chosen.includes(box.value)) box.checked = true;
+    });
+    place.querySelectorAll("details").forEach(function (each, number) { each.open = Boolean(open[number]); });
+    if (focused) document.getElementById(focused)?.focus();
+  }
+
+  function take(fresh) {
+    version = fresh.version;
+    if (chartsOf(fresh.document) !== shape) {
+      location.reload();
+      return;
+    }
+    Object.entries(fresh.sections).forEach(function (each) { replace(each[0], each[1]); });
+    if (fresh.document.charts.length) {
+      document.dispatchEvent(new CustomEvent("report-data", { detail: fresh.document }));
+    }
+  }
+
+  async function look() {
+    try {
+      if (!document.hidden) {
+        const separator = address.includes("?") ? "&" : "?";
+        const answer = await fetch(address + separator + "version=" + encodeURIComponent(version), { cache: "no-store" });
+        if (answer.status === 200) take(await answer.json());
+        status.textContent = answer.ok ? "Up to date." : "Not up to date: " + (await answer.text());
+      }
+    } catch (error) {
+      status.textContent = "Not up to date: the board does not answer.";
+    }
+    setTimeout(look, SECOND);
+  }
+
+  setTimeout(look, SECOND);
+})();

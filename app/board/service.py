@@ -1,0 +1,180 @@
+"""The web service of the board: answers requests of a browser on this machine that knows its address."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections.abc import Callable
+from functools import partial
+from hmac import compare_digest
+from importlib.resources import files
+from pathlib import Path
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+from attrs import define, field
+
+from hexloop.app.board.pages import POLICY, SCRIPTS, list_content, list_page, runs_page, update_of
+from hexloop.app.board.watching import WatchedRuns
+from hexloop.app.report.page import Content, asset, content_of
+from hexloop.domain.errors import ConfigurationError
+
+HOST = "127.0.0.1"
+
+HEADERS = {
+    "Content-Security-Policy": f"{POLICY}; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+FROM_ELSEWHERE = frozenset({"cross-site", "same-site"})
+"""What a browser says of requests that pages of other sites make."""
+
+UNCHANGED = 204
+
+
+@web.middleware
+async def with_headers(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Add the headers that every answer has."""
+    try:
+        answer = await handler(request)
+    except web.HTTPException as error:
+        error.headers.update(HEADERS)
+        raise
+    answer.headers.update(HEADERS)
+    return answer
+
+
+@define
+class Board:
+    """The pages for the runs in `root`. token: the first part of every address, which only its user knows."""
+
+    root: Path
+    token: str = field(factory=lambda: secrets.token_urlsafe(16), repr=False)
+    _runs: WatchedRuns = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._runs = WatchedRuns(self.root)
+
+    def application(self) -> web.Application:
+        """Return the application of aiohttp."""
+        made = web.Application(middlewares=[with_headers, self._guard()], client_max_size=1024)
+        made.add_routes(
+            [
+                web.get("/{token}/", self._list),
+                web.get("/{token}/runs", self._show),
+                web.get("/{token}/updates", self._update),
+                web.get("/{token}/assets/{name}", self._asset),
+            ]
+        )
+        return made
+
+    def _guard(self) -> Middleware:
+        @web.middleware
+        async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+            """Refuse requests of other sites, under another host name, or without the token."""
+            host = request.headers.get("Host", "")
+            is_ours = (host.rpartition(":")[0] or host) in (HOST, "localhost")
+            if not is_ours or request.headers.get("Sec-Fetch-Site") in FROM_ELSEWHERE:
+                raise web.HTTPForbidden(text="Open the board by the address that hexloop board has printed.")
+            given = request.match_info.get("token", "")
+            if not compare_digest(given.encode("utf-8", "replace"), self.token.encode()):
+                raise web.HTTPNotFound(text="There is nothing here. The address of the board changes with each start.")
+            try:
+                return await handler(request)
+            except ConfigurationError as error:
+                raise web.HTTPNotFound(text=str(error)) from error
+            except OSError as error:
+                raise web.HTTPServiceUnavailable(text=f"{self.root} cannot be read: {error.strerror}.") from error
+
+        return guard
+
+    async def _list(self, request: web.Request) -> web.Response:
+        content = await asyncio.to_thread(self._listed)
+        return _html(list_page(content, _digest(content)))
+
+    async def _show(self, request: web.Request) -> web.Response:
+        folders = self._chosen(request)
+        if not folders:
+            raise web.HTTPSeeOther("./")
+        return _html(await asyncio.to_thread(partial(self._page, folders)))
+
+    async def _update(self, request: web.Request) -> web.Response:
+        """Answer with what is new, or that nothing is."""
+        folders, known = self._chosen(request), request.query.get("version", "")
+        if not folders:
+            content = await asyncio.to_thread(self._listed)
+            version = _digest(content)
+        else:
+            await asyncio.to_thread(self._know, folders)
+            version = self._runs.version(folders)
+            if version == known:
+                return web.Response(status=UNCHANGED)
+            content = await asyncio.to_thread(lambda: content_of(self._runs.records(folders), time.time()))
+        return web.Response(status=UNCHANGED) if version == known else web.json_response(update_of(content, version))
+
+    async def _asset(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        if name == "report.css":
+            return web.Response(text=asset(name), content_type="text/css")
+        if name not in SCRIPTS:
+            raise web.HTTPNotFound
+        if name == "board.js":
+            text = files("hexloop.app.board").joinpath("assets", name).read_text(encoding="utf-8")
+        else:
+            text = asset(f"echarts/{name}" if name.startswith("echarts") else name)
+        return web.Response(text=text, content_type="text/javascript")
+
+    def _chosen(self, request: web.Request) -> list[str]:
+        return list(dict.fromkeys(request.query.getall("run", [])))
+
+    def _listed(self) -> Content:
+        runs, cut = self._runs.listing()
+        return list_content(self.root, runs, cut, time.time())
+
+    def _page(self, folders: list[str]) -> str:
+        self._know(folders)
+        version = self._runs.version(folders)
+        return runs_page(self._runs.records(folders), folders, version, time.time())
+
+    def _know(self, folders: list[str]) -> None:
+        """List the runs if one of these is not known, as one may have started meanwhile."""
+        try:
+            self._runs.version(folders)
+        except ConfigurationError:
+            self._runs.listing()
+
+
+async def serve(board: Board, port: int, started: Callable[[str], None]) -> None:
+    """Answer requests until cancelled. started: called with the address once it is reachable.
+
+    port: 0 chooses a free one. Raises ConfigurationError if the port cannot be used.
+    """
+    runner = web.AppRunner(board.application(), access_log=None)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, HOST, port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise ConfigurationError(
+                f"The board cannot be reached at port {port} ({error.strerror}); choose another one with --port."
+            ) from error
+        started(f"http://{HOST}:{runner.addresses[0][1]}/{board.token}/")
+        await asyncio.Event().wait()
+    finally:
+        await runner.cleanup()
+
+
+def _html(page: str) -> web.Response:
+    return web.Response(body=page.encode("utf-8", "replace"), content_type="text/html", charset="utf-8")
+
+
+def _digest(content: Content) -> str:
+    shown = "".join(str(each.content) for each in content.sections)
+    return hashlib.blake2b(shown.encode("utf-8", "replace"), digest_size=8).hexdigest()

@@ -1,0 +1,219 @@
+"""The board: what it answers to requests, and to what it does not answer. A real service on loopback."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import pytest
+
+from hexloop.app.command_line import main
+from tests.end_to_end.small.trainers import small_trainer
+
+HOSTILE = "<script>window.attacked = 1</script>\x1b[31m"
+
+
+@contextmanager
+def board(folder: Path) -> Iterator[str]:
+    """Start the command and return the address that it prints."""
+    command = [sys.executable, "-m", "hexloop", "board", str(folder), "--port", "0"]
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert started.stdout is not None
+        found = re.search(r"http://\S+", started.stdout.readline())
+        assert found is not None
+        yield found[0]
+    finally:
+        started.terminate()
+        started.communicate(timeout=60)
+
+
+def get(address: str, path: str = "", **headers: str) -> tuple[int, str, dict[str, str]]:
+    """Request a page below the address; return the status, the text and the headers of the answer."""
+    place = urlsplit(address)
+    connection = HTTPConnection(place.netloc, timeout=60)
+    connection.request("GET", path if path.startswith("/") else place.path + path, headers=headers)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text, dict(answer.getheaders())
+
+
+def note(folder: Path, **facts: Any) -> None:
+    """Append a note to the journal in a folder, as a run does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "journal.jsonl").open("a") as journal:
+        journal.write(f"{json.dumps({'time': time.time(), **facts})}\n")
+
+
+def begin(folder: Path, name: str = "a", steps: int = 0) -> Path:
+    note(folder, kind="began", run=name, step=0, total_steps=100, settings={"seed": 1})
+    for step in range(1, steps + 1):
+        note(folder, kind="logged", step=step, values={"loss": 1 / step})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """A folder with a trained run, and the board on it."""
+    folder = tmp_path_factory.mktemp("runs")
+    small_trainer(folder / "trained", max_steps=4, save_strategy="steps", save_steps=2, journal="events").train()
+    with board(folder) as address:
+        yield folder, address
+
+
+def test_the_list_shows_the_runs_of_the_folder(served: tuple[Path, str]) -> None:
+    """With links to their pages; a run that starts later appears."""
+    folder, address = served
+    status, text, _ = get(address)
+    assert status == 200
+    assert 'href="runs?run=trained"' in text
+    assert "finished" in text
+
+    begin(folder / "later", steps=3)
+    assert "later" in get(address)[1]
+
+
+def test_the_page_of_a_run_has_its_parts(served: tuple[Path, str]) -> None:
+    """Those of a report, with the checkpoints, which are not verified."""
+    _, address = served
+    status, text, _ = get(address, "runs?run=trained")
+    assert status == 200
+    for identifier in ("curves", "timeline", "checkpoints", "arguments", "reproduce"):
+        assert f'<section id="{identifier}"' in text
+    assert "checkpoint-4" in text
+
+
+def test_runs_are_compared(served: tuple[Path, str]) -> None:
+    """On one page; a run that is named twice is shown once."""
+    folder, address = served
+    begin(folder / "other", steps=5)
+    status, text, _ = get(address, "runs?run=trained&run=other&run=other")
+    assert status == 200
+    assert "2 runs: trained, other" in text
+    assert get(address, "runs?" + "&".join(f"run={number}" for number in range(21)))[0] == 404
+
+
+def test_a_page_learns_what_is_new(served: tuple[Path, str]) -> None:
+    """An update is empty until the run logs, and then has the points."""
+    folder, address = served
+    run = begin(folder / "live", steps=2)
+    version = json.loads(get(address, "updates?run=live&version=")[1])["version"]
+    assert get(address, f"updates?run=live&version={version}")[0] == 204
+
+    note(run, kind="logged", step=3, values={"loss": 0.25})
+
+    status, text, _ = get(address, f"updates?run=live&version={version}")
+    update = json.loads(text)
+    assert status == 200
+    assert update["version"] != version
+    assert update["document"]["charts"][0]["curves"][0]["points"][-1] == [3, 0.25]
+    assert "3 of 100" in update["sections"]["runs"]
+
+
+@pytest.mark.parametrize(
+    "name", ["../outside", "..", "/etc", "trained/checkpoint-2", "none", "\0", "trained/../trained", "x" * 5000]
+)
+def test_only_runs_of_the_list_are_read(served: tuple[Path, str], name: str) -> None:
+    """Names of other folders are refused with the same words, whether or not they exist."""
+    folder, address = served
+    begin(folder.parent / "outside")
+    status, text, _ = get(address, f"runs?run={quote(name, safe='')}")
+    assert status == 404
+    assert text.startswith("There is no run '")
+    assert len(text) < 1000
+
+
+def test_a_link_is_not_followed(served: tuple[Path, str], tmp_path: Path) -> None:
+    """Neither to a folder nor to a journal."""
+    folder, address = served
+    begin(tmp_path / "elsewhere", "secret")
+    (folder / "linked").symlink_to(tmp_path / "elsewhere")
+    (folder / "journal-linked").mkdir()
+    (folder / "journal-linked" / "journal.jsonl").symlink_to(tmp_path / "elsewhere" / "journal.jsonl")
+    text = get(address)[1]
+    assert 'run=linked"' not in text
+    assert get(address, "runs?run=linked")[0] == 404
+    assert "secret" not in text + get(address, "runs?run=journal-linked")[1]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Host": "evil.example"}, {"Host": "127.0.0.1.evil.example:1"}, {"Sec-Fetch-Site": "cross-site"}],
+)
+def test_requests_of_other_sites_are_refused(served: tuple[Path, str], headers: dict[str, str]) -> None:
+    """As a page that is open in the same browser could make them, or a name that leads to this machine."""
+    assert get(served[1], **headers)[0] == 403
+
+
+def test_the_token_is_needed(served: tuple[Path, str]) -> None:
+    """For every address."""
+    _, address = served
+    for path in ("/", "/runs", "/wrong/", "/wrong/runs?run=trained", "/wrong/updates", "/wrong/assets/board.js"):
+        assert get(address, path)[0] == 404, path
+    assert get(address, "assets/board.js")[0] == 200
+    assert get(address, "assets/../../../pyproject.toml")[0] == 404
+    assert get(address, quote("assets/../page.py", safe=""))[0] == 404
+
+
+def test_every_answer_has_the_headers(served: tuple[Path, str]) -> None:
+    """Also a refusal: nothing of another site is loaded, and no site may show the board in a frame."""
+    for path in ("", "runs", "runs?run=none", "assets/report.css", "/wrong/"):
+        headers = get(served[1], path)[2]
+        assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+        assert headers["Cache-Control"] == "no-store"
+
+
+def test_hostile_runs_are_shown_as_text(served: tuple[Path, str]) -> None:
+    """HTML and control characters in names, values and lines that are no notes."""
+    folder, address = served
+    run = folder / "evil <img src=x>"
+    begin(run, HOSTILE)
+    note(run, kind="logged", step=1, values={HOSTILE: 1.0, "loss": 1.0})
+    with (run / "journal.jsonl").open("ab") as journal:
+        journal.write(b"\xff\x00garbage\n" * 100_000 + b"[" * 50_000 + b"\n")
+    for path in ("", f"runs?run={quote(run.name)}", f"updates?run={quote(run.name)}"):
+        status, text, _ = get(address, path)
+        assert status == 200
+        if path.startswith("updates"):  # JSON, whose texts are drawn and whose sections are HTML
+            text = "".join(json.loads(text)["sections"].values())
+        assert "<script>window" not in text
+        assert "<img src=x" not in text
+        assert "\x1b" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["nowhere"], "there is no such folder"),
+        (["s3://bucket/runs"], "folders of this machine only"),
+        ([".", "--port", "99999"], "invalid _port value"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(
+    words: list[str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With exit code 2 and one line."""
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = main(["board", *words])
+    except SystemExit as ended:
+        code = int(str(ended.code))
+    assert code == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_refused(served: tuple[Path, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """With the way out."""
+    folder, address = served
+    assert main(["board", str(folder), "--port", str(urlsplit(address).port)]) == 2
+    assert "choose another one with --port" in capsys.readouterr().err
