@@ -112,5 +112,5 @@ def test_the_best_checkpoint_has_the_name_of_a_folder(name: str) -> None:
 def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
     """Also one that no file system has."""
     values, _ = DOCUMENTS["run state"]
-    with pytest.raises(CheckpointError, match="best_checkpoint: .* is not the name of a folder"):
+    with pytest.raises(CheckpointError, match=r"best_checkpoint: .* is not the name of a folder"):
         state_of({**values, "best_checkpoint": name})
