@@ -15,7 +15,7 @@ ENVIRONMENTS := $(notdir $(basename $(wildcard tests/ecosystem/environments/*.tx
 .NOTPARALLEL:
 
 train: $(VENV)/with-examples
-	$(VENV)/bin/hexloop train docs/examples/digits.yaml
+	$(VENV)/bin/hexloop train docs/examples/digits.yaml --report
 
 test: $(VENV)/with-test
 	$(PYTEST) -m "not matrix"

@@ -2,7 +2,7 @@
 
 | kind | facts |
 |---|---|
-| `began` | `run`, the `step` it starts or resumes at, `settings`, `random` |
+| `began` | `run`, the `step` it starts or resumes at, `settings`, the `command` of the process, `random` |
 | `step` | `step`, `batches` (a fingerprint each), `learning_rate`, `random` after it |
 | `losses` | `first` (a step), `losses` of that step and the following ones |
 | `logged` | `step`, `values`, `random` |

@@ -41,6 +41,9 @@ class Limits:
     import_seconds: int = field(
         default=600, metadata={"help": "seconds that reading the pickled files of an import may take"}
     )
+    log_bytes: int = field(
+        default=1 << 30, metadata={"help": "bytes of a journal or log that a report reads: half of each end"}
+    )
 
 
 _in_force = [Limits()]

@@ -55,6 +55,9 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
      rf"\1{REMOVED}"),
 )  # fmt: skip
 
+WORKING_FOLDER = "PWD"
+"""The variable in which a shell passes on its folder. Elsewhere, such a name is that of a password."""
+
 _known: set[str] = set()
 
 
@@ -64,8 +67,8 @@ def remember_secrets(values: Iterable[object]) -> None:
 
 
 def secret_values(named: Mapping[str, object]) -> list[object]:
-    """Return the values whose names say that they are secret, such as those of environment variables."""
-    return [value for name, value in named.items() if is_secret_name(name)]
+    """Return the values of environment variables whose names say that they are secret."""
+    return [value for name, value in named.items() if is_secret_name(name) and name != WORKING_FOLDER]
 
 
 def is_secret_name(name: str) -> bool:

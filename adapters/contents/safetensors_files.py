@@ -15,7 +15,6 @@ import mmap
 import re
 import struct
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import groupby, islice
 from json.encoder import encode_basestring_ascii
@@ -331,18 +330,14 @@ LINE = 64
 """Bytes of a cache line."""
 
 LARGE = 1 << 20
-"""Bytes from which on a buffer has pages of its own, large ones if possible; the system provides them when written."""
+"""Bytes from which on a buffer has pages of its own, which the system provides as they are written."""
 
 
 def _aligned(size: int) -> memoryview:
     """Return a new writable buffer."""
     if size >= LARGE:
         private = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
-        pages = mmap.mmap(-1, size, flags=private) if private else mmap.mmap(-1, size)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # this system has none
-                pages.madvise(mmap.MADV_HUGEPAGE)
-        return memoryview(pages)
+        return memoryview(mmap.mmap(-1, size, flags=private) if private else mmap.mmap(-1, size))
     memory = bytearray(size + LINE)
     start = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % LINE
     return memoryview(memory)[start : start + size]

@@ -1,4 +1,5 @@
-"""The command line: `hexloop train`, `evaluate`, `predict`, `run`, `launch`, `checkpoints`, `runs` and `doctor`.
+"""The command line: `hexloop train`, `evaluate`, `predict`, `run`, `launch`, `checkpoints`, `runs`, `report` and
+`doctor`.
 
 The module of a command is imported only when the command runs, so that `--help` and `--version` return quickly.
 """

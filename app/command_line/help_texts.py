@@ -12,6 +12,7 @@ and its metrics by import path, so that code of any project can be trained.
   hexloop launch --processes 2 recipe.yaml        train in several processes
   hexloop checkpoints list runs/a                 list checkpoints and whether they are good
   hexloop runs diff runs/a runs/b                 find the first step at which two runs differ
+  hexloop report runs/a                           write a page that shows a run
   hexloop doctor                                  show what this machine supports"""
 
 EXIT_CODES = """\
@@ -197,6 +198,22 @@ Everything that both journals contain is compared: logs and saves, and with
 journal='steps' every step.
 
 Exit code: 0 if the runs are equal in everything that was compared, 1 if they diverge."""
+
+REPORT = """\
+Write one HTML page that shows runs, several on the same charts: what was logged over
+the steps, the checkpoints and whether they are good, what each save cost, restarts and
+preemptions, the arguments that differ, results, and how to reproduce and resume.
+
+The page holds everything that it shows and loads nothing. It is made from the files in
+the runs' folders: the journal, the log of report_to=json_lines, and the checkpoints.
+Every byte of each checkpoint is read, unless --quick is given."""
+
+REPORT_EXAMPLES = """\
+examples:
+  hexloop report runs/digits
+  hexloop report runs/a runs/b --out comparison.html
+  hexloop report runs/shared@3f2a --quick
+"""
 
 DOCTOR = """\
 Report what this machine has: devices and the precisions that each supports, the

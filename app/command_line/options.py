@@ -75,6 +75,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     _add_checkpoints(commands)
     _add_launch(commands)
     _add_runs(commands)
+    _add_report(commands)
     help = "report what this machine supports, and what to install for the rest"
     _command(commands, "doctor", "doctor:run", help, help_texts.DOCTOR).add_argument(
         "--json", action="store_true", help="print JSON"
@@ -128,7 +129,7 @@ def _add_recipe_commands(commands: Commands, argv: Sequence[str]) -> None:
         "training:run",
         "train what a recipe describes",
         help_texts.TRAIN,
-        "hexloop train RECIPE [--resume [CHECKPOINT]] [--any_argument value ...]",
+        "hexloop train RECIPE [--resume [CHECKPOINT]] [--report] [--any_argument value ...]",
         f"{help_texts.TRAIN_EXAMPLES}{help_texts.EXIT_CODES}",
     )
     evaluate = _command(
@@ -161,6 +162,8 @@ def _add_recipe_commands(commands: Commands, argv: Sequence[str]) -> None:
         help="resume from this checkpoint's folder; without a folder, from the newest good checkpoint in output_dir; "
         "auto: from that one if there is any, unless the run is finished",
     )
+    help = "at the end, also write report.html to output_dir: a page that shows the run, as `hexloop report` does"
+    train.add_argument("--report", action="store_true", help=help)
     for parser in (evaluate, predict):
         group = parser.add_mutually_exclusive_group()
         group.add_argument(
@@ -322,3 +325,20 @@ def _add_runs(commands: Commands) -> None:
             "the last one)",
         )
     diff.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_report(commands: Commands) -> None:
+    """Add the command `report`."""
+    help = "write one page that shows runs: curves, checkpoints, restarts, arguments"
+    usage = "hexloop report RUN [RUN ...] [--out FILE] [--quick]"
+    parser = _command(commands, "report", "reporting:run", help, help_texts.REPORT, usage, help_texts.REPORT_EXAMPLES)
+    parser.add_argument(
+        "runs",
+        metavar="RUN",
+        nargs="+",
+        help="a run's output folder, URL or journal; FOLDER@NAME selects the run NAME if it contains several (default: "
+        "the last one)",
+    )
+    help = "the HTML file to write (default: report.html in the run's folder, or for several runs in this folder)"
+    parser.add_argument("--out", metavar="FILE", help=help)
+    parser.add_argument("--quick", action="store_true", help="do not verify the checkpoints")

@@ -8,6 +8,7 @@ from argparse import Namespace
 from collections.abc import Collection, Iterator, Sequence
 
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.run.command import LAUNCHED_AS
 from hexloop.app.wiring.storage import is_missing, joined, storage_for
 from hexloop.domain.checkpoints.manifest import checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps
@@ -17,9 +18,6 @@ RESUME = ("resume", "resume_from_checkpoint")
 
 AUTO = "auto"
 """The value of `--resume` that resumes if there is a checkpoint, and starts a new run otherwise."""
-
-LAUNCHED_AS = "HEXLOOP_LAUNCHED_AS"
-"""The environment variable in which `hexloop launch` passes its own arguments, up to the recipe, to its workers."""
 
 
 def command_text(argv: Sequence[str]) -> str:

@@ -26,7 +26,7 @@ from hexloop.app.wiring.adapters import JOURNAL, choose_interrupts, choose_stora
 from hexloop.app.wiring.storage import as_location, is_elsewhere, scheme_of
 from hexloop.domain.checkpoints.manifest import checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest
-from hexloop.domain.errors import CheckpointError, StorageError
+from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError
 from hexloop.domain.events import CheckpointPublished, Paused
 from hexloop.ports.interrupts import Interrupts
 
@@ -104,6 +104,8 @@ def run(options: Namespace) -> ExitCode:
     assert trainer.outcome is not None
     if prints:
         print_text(_summary(trainer, trainer.outcome), to=sys.stdout)
+        if options.report:
+            _write_report(str(trainer.args.output_dir))
         files = _written_since(str(trainer.args.output_dir), started)
         print_text(_closing_line(trainer, options, progress, files), to=sys.stdout)
     return ExitCode(trainer.outcome.exit_code)
@@ -126,6 +128,19 @@ def drive(trainer: hexloop.Trainer, resume: str | bool | None, progress: Progres
                 progress.published = event.step
             if isinstance(event, Paused) and session is not None:
                 session.wait_while_paused()
+
+
+def _write_report(folder: str) -> None:
+    """Write the page that shows the run into its folder. A failure is reported, and does not fail the run."""
+    from hexloop.app.command_line.reporting import REPORT, write_report
+    from hexloop.app.report.reading import read_runs
+
+    try:
+        if is_elsewhere(folder):
+            raise ConfigurationError(f"{folder} is not on this machine; use `hexloop report {folder} --out FILE`.")
+        write_report(read_runs([folder]), Path(as_location(folder), REPORT))
+    except Exception as error:
+        print_text(f"hexloop: the report was not written: {error}")
 
 
 def _opening_line(trainer: hexloop.Trainer, recipe: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +13,7 @@ from typing import Any
 import torch
 from attrs import define, field
 
+from hexloop.app.run.command import command_of_process
 from hexloop.app.wiring.data import batch_fingerprint, random_fingerprint
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.events import AnyEvent, EpochBegan, Logged, SaveFailed, StepEnded, TrainBegan, TrainEnded
@@ -82,7 +85,10 @@ class RunJournal:
     def _began(self, event: TrainBegan) -> None:
         assert self._run is not None
         name = self._run.state.run
-        self.journal.note("began", run=name, step=event.step, settings=self.settings, random=self.random())
+        command = command_of_process(sys.orig_argv, os.environ)
+        self.journal.note(
+            "began", run=name, step=event.step, settings=self.settings, command=command, random=self.random()
+        )
 
     def _step_ended(self, event: StepEnded) -> None:
         """Keep the losses even if recording fails, because the other processes keep theirs."""

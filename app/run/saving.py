@@ -169,12 +169,18 @@ def _save_processing_class(parts: TrainerParts, folder: str) -> None:
         processing_class.save_pretrained(folder)
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file completely or, if an error occurs, not at all; create its folder if needed."""
+def write_atomically(path: Path, data: bytes, private: bool = False) -> None:
+    """Write a file completely or, if an error occurs, not at all; create its folder if needed.
+
+    private: only its owner may read it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_bytes(data)
+        if private:
+            _write_privately(str(partial), data)
+        else:
+            partial.write_bytes(data)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)

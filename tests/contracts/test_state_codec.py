@@ -17,6 +17,9 @@ from hexloop.domain.errors import CheckpointError
 from hexloop.domain.state import SCHEMA_VERSION, RunState
 
 floats = st.floats(allow_nan=False)
+folder_names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\\\0")).filter(
+    lambda name: name not in (".", "..")
+)
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | floats | st.text(),
     lambda inner: (
@@ -70,7 +73,7 @@ states = st.builds(
     learning_rate=st.none() | floats,
     best_metric=st.none() | floats,
     best_step=st.none() | st.integers(0, 2**53),
-    best_checkpoint=st.none() | st.text(),
+    best_checkpoint=st.none() | folder_names,
     pass_complete=st.booleans(),
     due=st.lists(st.sampled_from(["log", "evaluate", "save"])),
     history=st.lists(st.dictionaries(st.text(), floats | st.integers(), max_size=3), max_size=3),

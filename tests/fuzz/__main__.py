@@ -44,10 +44,14 @@ def main() -> int:
         print(*(line for each in counts for line in save(each, options.findings)), sep="\n")
         print(f"{sum(each.cases for each in counts)} cases, {sum(len(each.findings) for each in counts)} findings")
         return int(any(each.findings for each in counts))
-    started, share = time.monotonic(), options.seconds * options.jobs / len(chosen)
+    started, total = time.monotonic(), sum(TARGETS[name].weight for name in chosen)
+    share = options.seconds * options.jobs / total
     kind = "random" if options.random or find_spec("atheris") is None else "chosen by coverage and random"
-    print(f"{len(chosen)} targets, {share:.0f} s each, cases {kind}, seed {options.seed}", flush=True)
-    work = [(name, share, options.seed, not options.random, options.findings) for name in chosen]
+    print(f"{len(chosen)} targets, from {share:.0f} s each, cases {kind}, seed {options.seed}", flush=True)
+    work = [
+        (name, share * TARGETS[name].weight, options.seed, not options.random, options.findings)
+        for name in sorted(chosen, key=lambda name: -TARGETS[name].weight)
+    ]
     findings = 0
     for name in chosen:
         TARGETS[name].seeds()  # which makes what they need, once

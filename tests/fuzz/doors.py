@@ -240,9 +240,11 @@ def _nothing() -> list[bytes]:
 
 
 DOORS = (
-    Target("resume", resume, _changed_checkpoint([*KINDS]), 10, structured=True, first=_nothing),
-    Target("commands", commands, _changed_checkpoint([*KINDS, *SHARDED]), 50, structured=True, first=_nothing),
-    Target("import", foreign, _changed_folder("foreign"), 10, structured=True, first=_nothing),
+    Target("resume", resume, _changed_checkpoint([*KINDS]), 10, structured=True, first=_nothing, weight=4),
+    Target(
+        "commands", commands, _changed_checkpoint([*KINDS, *SHARDED]), 50, structured=True, first=_nothing, weight=4
+    ),
+    Target("import", foreign, _changed_folder("foreign"), 10, structured=True, first=_nothing, weight=4),
     Target("runs_diff", journals, _changed_folder("journals"), 200, structured=True, first=_nothing),
     Target("recipe", recipe, changed, 500),
 )

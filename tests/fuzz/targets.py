@@ -80,7 +80,7 @@ class Target:
 
     cases_per_process: the process ends after so many, which shows in which case native code has gone wrong.
     structured: whether a case has a structure of its own, so that only `mutate` changes it. first: makes cases to start
-    from, besides those of the corpus.
+    from, besides those of the corpus. weight: its share of the time.
     """
 
     name: str
@@ -89,6 +89,7 @@ class Target:
     cases_per_process: int = 2000
     structured: bool = False
     first: Callable[[], list[bytes]] = list
+    weight: int = 1
 
     def seeds(self) -> list[bytes]:
         """Return the cases to start from: those of the corpus, or else those that are made."""

@@ -71,6 +71,13 @@ def test_known_values_are_removed_wherever_they_occur(monkeypatch: pytest.Monkey
     assert redact("with plain words in abc somewhere") == "with *** in abc somewhere"
 
 
+def test_the_folder_of_the_shell_is_not_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PWD is a folder in an environment, so paths in messages stay readable; DB_PWD is a password."""
+    monkeypatch.setattr(redaction, "_known", set())
+    remember_secrets(secret_values({"PWD": "/home/someone", "DB_PWD": "correct horse"}))
+    assert redact("/home/someone/runs, correct horse") == "/home/someone/runs, ***"
+
+
 def test_errors_contain_no_secrets() -> None:
     """Neither their text nor the problems of a configuration."""
     text = f"s3://user:{SECRET}@bucket cannot be read."

@@ -6,14 +6,13 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import suppress
 
+from hexloop.app.checkpoint_rows import best_of, read_state
 from hexloop.app.command_line import ExitCode
 from hexloop.app.command_line.checkpoints import (
     CheckpointLocation,
-    best_of,
     is_checkpoint,
     open_checkpoints,
     open_folder,
-    read_state,
     refuse_missing,
 )
 from hexloop.app.printing import print_document, print_lines

@@ -8,36 +8,28 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from attrs import frozen
-
+from hexloop.app.checkpoint_rows import CheckpointRow, format_bytes, metric_of, read_state, rows_of
 from hexloop.app.command_line import ExitCode
 from hexloop.app.command_line.checkpoints import (
     CheckpointLocation,
-    best_of,
     is_checkpoint,
-    metric_of,
     open_checkpoints,
     open_folder,
-    read_state,
     refuse_missing,
 )
 from hexloop.app.printing import print_document, print_lines
 from hexloop.app.wiring.checkpoint_files import CheckpointFiles
 from hexloop.app.wiring.signing import read_key
 from hexloop.app.wiring.storage import joined
-from hexloop.domain.checkpoints.manifest import MANIFEST, Manifest, checkpoint_name
+from hexloop.domain.checkpoints.manifest import Manifest, checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest
-from hexloop.domain.checkpoints.survey import CheckpointFolder, FolderStatus, examine, newest_by_run, survey
+from hexloop.domain.checkpoints.survey import CheckpointFolder, FolderStatus, examine, survey
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import finite_json
 from hexloop.ports.signatures import Signatures
-from hexloop.ports.storage import Storage
 
 COLUMNS = ("name", "step", "age", "size", "metric", "run", "state", "")
 RIGHT_ALIGNED = (1, 2, 3)
-
-SHORT_RUN = 8
-"""How many characters of a run's name are printed; usually enough to distinguish runs."""
 
 STATE_FIELDS = (
     "step", "epoch", "position", "samples", "tokens", "updates", "learning_rate", "best_metric", "best_step",
@@ -46,51 +38,10 @@ STATE_FIELDS = (
 """The fields of the run state that are shown."""
 
 
-@frozen
-class Row:
-    """A row of the list. written: seconds since the epoch. metric: name and value."""
-
-    found: CheckpointFolder
-    written: float | None
-    metric: tuple[str, float] | None
-    newest: bool
-    best: bool
-
-    def cells(self, now: float) -> tuple[str, ...]:
-        """Return the cells of the row as text."""
-        manifest = self.found.manifest
-        return (
-            self.found.name,
-            "-" if manifest is None else f"{manifest.step:,}",
-            format_age(None if self.written is None else now - self.written),
-            format_bytes(self.found.size),
-            "-" if self.metric is None else f"{self.metric[0]} {self.metric[1]:.4g}",
-            "-" if manifest is None else manifest.run[:SHORT_RUN],
-            self.found.status.value,
-            ", ".join(["newest"] * self.newest + ["best"] * self.best),
-        )
-
-    def document(self) -> dict[str, Any]:
-        """Return the row in JSON types, with the size in bytes."""
-        manifest = self.found.manifest
-        return {
-            "name": self.found.name,
-            "step": None if manifest is None else manifest.step,
-            "run": None if manifest is None else manifest.run,
-            "written": self.written,
-            "size": self.found.size,
-            "metric": None if self.metric is None else finite_json(dict([self.metric])),
-            "state": self.found.status.value,
-            "reason": self.found.reason,
-            "newest": self.newest,
-            "best": self.best,
-        }
-
-
 def list_checkpoints(options: Namespace) -> ExitCode:
     """Print a table of the checkpoints in a folder. Return FAILED if one is bad."""
     storage = open_folder(options.folder)
-    rows = _rows(storage, list(survey(storage, options.quick)))
+    rows = rows_of(storage, list(survey(storage, options.quick)))
     if options.json:
         print_document({"folder": options.folder, "checkpoints": [row.document() for row in rows]})
     elif rows:
@@ -127,28 +78,7 @@ def show(options: Namespace) -> ExitCode:
     return ExitCode.DONE
 
 
-def _rows(storage: Storage, found: Sequence[CheckpointFolder]) -> list[Row]:
-    """Return the rows of the list. Run states are read only from verified checkpoints."""
-    states = {
-        each.name: state
-        for each in found
-        if each.status is FolderStatus.GOOD and (state := read_state(storage, each.name)) is not None
-    }
-    newest = newest_by_run(found)
-    best = {run: best_of(states[each.name]) for run, each in newest.items() if each.name in states}
-    return [
-        Row(
-            each,
-            storage.capabilities.modified(f"{each.name}/{MANIFEST}"),
-            metric_of(states[each.name]) if each.name in states else None,
-            newest=each in newest.values(),
-            best=each.manifest is not None and best.get(each.manifest.run) == each.name,
-        )
-        for each in found
-    ]
-
-
-def _table(rows: Sequence[Row], now: float) -> Iterator[str]:
+def _table(rows: Sequence[CheckpointRow], now: float) -> Iterator[str]:
     """Yield the lines of the table, with the reason below each checkpoint that is not good."""
     head, *lines = aligned([COLUMNS, *(row.cells(now) for row in rows)], right=RIGHT_ALIGNED)
     yield head
@@ -227,9 +157,6 @@ def _indented(values: dict[str, Any]) -> list[str]:
     return [f"  {line}" for line in aligned([(name, str(value)) for name, value in values.items()])]
 
 
-_UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
-
-
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> Iterator[str]:
     """Yield the rows as lines with columns two spaces apart. Columns whose index is in `right` are right-aligned."""
     widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
@@ -239,24 +166,3 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> Itera
             for number, (cell, width) in enumerate(zip(row, widths, strict=False))
         )
         yield "  ".join(cells).rstrip()
-
-
-def format_bytes(size: int | None) -> str:
-    """Return a number of bytes in decimal units; "-" for None."""
-    if size is None:
-        return "-"
-    value, units = float(size), ["B", "kB", "MB", "GB", "TB"]
-    while value >= 999.5 and len(units) > 1:
-        value /= 1000
-        del units[0]
-    return f"{value:.3g} {units[0]}"
-
-
-def format_age(seconds: float | None) -> str:
-    """Return a duration in its largest unit; "-" for None."""
-    if seconds is None:
-        return "-"
-    for length, unit in _UNITS:
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{max(seconds, 0):.0f} s"

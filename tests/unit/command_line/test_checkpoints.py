@@ -14,7 +14,7 @@ import pytest
 
 from hexloop.adapters.storage.fsspec import FsspecStorage
 from hexloop.adapters.storage.local import LocalStorage
-from hexloop.app.command_line.checkpoints.inspecting import format_age, format_bytes
+from hexloop.app.checkpoint_rows import format_age, format_bytes
 from hexloop.domain.checkpoints.manifest import Owner, new_session
 from hexloop.domain.checkpoints.selection import quarantine
 from hexloop.ports.storage import Storage

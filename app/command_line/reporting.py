@@ -1,0 +1,64 @@
+"""`hexloop report`: one page that shows runs."""
+
+from __future__ import annotations
+
+import os
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from hexloop.app.command_line import ExitCode
+from hexloop.app.printing import print_lines
+from hexloop.app.report.page import report_page
+from hexloop.app.report.parts import reason_text
+from hexloop.app.report.reading import RunRecord, read_runs
+from hexloop.app.run.saving import write_atomically
+from hexloop.app.wiring.storage import is_elsewhere
+from hexloop.domain.checkpoints.survey import FolderStatus
+from hexloop.domain.errors import ConfigurationError
+
+REPORT = "report.html"
+"""The name of a report if none is given."""
+
+
+def run(options: Namespace) -> ExitCode:
+    """Write the page, and print where it is and what is missing in it."""
+    target = _target(options.runs, options.out)
+    records = read_runs(options.runs, options.quick)
+    out = target or Path(records[0].folder, REPORT)
+    write_report(records, out)
+    remarks = [remark for record in records for remark in _remarks(record)]
+    shown = out if target is not None or os.path.isabs(options.runs[0]) else os.path.relpath(out)
+    print_lines(*remarks, f"The report is in {shown}")
+    return ExitCode.DONE
+
+
+def write_report(records: Sequence[RunRecord], out: Path) -> None:
+    """Write the page for runs to a file, completely or not at all. Raises ConfigurationError if that fails."""
+    page = report_page(records, time.time()).encode("utf-8", errors="replace")
+    try:
+        write_atomically(out, page, private=True)  # it shows the arguments
+    except OSError as error:
+        raise ConfigurationError(
+            f"The report cannot be written to {out} ({error.strerror or error}); choose another file with --out."
+        ) from error
+
+
+def _target(runs: Sequence[str], out: str | None) -> Path | None:
+    """Return the file to write; None for the folder of the only run. Raises ConfigurationError if it cannot be."""
+    if out is not None:
+        if os.path.isdir(out):
+            raise ConfigurationError(f"You chose --out {out}, which is a folder; add the name of a file in it.")
+        return Path(out)
+    return Path(REPORT) if len(runs) > 1 or is_elsewhere(runs[0]) else None
+
+
+def _remarks(record: RunRecord) -> list[str]:
+    remarks = [f"{record.label}: {remark}" for remark in record.remarks[:3]]
+    if not record.source:
+        remarks.append(f"{record.label}: no values were logged, so there are no curves.")
+    for row in record.checkpoints:
+        if row.found.status is FolderStatus.BAD:
+            remarks.append(f"{record.label}: {row.found.name} is damaged: {reason_text(row)}")
+    return remarks

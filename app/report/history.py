@@ -1,0 +1,269 @@
+"""What happened in a run: its starts, restarts, logs and saves, put together from the notes of its journal in order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import Any
+
+from attrs import define, field
+
+from hexloop.app.report.series import MOST_STEPS, Series
+from hexloop.domain.checkpoints.manifest import step_of
+
+MOST_SERIES = 300
+"""How many names of logged values are kept."""
+
+MOST_EVENTS = 2_000
+"""How many sessions and how many saves are kept: the first half of them, and the last."""
+
+LONGEST_TEXT = 500
+"""Characters of a name or a reason that are kept."""
+
+NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+"""How journals and logs write what JSON has no number for."""
+
+
+class Outcome(Enum):
+    """How a session of a run ended; the values are shown to users."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    LOST = "did not report its end"
+
+
+@define
+class Session:
+    """A process's part of a run, from a start to an end. Times are in seconds since the epoch, None if unknown.
+
+    first, last: the step it started or resumed at, and the last one that it reported. seen: when it reported last.
+    repeated: how many steps it repeated that an earlier session had reported.
+    """
+
+    began: float | None
+    first: int
+    last: int
+    seen: float | None
+    outcome: Outcome = Outcome.LOST
+    reasons: tuple[str, ...] = ()
+    repeated: int = 0
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it lasted, until it ended or reported last."""
+        return None if self.began is None or self.seen is None else max(self.seen - self.began, 0.0)
+
+
+@define
+class Save:
+    """What a checkpoint cost. phases: when each phase occurred, in seconds since the epoch. size: in bytes.
+
+    error: why it failed.
+    """
+
+    checkpoint: str
+    phases: dict[str, float] = field(factory=dict)
+    size: int | None = None
+    error: str | None = None
+
+    @property
+    def waited(self) -> float | None:
+        """For how many seconds training waited: until the snapshot was taken, or else until the end."""
+        return self._between("began", "taken" if "taken" in self.phases else "published")
+
+    @property
+    def total(self) -> float | None:
+        """After how many seconds the checkpoint was durable."""
+        return self._between("began", "published")
+
+    def _between(self, one: str, other: str) -> float | None:
+        if one not in self.phases or other not in self.phases:
+            return None
+        return max(self.phases[other] - self.phases[one], 0.0)
+
+
+@define
+class Bounded:
+    """A list whose middle is dropped when it grows too long. dropped: how many entries were."""
+
+    entries: list[Any] = field(factory=list)
+    dropped: int = 0
+
+    def append(self, entry: Any) -> None:
+        """Add an entry at the end."""
+        self.entries.append(entry)
+        if len(self.entries) > MOST_EVENTS:
+            del self.entries[MOST_EVENTS // 2]
+            self.dropped += 1
+
+
+@define
+class RunHistory:
+    """One run. name: its identifier in checkpoints and journals. settings, command: those of the last start.
+
+    series: the curves by name. times: at which time, in seconds since the epoch, a step was logged.
+    """
+
+    name: str
+    settings: Mapping[str, Any] = field(factory=dict)
+    command: str = ""
+    sessions: Bounded = field(factory=Bounded)
+    saves: Bounded = field(factory=Bounded)
+    series: dict[str, Series] = field(factory=dict)
+    times: Series = field(factory=Series)
+    last_step: int = 0
+    total_steps: int | None = None
+    left_out: set[str] = field(factory=set)
+
+    @property
+    def seen(self) -> float | None:
+        """When the run reported last, in seconds since the epoch."""
+        return next((each.seen for each in reversed(self.sessions.entries) if each.seen is not None), None)
+
+    def take(self, note: Mapping[str, Any]) -> None:
+        """Add a note of the journal. Facts of an unexpected type are ignored."""
+        time, step = number_of(note.get("time")), step_in(note.get("step"))
+        kind = note.get("kind")
+        if kind == "began":
+            self._begin(note, step or 0, time)
+            return
+        session = self._session(time)
+        if time is not None:
+            session.seen = time
+        if step is not None and kind in ("logged", "step", "ended"):
+            session.last = self.last_step = step
+        if kind == "logged" and step is not None:
+            self._log(step, time, note.get("values"))
+        elif kind == "losses":
+            self._losses(note)
+        elif kind == "save":
+            self._save(note, time)
+        elif kind == "ended":
+            _end(session, note)
+
+    def add_logged(self, step: int, values: Mapping[str, Any]) -> None:
+        """Add values that were logged at a step, at an unknown time."""
+        self.last_step = max(self.last_step, step)
+        self._log(step, None, values)
+
+    def add_earlier(self, entries: Iterable[Mapping[str, Any]], until: int) -> None:
+        """Add what was logged up to the step `until`, before the notes that were added begin."""
+        earlier = RunHistory(self.name)
+        for entry in entries:
+            step = step_in(entry.get("step"))
+            if step is not None and step <= until:
+                earlier.add_logged(step, entry)
+        for name, later in self.series.items():
+            found = earlier.series.setdefault(name, Series())
+            if later.steps or later.gaps:
+                found.forget_after(min([*later.steps[:1], *later.gaps[:1]]) - 1)
+            found.extend(later)
+        self.series = earlier.series
+
+    def _begin(self, note: Mapping[str, Any], step: int, time: float | None) -> None:
+        """Start a session. What an earlier one reported after its step is void."""
+        for each in self.series.values():
+            each.forget_after(step)
+        repeated = max(self.last_step - step, 0) if self.sessions.entries else 0
+        self.sessions.append(Session(time, step, step, time, repeated=repeated))
+        self.last_step = step
+        settings = note.get("settings")
+        self.settings = settings if isinstance(settings, Mapping) else self.settings
+        command = note.get("command")
+        self.command = command[:LONGEST_TEXT] if isinstance(command, str) else self.command
+        self.total_steps = step_in(note.get("total_steps")) or self.total_steps
+
+    def _session(self, time: float | None) -> Session:
+        if not self.sessions.entries:  # the start of the journal is missing
+            self.sessions.append(Session(None, 0, 0, time))
+        session: Session = self.sessions.entries[-1]
+        return session
+
+    def _log(self, step: int, time: float | None, values: object) -> None:
+        if time is not None:
+            self.times.add(step, time)
+        for name, value in values.items() if isinstance(values, Mapping) else ():
+            if type(value) is float:
+                number: float | None = value
+            else:
+                number = NOT_FINITE.get(value) if isinstance(value, str) else number_of(value)
+            if number is None or name in ("epoch", "step"):
+                continue
+            if (series := self.series.get(name)) is not None:
+                series.add(step, number)
+            else:
+                self._curve(name, step, number)
+
+    def _losses(self, note: Mapping[str, Any]) -> None:
+        first, losses = step_in(note.get("first")), note.get("losses")
+        for number, loss in enumerate(losses if isinstance(losses, list) and first is not None else ()):
+            value = NOT_FINITE.get(loss) if isinstance(loss, str) else number_of(loss)
+            if value is not None:
+                self._curve(LOSS_OF_STEP, (first or 0) + number, value)
+
+    def _curve(self, name: object, step: int, value: float) -> None:
+        text = str(name)[:LONGEST_TEXT]
+        if text not in self.series:
+            if len(self.series) >= MOST_SERIES:
+                if len(self.left_out) < MOST_SERIES:
+                    self.left_out.add(text)
+                return
+            self.series[text] = Series()
+        self.series[text].add(step, value)
+
+    def _save(self, note: Mapping[str, Any], time: float | None) -> None:
+        phase, checkpoint = str(note.get("phase"))[:LONGEST_TEXT], str(note.get("checkpoint"))[:LONGEST_TEXT]
+        if phase == "failed":
+            step = step_in(note.get("step"))
+            save = self._last_save(f"checkpoint-{step}") or self._new_save(f"checkpoint-{step}")
+            save.error = str(note.get("error"))[:LONGEST_TEXT]
+            return
+        if step_of(checkpoint) is None or phase not in PHASES:
+            return
+        found = None if phase == "began" else self._last_save(checkpoint)
+        save = found or self._new_save(checkpoint)
+        if time is not None:
+            save.phases[phase] = time
+        if phase == "written":
+            save.size = step_in(note.get("bytes"))
+
+    def _last_save(self, checkpoint: str) -> Save | None:
+        last: list[Save] = self.saves.entries[-8:]
+        return next((each for each in reversed(last) if each.checkpoint == checkpoint), None)
+
+    def _new_save(self, checkpoint: str) -> Save:
+        self.saves.append(save := Save(checkpoint))
+        return save
+
+
+LOSS_OF_STEP = "loss of each step"
+"""The name of the curve of the losses that journal='steps' records."""
+
+PHASES = ("began", "taken", "first_byte", "written", "published")
+"""The phases of a save that are timed."""
+
+
+def number_of(value: object) -> float | None:
+    """Return a number as a float; None for anything else, and for a number that is too large."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+def step_in(value: object) -> int | None:
+    """Return a count such as a step; None for anything that is not one."""
+    return value if type(value) is int and 0 <= value < MOST_STEPS else None
+
+
+def _end(session: Session, note: Mapping[str, Any]) -> None:
+    reasons = note.get("reasons")
+    session.reasons = tuple(str(each)[:LONGEST_TEXT] for each in reasons[:10]) if isinstance(reasons, list) else ()
+    if "stopped" not in note:  # an error ended it
+        session.outcome = Outcome.FAILED
+    else:
+        session.outcome = Outcome.STOPPED if note["stopped"] else Outcome.FINISHED

@@ -1,0 +1,209 @@
+"""Reading the lines of journals and logs while a run appends to them: all of them, what is new, or both ends."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import define, field
+
+from hexloop.app.report.history import RunHistory
+from hexloop.domain.json_documents import read_json
+from hexloop.domain.limits import limits
+from hexloop.domain.regular_files import CHUNK, open_regular
+
+MOST_RUNS = 100
+"""How many runs of one journal are kept, the newest."""
+
+HEAD, TAIL = 256 << 10, 16 << 10
+"""Bytes of the start and of the end of a file that are read to tell what a run is doing."""
+
+LONGEST_NAME = 100
+"""Characters of a run's name that are kept."""
+
+SHORT = 64 << 10
+"""Bytes of a line up to which it is read without counting what is in it, which takes three times as long."""
+
+STEP_NOTE = b'{"kind": "step"'
+"""The start of the notes with which journal='steps' records each step. No curve is drawn from them."""
+
+Convert = Callable[[Any], Mapping[str, Any] | None]
+"""Returns the note that a parsed line stands for, or None if it is not one."""
+
+
+@define
+class LinesRead:
+    """What became of the lines of a file. skipped: bytes in the middle of a file that is too long to read."""
+
+    notes: int = 0
+    not_notes: int = 0
+    too_long: int = 0
+    skipped: int = 0
+
+    def remarks(self, name: str) -> Iterator[str]:
+        """Yield a sentence for all that was left out."""
+        if self.not_notes:
+            yield f"{self.not_notes:,} lines of {name} are left out: they are not complete, or not notes of a run."
+        if self.too_long:
+            yield f"{self.too_long:,} lines of {name} are left out: they are longer than {limits().line_bytes:,} bytes."
+        if self.skipped:
+            yield (
+                f"{self.skipped:,} bytes in the middle of {name} are left out: it is longer than "
+                f"{limits().log_bytes:,} bytes, the limit log_bytes."
+            )
+
+
+@define
+class RunLines:
+    """The runs in a file of lines. `refresh` reads what was appended since the last call.
+
+    convert: returns the note that a parsed line stands for. runs: by name, those that started last at the end.
+    dropped: how many runs were left out.
+    """
+
+    path: Path
+    convert: Convert
+    runs: dict[str, RunHistory] = field(factory=dict)
+    read: LinesRead = field(factory=LinesRead)
+    dropped: int = 0
+    _current: RunHistory | None = None
+    _offset: int = 0
+    _identity: tuple[int, int] | None = None
+
+    def refresh(self) -> bool:
+        """Read the lines that are new, and return whether there were any. A replaced file is read from its start.
+
+        Raises OSError if the file does not exist, or is not a regular file.
+        """
+        descriptor = open_regular(self.path)
+        try:
+            status = os.fstat(descriptor)
+            if self._identity != (status.st_dev, status.st_ino) or status.st_size < self._offset:
+                self.runs, self.read, self.dropped, self._current, self._offset = {}, LinesRead(), 0, None, 0
+                self._identity = (status.st_dev, status.st_ino)
+            before, last = self._offset, b""
+            for line, end in self._lines(descriptor, status.st_size):
+                self._offset = end
+                if line.startswith(STEP_NOTE):
+                    last = line
+                    self.read.notes += 1
+                else:
+                    self._take(line)
+            if last and self._current is not None and (note := self._note(last)) is not None:
+                self._current.take({**note, "step": max(_step(note), self._current.last_step)})
+            return self._offset > before
+        finally:
+            os.close(descriptor)
+
+    def read_edges(self) -> None:
+        """Read only the first note and the last lines, in a time that does not depend on the length of the file.
+
+        Curves and sessions are then incomplete, but what the last run is doing is known. Raises OSError as `refresh`
+        does.
+        """
+        descriptor = open_regular(self.path)
+        try:
+            size = os.fstat(descriptor).st_size
+            start = 0
+            for line, end in lines_between(descriptor, 0, min(size, HEAD), self.read):
+                self._take(line)
+                start = end
+                if self._current is not None:
+                    break
+            rest = lines_between(descriptor, max(size - TAIL, start), size, self.read)
+            if size - TAIL > start:
+                next(rest, None)  # it has lost its start
+            for line, _ in rest:
+                self._take(line)
+        finally:
+            os.close(descriptor)
+
+    def _lines(self, descriptor: int, size: int) -> Iterator[tuple[bytes, int]]:
+        """Yield the complete lines from the offset on, each with the offset after it."""
+        half = limits().log_bytes // 2
+        if self._offset < half < size - half:
+            yield from lines_between(descriptor, self._offset, half, self.read)
+            self.read.skipped += size - half - max(half, self._offset)
+            self._offset = size - half
+            rest = lines_between(descriptor, self._offset, size, self.read)
+            next(rest, None)  # it has lost its start
+            yield from rest
+        else:
+            yield from lines_between(descriptor, self._offset, size, self.read)
+
+    def _take(self, line: bytes) -> None:
+        note = self._note(line)
+        if note is None:
+            self.read.not_notes += bool(line.strip())
+            return
+        self.read.notes += 1
+        if note["kind"] == "began":
+            name = str(note.get("run"))[:LONGEST_NAME]
+            self._current = self.runs.pop(name, None) or RunHistory(name)
+            self.runs[name] = self._current  # at the end
+            if len(self.runs) > MOST_RUNS:
+                del self.runs[next(iter(self.runs))]
+                self.dropped += 1
+        elif self._current is None:
+            self._current = self.runs.setdefault("", RunHistory(""))
+        self._current.take(note)
+
+    def _note(self, line: bytes) -> Mapping[str, Any] | None:
+        if not line.startswith(b"{"):
+            return None
+        try:
+            # What is shown need not be strict JSON, and a short line cannot exhaust anything.
+            return self.convert(json.loads(line) if len(line) <= SHORT else read_json(line))
+        except (ValueError, RecursionError):
+            return None
+
+
+def lines_between(descriptor: int, start: int, end: int, read: LinesRead) -> Iterator[tuple[bytes, int]]:
+    """Yield the lines that end in this part of an open file, each with the offset after it. The last may be incomplete.
+
+    An incomplete line is left to be read later, and one that is too long is counted in `read`.
+    """
+    held, offset, dropping = bytearray(), start, False
+    os.lseek(descriptor, start, os.SEEK_SET)
+    position = start
+    while position < end and (chunk := os.read(descriptor, min(CHUNK, end - position))):
+        position += len(chunk)
+        *ended, rest = chunk.split(b"\n")
+        for piece in ended:
+            line = bytes(held) + piece if held else piece
+            offset += len(piece) + 1 + len(held)
+            held.clear()
+            if dropping or len(line) > limits().line_bytes:
+                read.too_long += 1
+                dropping = False
+                continue
+            yield line, offset
+        held += rest
+        if len(held) > limits().line_bytes:
+            offset += len(held)
+            held.clear()
+            dropping = True
+
+
+def journal_note(document: Any) -> Mapping[str, Any] | None:
+    """Return a line of a journal as a note: it is one."""
+    return document if isinstance(document, dict) and isinstance(document.get("kind"), str) else None
+
+
+def log_note(document: Any) -> Mapping[str, Any] | None:
+    """Return a line of the logger `json_lines` as a note of a journal."""
+    if not isinstance(document, dict):
+        return None
+    if document.get("event") in ("started", "resumed"):
+        return {**document, "kind": "began"}
+    if "step" in document and "event" not in document:
+        return {"kind": "logged", "step": document["step"], "values": document}
+    return None
+
+
+def _step(note: Mapping[str, Any]) -> int:
+    step = note.get("step")
+    return step if isinstance(step, int) else 0

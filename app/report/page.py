@@ -1,0 +1,160 @@
+"""The page of a report: one HTML document with its style, scripts and data, which loads nothing from a network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+
+from attrs import frozen
+
+from hexloop import __version__
+from hexloop.app.report.charts import COLOURS, GROUPS, MOST_CHARTS, Chart, chart_data, chart_part, charts_of
+from hexloop.app.report.markup import Markup, clean, data_block, inline, joined, tag, text_lines
+from hexloop.app.report.parts import (
+    arguments_part,
+    checkpoints_part,
+    overview_part,
+    reproducing_part,
+    results_part,
+)
+from hexloop.app.report.reading import RunRecord
+from hexloop.app.report.timeline import moment, saves_part, timeline_part
+
+ECHARTS = "6.1.0"
+"""The version of the chart library that is shipped."""
+
+MOST_REMARKS = 50
+"""How many remarks about what could not be read are listed."""
+
+
+MOST_NAMED = 5
+"""How many runs the title names."""
+
+
+@frozen
+class Section:
+    """A part of the page under a heading. identifier: its place in addresses."""
+
+    identifier: str
+    heading: str
+    content: Markup
+
+
+def report_page(records: Sequence[RunRecord], now: float) -> str:
+    """Return the page for runs. now: the time of the report, in seconds since the epoch."""
+    labels = [record.label for record in records]
+    title = _title(labels)
+    charts = charts_of(records)
+    named = [(f"chart-{number}", chart) for number, chart in enumerate(charts[:MOST_CHARTS])]
+    sections = [each for each in _sections(records, named, len(charts), now) if each.content]
+    document = {"runs": list(map(clean, labels)), "charts": [chart_data(chart, name) for name, chart in named]}
+    style, style_digest = inline("style", asset("report.css"))
+    scripts = [inline("script", asset(name)) for name in ("echarts/echarts.min.js", "report.js")]
+    policy = (
+        f"default-src 'none'; script-src {' '.join(digest for _, digest in scripts)}; style-src {style_digest}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    head = joined(
+        Markup('<meta charset="utf-8">'),
+        Markup(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="referrer", content="no-referrer"),
+        tag("meta", name="generator", content=f"hexloop {__version__}"),
+        tag("title", f"{title} - hexloop"),
+        style,
+    )
+    body = joined(
+        tag("a", "To the content", href="#content", class_="skip"),
+        tag("header", tag("h1", title), tag("p", _written(now), class_="note"), _navigation(sections)),
+        tag("main", [_section(each) for each in sections], id="content"),
+        _footer(),
+        data_block("report-data", document),
+        [script for script, _ in scripts],
+    )
+    page = tag("html", tag("head", head), tag("body", body, class_="no-script"), lang="en")
+    return f"<!DOCTYPE html>\n{page}\n"
+
+
+def _title(labels: Sequence[str]) -> str:
+    if len(labels) == 1:
+        return f"Run {labels[0]}"
+    more = f" and {len(labels) - MOST_NAMED} more" if len(labels) > MOST_NAMED else ""
+    return f"{len(labels)} runs: {', '.join(labels[:MOST_NAMED])}{more}"
+
+
+@cache
+def asset(name: str) -> str:
+    """Return a file that is shipped for pages: a style, a script, or a licence."""
+    return files("hexloop.app.report").joinpath("assets", *name.split("/")).read_text(encoding="utf-8")
+
+
+def _sections(
+    records: Sequence[RunRecord], charts: Sequence[tuple[str, Chart]], all_charts: int, now: float
+) -> list[Section]:
+    remarks = [f"{record.label}: {remark}" for record in records for remark in record.remarks]
+    if len(remarks) > MOST_REMARKS:
+        remarks = [*remarks[:MOST_REMARKS], f"And {len(remarks) - MOST_REMARKS:,} more."]
+    return [
+        Section("runs", "Runs" if len(records) > 1 else "The run", overview_part(records, now)),
+        Section("curves", "Curves", _curves(records, charts, all_charts)),
+        Section("timeline", "Time line", timeline_part(records, now)),
+        Section("checkpoints", "Checkpoints", checkpoints_part(records, now)),
+        Section("saves", "What saving cost", saves_part(records)),
+        Section("results", "Results", results_part(records)),
+        Section("arguments", "Arguments", arguments_part(records)),
+        Section("reproduce", "Reproduce and resume", reproducing_part(records)),
+        Section("left-out", "Left out", tag("ul", [tag("li", remark) for remark in remarks]) if remarks else Markup()),
+    ]
+
+
+def _curves(records: Sequence[RunRecord], charts: Sequence[tuple[str, Chart]], all_charts: int) -> Markup:
+    if not charts:
+        return tag("p", "No values were logged, so there are no curves.", class_="note")
+    labels = [record.label for record in records]
+    parts: list[Markup] = [_controls(labels)]
+    silent = [record.label for record in records if not record.source]
+    if silent:
+        parts.append(tag("p", f"No values were logged by {', '.join(silent)}.", class_="note"))
+    for group in GROUPS:
+        inside = [chart_part(chart, name, labels) for name, chart in charts if chart.group == group]
+        if inside:
+            parts.append(joined(tag("h3", group), tag("div", inside, class_="plots")))
+    if all_charts > len(charts):
+        parts.append(tag("p", f"{all_charts - len(charts):,} further charts are left out.", class_="note"))
+    without = "Without JavaScript there are no charts; every chart has its figures in a table."
+    return joined(tag("noscript", tag("p", without, class_="note")), parts)
+
+
+def _controls(labels: Sequence[str]) -> Markup:
+    boxes = []
+    for number, label in enumerate(labels if len(labels) > 1 else ()):
+        box = tag("input", type="checkbox", checked=True, class_="run-shown", data_run=str(number))
+        swatch = tag("span", class_=f"swatch c{number % COLOURS}", aria_hidden="true")
+        boxes.append(tag("label", box, " ", swatch, f" {label}", class_="control"))
+    slider = tag("input", type="range", id="smoothing", min="0", max="99", value="0")
+    return tag("div", boxes, tag("label", "smoothing ", slider, class_="control"), class_="controls")
+
+
+def _navigation(sections: Sequence[Section]) -> Markup:
+    links = [tag("li", tag("a", each.heading, href=f"#{each.identifier}")) for each in sections]
+    return tag("nav", tag("ul", links), aria_label="Sections")
+
+
+def _section(section: Section) -> Markup:
+    heading = tag("h2", section.heading, id=f"{section.identifier}-heading")
+    return tag(
+        "section", heading, section.content, id=section.identifier, aria_labelledby=f"{section.identifier}-heading"
+    )
+
+
+def _written(now: float) -> str:
+    return f"Written by hexloop {__version__} on {moment(now)} UTC. Times are in UTC; ages are as of then."
+
+
+def _footer() -> Markup:
+    texts = [asset(f"echarts/{name}") for name in ("NOTICE", "LICENSE-zrender", "LICENSE-d3")]
+    shown = [tag("pre", text_lines(text.splitlines()), tabindex="0") for text in texts]
+    licences = tag("details", tag("summary", "Licences of the chart library"), shown)
+    words = f"Charts are drawn by Apache ECharts {ECHARTS}, Apache License 2.0. This page loads nothing from a network."
+    return tag("footer", tag("p", words), licences)

@@ -1,0 +1,137 @@
+"""A real browser for tests of pages: Chromium and its driver, as Debian packages them, over the WebDriver protocol."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import ProxyHandler, Request, build_opener
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+DRIVER = shutil.which("chromedriver")
+INSTALL = "needs Chromium and its driver: apt-get install chromium chromium-driver"
+WAIT = 120
+
+_direct = build_opener(ProxyHandler({}))
+
+
+class Browser:
+    """A session of a headless browser. `url` is that of the session at the driver."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def open(self, path: Path | str) -> None:
+        """Open a file or an address."""
+        self._send("POST", "/url", {"url": path.resolve().as_uri() if isinstance(path, Path) else path})
+
+    def run(self, script: str, *arguments: object) -> Any:
+        """Run a function body in the page and return its result."""
+        return self._send("POST", "/execute/sync", {"script": script, "args": list(arguments)})
+
+    def wait_for(self, condition: str) -> None:
+        """Wait until an expression is true in the page."""
+        script = (
+            "const done = arguments[arguments.length - 1];"
+            f"(function look() {{ if ({condition}) done(true); else setTimeout(look, 50); }})();"
+        )
+        assert self._send("POST", "/execute/async", {"script": script, "args": []})
+
+    def settle(self) -> None:
+        """Wait until what was changed in the page is drawn."""
+        script = "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done(true)));"
+        self._send("POST", "/execute/async", {"script": script, "args": []})
+
+    def press(self, *keys: str) -> None:
+        """Press keys, one after another; those without a letter by their code in the WebDriver protocol."""
+        actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
+        self._send("POST", "/actions", {"actions": [{"type": "key", "id": "keys", "actions": actions}]})
+
+    def resize(self, width: int, height: int) -> None:
+        """Give the page this size in CSS pixels, as a phone has it."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self._devtools("Emulation.setDeviceMetricsOverride", metrics)
+
+    def prefer(self, scheme: str) -> None:
+        """Prefer the "dark" or the "light" theme."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self._devtools("Emulation.setEmulatedMedia", {"features": features})
+
+    def screenshot(self, path: Path) -> None:
+        """Write what is seen of the page as a PNG."""
+        path.write_bytes(base64.b64decode(self._send("GET", "/screenshot")))
+
+    def console(self) -> list[str]:
+        """Return the messages of the console since the last call: errors, warnings, and refused requests."""
+        return [entry["message"] for entry in self._send("POST", "/se/log", {"type": "browser"})]
+
+    def requests(self) -> list[str]:
+        """Return the addresses that pages have requested since the last call."""
+        found = []
+        for entry in self._send("POST", "/se/log", {"type": "performance"}):
+            message = json.loads(entry["message"])["message"]
+            if message["method"] == "Network.requestWillBeSent":
+                found.append(message["params"]["request"]["url"])
+        return found
+
+    def _devtools(self, command: str, parameters: dict[str, Any]) -> None:
+        self._send("POST", "/goog/cdp/execute", {"cmd": command, "params": parameters})
+
+    def _send(self, method: str, path: str, body: object = None) -> Any:
+        return send(method, f"{self._url}{path}", body)
+
+
+def send(method: str, url: str, body: object = None) -> Any:
+    """Send a command to the driver and return its value."""
+    data = None if body is None else json.dumps(body).encode()
+    request = Request(url, data, {"Content-Type": "application/json"}, method=method)
+    with _direct.open(request, timeout=WAIT) as answer:
+        return json.loads(answer.read())["value"]
+
+
+@contextmanager
+def browser(folder: Path) -> Iterator[Browser]:
+    """Start a browser with its files in `folder`; end it and its driver with the block."""
+    assert CHROMIUM is not None
+    assert DRIVER is not None
+    environment = {**os.environ, "HOME": str(folder), "TMPDIR": str(folder)}
+    driver = subprocess.Popen(
+        [DRIVER, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+    )
+    try:
+        assert driver.stdout is not None
+        port = next(found[1] for line in driver.stdout if (found := re.search(r"successfully on port (\d+)", line)))
+        options = {
+            "binary": CHROMIUM,
+            "args": [
+                "--headless=new",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-dev-shm-usage",
+                "--window-size=1280,900",
+            ],
+        }
+        capabilities = {
+            "browserName": "chrome",
+            "goog:chromeOptions": options,
+            "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
+            "timeouts": {"script": WAIT * 1000, "pageLoad": WAIT * 1000},
+        }
+        root = f"http://127.0.0.1:{port}/session"
+        session = send("POST", root, {"capabilities": {"alwaysMatch": capabilities}})["sessionId"]
+        try:
+            yield Browser(f"{root}/{session}")
+        finally:
+            send("DELETE", f"{root}/{session}")
+    finally:
+        driver.terminate()
+        driver.wait(WAIT)
+        assert driver.stdout is not None
+        driver.stdout.close()

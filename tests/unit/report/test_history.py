@@ -1,0 +1,139 @@
+"""What happened in a run, from the notes of its journal."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hexloop.app.report.history import MOST_EVENTS, MOST_SERIES, Outcome, RunHistory
+
+
+def taken(*notes: dict[str, Any]) -> RunHistory:
+    history = RunHistory("one")
+    for note in notes:
+        history.take(note)
+    return history
+
+
+def began(step: int, time: float, **facts: Any) -> dict[str, Any]:
+    return {"kind": "began", "run": "one", "step": step, "time": time, **facts}
+
+
+def logged(step: int, time: float, **values: Any) -> dict[str, Any]:
+    return {"kind": "logged", "step": step, "time": time, "values": values}
+
+
+def points(history: RunHistory, name: str) -> list[tuple[int, float]]:
+    series = history.series[name]
+    return list(zip(series.steps, series.values, strict=True))
+
+
+def test_a_resumed_run_repeats_steps() -> None:
+    """Curves continue from the checkpoint; the sessions show how many steps were repeated, and how each ended."""
+    history = taken(
+        began(0, 10.0, settings={"seed": 1}, command="hexloop train a.yaml"),
+        logged(2, 12.0, loss=4.0),
+        logged(4, 14.0, loss=3.0, void=1.0),
+        began(2, 20.0, settings={"seed": 1}, command="hexloop train a.yaml --resume"),
+        logged(4, 22.0, loss=2.5),
+        {"kind": "ended", "step": 4, "time": 23.0, "stopped": True, "reasons": ["signal SIGTERM"]},
+        began(4, 30.0),
+        logged(6, 33.0, loss=2.0),
+        {"kind": "ended", "step": 6, "time": 34.0, "stopped": False, "reasons": []},
+        began(6, 40.0),
+        {"kind": "ended", "step": 6, "time": 41.0},
+    )
+    assert points(history, "loss") == [(2, 4.0), (4, 2.5), (6, 2.0)]
+    assert points(history, "void") == []
+    assert points(RunHistory("", series={"time": history.times}), "time") == [(2, 12.0), (4, 22.0), (6, 33.0)]
+    sessions = history.sessions.entries
+    assert [each.outcome for each in sessions] == [Outcome.LOST, Outcome.STOPPED, Outcome.FINISHED, Outcome.FAILED]
+    assert [(each.first, each.last, each.repeated) for each in sessions] == [(0, 4, 0), (2, 4, 2), (4, 6, 0), (6, 6, 0)]
+    assert [each.seconds for each in sessions] == [4.0, 3.0, 4.0, 1.0]
+    assert sessions[1].reasons == ("signal SIGTERM",)
+    assert history.settings == {"seed": 1}
+    assert history.command == "hexloop train a.yaml --resume"
+    assert (history.last_step, history.seen) == (6, 41.0)
+
+
+def test_saves_show_what_they_cost() -> None:
+    """In the background, training waits for the snapshot; else for all of it. A failed one has its reason."""
+    phases = ("began", "taken", "first_byte", "written", "published", "rotated")
+    save = [
+        {"kind": "save", "phase": phase, "checkpoint": "checkpoint-2", "time": 10.0 + number, "bytes": 500}
+        for number, phase in enumerate(phases)
+    ]
+    waits = [{**note, "checkpoint": "checkpoint-4"} for note in save if note["phase"] != "taken"]
+    failed = [
+        {"kind": "save", "phase": "began", "checkpoint": "checkpoint-6", "time": 50.0},
+        {"kind": "save", "phase": "failed", "step": 6, "error": "no space left", "time": 51.0},
+        {"kind": "save", "phase": "failed", "step": 8, "error": "no space left", "time": 52.0},
+    ]
+    saves = taken(began(0, 1.0), *save, *waits, *failed).saves.entries
+    assert [each.checkpoint for each in saves] == ["checkpoint-2", "checkpoint-4", "checkpoint-6", "checkpoint-8"]
+    assert [(each.waited, each.total, each.size) for each in saves[:2]] == [(1.0, 4.0, 500), (4.0, 4.0, 500)]
+    assert [each.error for each in saves] == [None, None, "no space left", "no space left"]
+    assert saves[2].total is None
+
+
+def test_a_checkpoint_that_is_saved_again_is_another_save() -> None:
+    """As after a resume from an earlier one."""
+    note = {"kind": "save", "checkpoint": "checkpoint-2", "time": 5.0}
+    history = taken(*({**note, "phase": phase} for phase in ("began", "published", "began")))
+    assert [list(each.phases) for each in history.saves.entries] == [["began", "published"], ["began"]]
+
+
+def test_values_that_are_not_finite_are_gaps() -> None:
+    """Journals write them as words, states as numbers; neither is drawn."""
+    history = taken(began(0, 1.0), logged(1, 2.0, loss="NaN", rate="Infinity"), logged(2, 3.0, loss=1.0, text="words"))
+    history.add_logged(3, {"loss": math.nan})
+    assert list(history.series["loss"].gaps) == [1, 3]
+    assert list(history.series["rate"].gaps) == [1]
+    assert set(history.series) == {"loss", "rate"}
+
+
+def test_losses_of_each_step_are_a_curve() -> None:
+    """Those that journal='steps' records with each log."""
+    history = taken(began(0, 1.0), {"kind": "losses", "first": 3, "losses": [5.0, "NaN", None, 2]})
+    assert points(history, "loss of each step") == [(3, 5.0), (6, 2.0)]
+
+
+def test_what_was_logged_before_the_journal_is_added() -> None:
+    """From the state in a checkpoint, up to the step at which the journal starts."""
+    history = taken(began(4, 10.0), logged(6, 12.0, loss=2.0, new=1.0))
+    entries: list[dict[str, Any]] = [{"step": step, "loss": 10.0 - step, "old": 0.0} for step in (2, 4, 6)]
+    entries += [{"loss": 1.0}, {"step": "x"}]
+    history.add_earlier(entries, 4)
+    assert points(history, "loss") == [(2, 8.0), (4, 6.0), (6, 2.0)]
+    assert points(history, "old") == [(2, 0.0), (4, 0.0)]
+    assert points(history, "new") == [(6, 1.0)]
+
+
+def test_what_a_hostile_journal_can_fill_is_bounded() -> None:
+    """Names of values, sessions and saves: the first and the last of them are kept, and how many are left out."""
+    history = taken(*(logged(step, 1.0, **{f"name {step}": 1.0}) for step in range(MOST_SERIES + 10)))
+    assert len(history.series) == MOST_SERIES
+    assert f"name {MOST_SERIES + 9}" in history.left_out
+    history = taken(*(began(0, float(number)) for number in range(MOST_EVENTS + 7)))
+    assert (len(history.sessions.entries), history.sessions.dropped) == (MOST_EVENTS, 7)
+    assert [history.sessions.entries[at].began for at in (0, -1)] == [0.0, MOST_EVENTS + 6.0]
+
+
+FACTS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+KINDS = st.sampled_from(["began", "logged", "losses", "save", "ended", "step", "?"])
+NAMES = ("time", "step", "values", "settings", "command", "first", "losses", "phase", "checkpoint", "bytes", "reasons")
+
+
+@given(st.lists(st.tuples(KINDS, st.dictionaries(st.sampled_from(NAMES), FACTS))))
+def test_facts_of_unexpected_types_are_ignored(notes: list[tuple[str, dict[str, Any]]]) -> None:
+    """Whatever a journal holds, its notes are taken or left."""
+    history = taken(*({**facts, "kind": kind} for kind, facts in notes))
+    assert history.last_step >= 0
+    assert isinstance(history.command, str)
