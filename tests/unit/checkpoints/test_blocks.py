@@ -7,9 +7,11 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hexloop.adapters.collectives.simulated import SimulatedCollectives, SimulatedWorld
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.domain.checkpoints.blocks import MIB, MOST_BLOCKS, VerifiedFiles, block_size, read_blocks
 from hexloop.domain.checkpoints.reading import Checkpoint, verify
+from hexloop.domain.checkpoints.restoring import load_on_all_ranks
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.errors import ChangedCheckpointError, MissingCheckpointError, UnreadableCheckpointError
 from hexloop.domain.state import RunState
@@ -154,3 +156,39 @@ def test_a_named_checkpoint_that_changed_is_an_error() -> None:
     storage = saved(1, 2)
     with pytest.raises(ChangedCheckpointError):
         CheckpointStore(storage, Changing(storage, 1)).resume("checkpoint-2")
+
+
+@pytest.mark.parametrize("changed", [{1}, {0, 2}, set()])
+def test_a_change_that_one_rank_finds_is_refused_by_all(changed: set[int]) -> None:
+    """Every rank raises, with the rank that found it; if none does, every rank has what it loaded."""
+
+    def end(collectives: SimulatedCollectives) -> str:
+        rank = collectives.rank
+
+        def load() -> str:
+            if rank in changed:
+                raise ChangedCheckpointError(f"rank {rank} found it")
+            return f"loaded by {rank}"
+
+        try:
+            return load_on_all_ranks(load, together=False, collectives=collectives)
+        except ChangedCheckpointError as error:
+            return str(error)
+
+    told = SimulatedWorld(3).run(end)
+
+    first = min(changed, default=None)
+    for rank, words in enumerate(told):
+        if first is None:
+            assert words == f"loaded by {rank}"
+        else:
+            assert words == (f"rank {rank} found it" if rank in changed else f"On rank {first}: rank {first} found it")
+
+
+def test_loads_of_several_ranks_that_are_collective_are_not_agreed_on() -> None:
+    """The error of a rank is raised there, as the others wait within the load itself."""
+
+    def end(collectives: SimulatedCollectives) -> str:
+        return load_on_all_ranks(lambda: f"loaded by {collectives.rank}", together=True, collectives=collectives)
+
+    assert SimulatedWorld(2).run(end) == ["loaded by 0", "loaded by 1"]

@@ -99,3 +99,18 @@ def test_wrong_documents_of_optimizers_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"^param_groups") as raised:
         checked_document({**DOCUMENTS[document][0], **changes})
     assert words in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["", "checkpoint-7", "my best", "ü" * 255])
+def test_the_best_checkpoint_has_the_name_of_a_folder(name: str) -> None:
+    """Or none, or an empty one."""
+    values, _ = DOCUMENTS["run state"]
+    assert state_of({**values, "best_checkpoint": name}).best_checkpoint == name
+
+
+@pytest.mark.parametrize("name", [".", "..", "../a", "/a", "a/b", "a\\b", "a\0b", "a" * 256])
+def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
+    """Also one that no file system has."""
+    values, _ = DOCUMENTS["run state"]
+    with pytest.raises(CheckpointError, match=r"best_checkpoint: .* is not the name of a folder"):
+        state_of({**values, "best_checkpoint": name})
