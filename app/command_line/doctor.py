@@ -31,7 +31,7 @@ GIBIBYTE = 2**30
 FORMATS = ("fp32", "tf32", "bf16", "fp16")
 GET_TORCH = "https://pytorch.org/get-started/locally"
 
-DEVELOPMENT = frozenset({"test", "docs", "bench"})
+DEVELOPMENT = frozenset({"test", "docs", "bench", "fuzz"})
 """The extras for developing hexloop itself, which are not reported."""
 
 REQUIREMENT = re.compile(r"""(?P<name>[\w.-]+)(\[.*?])?(?P<wanted>[^;]*)(;.*extra == ["'](?P<extra>[\w-]+)["'])?""")
