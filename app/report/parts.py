@@ -24,6 +24,9 @@ LONGEST_VALUE = 300
 MOST_CHECKPOINTS = 300
 """How many checkpoints of a run are listed."""
 
+MOST_OTHERS = 5
+"""How many of the other runs in a folder are named, the last ones."""
+
 NOT_KNOWN = "-"
 
 
@@ -64,6 +67,9 @@ def _facts(record: RunRecord, now: float) -> dict[str, str]:
         "run": history.name or NOT_KNOWN,
         "curves from": record.source or "nothing: the run has logged no values",
     }
+    if record.others:
+        more = f" and {len(record.others) - MOST_OTHERS} more" if len(record.others) > MOST_OTHERS else ""
+        facts["other runs in the folder"] = f"{', '.join(record.others[-MOST_OTHERS:])}{more}"
     return facts | {name.replace("_", " "): str(value) for name, value in record.environment.items()}
 
 

@@ -123,28 +123,19 @@ def read_run(folder: RunFolder, quick: bool, problems: list[str]) -> RunRecord |
     log = None if journal is not None and any(run.series for run in journal.runs.values()) else folder.log
     logged = _lines(log, log_note, remarks)
     storage, rows = _checkpoints(folder, quick, remarks)
-    names = list(dict.fromkeys([*_names(logged), *_names(journal)])) or _runs_of(rows)
-    if not names and not rows and journal is None and logged is None:
+    if journal is None and logged is None and not rows:
         nothing = f"it has no journal ({JOURNAL}), no log ({LOG}) and no checkpoint; name the output_dir of a run."
         problems.append(f"You chose the run {folder.given}, but {remarks[0] if remarks else nothing}")
         return None
-    found = [name for name in names if name.startswith(folder.name)]
-    if folder.name and len(found) != 1:
-        shown = ", ".join([*names[:MOST_NAMED], *["and others"] * (len(names) > MOST_NAMED)]) or "without a name"
-        problems.append(f"You chose the run {folder.given}, but the runs in {folder.location} are {shown}; name one.")
+    names = list(dict.fromkeys([*_names(logged), *_names(journal)])) or _runs_of(rows)
+    name = _chosen(folder, names, problems)
+    if name is None:
         return None
-    name = found[-1] if found else ""
-    history, source = RunHistory(name), ""
-    for lines in (logged, journal):
-        if lines is not None and name in lines.runs and (lines is journal or lines.runs[name].series):
-            kept = history.series
-            history, source = lines.runs[name], lines.path.name
-            history.series = history.series or kept
-    state = _newest_state(storage, rows, name)
-    source = _add_history(history, state, source)
+    own = [row for row in rows if row.found.manifest is None or not name or row.found.manifest.run == name]
+    state = _newest_state(storage, own)
+    history, source = _history_of(name, journal, logged, state)
     if history.left_out:
         remarks.append(f"Curves beyond {len(history.series)} are left out, such as {sorted(history.left_out)[0]}.")
-    own = [row for row in rows if row.found.manifest is None or not name or row.found.manifest.run == name]
     results = Results() if is_elsewhere(folder.location) else results_in(folder.location)
     return RunRecord(
         folder.given,
@@ -159,6 +150,42 @@ def read_run(folder: RunFolder, quick: bool, problems: list[str]) -> RunRecord |
         [each for each in names if each != name],
         [*remarks, *results.remarks],
     )
+
+
+def _chosen(folder: RunFolder, names: Sequence[str], problems: list[str]) -> str | None:
+    """Return the name of the run that is meant, "" if it has none; None, with a problem added, if that is unclear."""
+    found = [name for name in names if name.startswith(folder.name)]
+    if folder.name and len(found) != 1:
+        shown = ", ".join([*names[:MOST_NAMED], *["and others"] * (len(names) > MOST_NAMED)]) or "without a name"
+        problems.append(f"You chose the run {folder.given}, but the runs in {folder.location} are {shown}; name one.")
+        return None
+    return found[-1] if found else ""
+
+
+def _history_of(
+    name: str, journal: RunLines | None, logged: RunLines | None, state: Mapping[str, Any]
+) -> tuple[RunHistory, str]:
+    """Return what is known of a run from its journal, log and newest state, and the file that its curves are from."""
+    found = [
+        (lines.runs[name], lines.path.name) for lines in (journal, logged) if lines is not None and name in lines.runs
+    ]
+    history = found[0][0] if found else RunHistory(name)
+    for other, source in found:
+        if other.series:
+            history.series, history.times = other.series, other.times
+            _add_earlier(history, state)
+            return history, source
+    for entry in _entries(state):
+        if (step := step_in(entry.get("step"))) is not None:
+            history.add_logged(step, entry)
+    return history, TRAINER_STATE if history.series else ""
+
+
+def _add_earlier(history: RunHistory, state: Mapping[str, Any]) -> None:
+    """Add what the state has logged before the first session of the journal starts."""
+    sessions = history.sessions.entries
+    if sessions and sessions[0].first > 0:
+        history.add_earlier(_entries(state), sessions[0].first)
 
 
 def with_unique_labels(records: Iterable[RunRecord]) -> list[RunRecord]:
@@ -224,10 +251,9 @@ def _checkpoints(folder: RunFolder, quick: bool, remarks: list[str]) -> tuple[St
         return storage, []
 
 
-def _newest_state(storage: Storage, rows: Sequence[CheckpointRow], name: str) -> Mapping[str, Any]:
-    """Return the trainer_state.json of the newest checkpoint of a run that has one. It is shown, not relied on."""
-    of_run = [row for row in rows if row.found.manifest is None or row.found.manifest.run == name or not name]
-    for row in reversed([row for row in of_run if step_of(row.found.name) is not None]):
+def _newest_state(storage: Storage, rows: Sequence[CheckpointRow]) -> Mapping[str, Any]:
+    """Return the trainer_state.json of the newest checkpoint that has one. It is shown, not relied on."""
+    for row in reversed([row for row in rows if step_of(row.found.name) is not None]):
         with suppress(HexloopError, ValueError):
             document = read_json(read_bytes(storage.read(f"{row.found.name}/{TRAINER_STATE}")), finite=False)
             if isinstance(document, dict):
@@ -235,19 +261,7 @@ def _newest_state(storage: Storage, rows: Sequence[CheckpointRow], name: str) ->
     return {}
 
 
-def _add_history(history: RunHistory, state: Mapping[str, Any], source: str) -> str:
-    """Add what the state has logged before the journal starts, or all of it; return the source of the curves."""
-    entries = [each for each in _list(state.get("log_history")) if isinstance(each, dict)]
-    if not history.series:
-        for entry in entries:
-            if (step := step_in(entry.get("step"))) is not None:
-                history.add_logged(step, entry)
-        return TRAINER_STATE if history.series else ""
-    sessions = history.sessions.entries
-    if entries and sessions and sessions[0].first > 0:
-        history.add_earlier(entries, sessions[0].first)
-    return source
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
+def _entries(state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what the state has logged."""
+    entries = state.get("log_history")
+    return [each for each in entries if isinstance(each, dict)] if isinstance(entries, list) else []

@@ -186,6 +186,7 @@ def test_one_run_of_a_shared_folder_is_chosen_by_name(tmp_path: Path, capsys: py
     reported(f"{tmp_path}@{first[:9]}")
     page = ReportPage(tmp_path / "report.html")
     assert page.row("The run", "run")[1] == first
+    assert page.row("The run", "other runs in the folder")[1] == second
     assert [cell.startswith("checkpoint-") for cell in page.column("Checkpoints", "checkpoint")] == [False] * 3
     reported(f"{tmp_path}@nothing", code=2)
     assert f"the runs in {tmp_path} are {first}, {second}; name one." in capsys.readouterr().err
@@ -219,6 +220,21 @@ def test_what_was_logged_before_the_journal_starts_is_shown(folder: Path) -> Non
     page = ReportPage(folder / "report.html")
     assert [step for step, _ in page.curve("loss")] == list(range(1, 13))
     assert page.column("Starts, restarts and preemptions", "steps") == ["6 to 12"]
+
+
+def test_curves_are_those_of_the_log_if_the_journal_has_none(folder: Path) -> None:
+    """Starts and saves are still those of the journal."""
+    journal = folder / "journal.jsonl"
+    kept = [line for line in journal.read_text().splitlines() if '"logged"' not in line]
+    journal.write_text("\n".join(kept) + "\n")
+    run = json.loads(kept[0])["run"]
+    lines = [{"event": "started", "run": run, "step": 0, "total_steps": 12}, {"step": 3, "loss": 7.0}]
+    (folder / "log.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    reported(folder)
+    page = ReportPage(folder / "report.html")
+    assert page.row("The run", "curves from")[1] == "log.jsonl"
+    assert page.curve("loss") == [[3, 7.0]]
+    assert len(page.column("What each save cost", "checkpoint")) == 3
 
 
 def test_run_without_logs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
