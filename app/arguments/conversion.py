@@ -208,6 +208,10 @@ def _mapping_hook(kind: Any, converter: BaseConverter) -> Hook:
     return hook
 
 
+MOST_ENTRIES = 10_000
+"""Entries of a list. Each one that is wrong becomes an error of its own, which takes time."""
+
+
 def _list_hook(kind: Any, converter: BaseConverter) -> Hook:
     """Convert a list or tuple, or JSON text of one."""
     inner = list_structure_factory(kind, converter)
@@ -217,6 +221,8 @@ def _list_hook(kind: Any, converter: BaseConverter) -> Hook:
             value = decoded(value)
         if not isinstance(value, list | tuple):
             raise RefusalError("it takes a list", """give one, or its JSON text such as ["name"]""")
+        if len(value) > MOST_ENTRIES:
+            raise RefusalError(f"it takes a list of at most {MOST_ENTRIES} entries", "shorten it")
         return inner(value, kind)
 
     return hook

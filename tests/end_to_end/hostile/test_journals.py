@@ -71,13 +71,13 @@ LINES = {
 }
 
 
-ONE, RANGE = "1 line is not valid as notes and not compared; the first is line 2: ", "between 0 and 9007199254740992"
+ONE, RANGE = "a line is not a valid note and was not compared; the first is line 2: ", "between 0 and 9007199254740992"
 WRONG = {
     "numbers": f"{ONE}step: a number of 2990 bits is not {RANGE}; batches: 5 is not a list.",
     "names": f"{ONE}phase: it is missing; weights: 5 is not a JSON object.",
-    "kinds": "2 lines are not valid as notes and not compared; the first is line 2: step: [] is not a whole number; "
+    "kinds": "2 lines are not valid notes and were not compared; the first is line 2: step: [] is not a whole number; "
     "values: [1] is not a JSON object.",
-    "runs": "50 lines are not valid as notes and not compared; the first is line 2: step: 'x' is not a whole number; "
+    "runs": "50 lines are not valid notes and were not compared; the first is line 2: step: 'x' is not a whole number; "
     "settings: 5 is not a JSON object.",
 }
 """What is told of lines that are not notes."""
