@@ -85,7 +85,7 @@ def apply(folder: Path, edits: list[Edit], late: bool | None = None) -> None:
 
 def _apply(folder: Path, edit: Edit) -> None:
     path = folder / edit["file"]
-    read = folder / edit.get("copy_of", edit["file"])
+    read = folder / str(edit.get("copy_of", edit["file"]))
     if read.stat().st_size > LARGEST and "size" not in edit:
         return  # it was made large by an edit before
     if "at" in edit:
