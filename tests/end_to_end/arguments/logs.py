@@ -14,7 +14,7 @@ from torch import Tensor
 from hexloop import PrinterCallback, ProgressCallback
 from hexloop.app.callbacks.trackers import tracker_problem
 from hexloop.app.environment import Surroundings
-from hexloop.ports.logger import Record, RunInformation
+from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation
 from tests.end_to_end.arguments.bench import Bench, Recording, shows
 from tests.end_to_end.arguments.optimization import Words, sentences
 
@@ -86,7 +86,7 @@ class Watcher:
     def write(self, record: Record) -> None:
         pass
 
-    def finish(self) -> None:
+    def finish(self, outcome: Outcome = FINISHED) -> None:
         pass
 
 
