@@ -22,6 +22,7 @@ from hexloop.app.wiring.saved_setup import check_setup
 from hexloop.domain.checkpoints.manifest import checkpoint_name, step_of
 from hexloop.domain.checkpoints.signatures import SIGNING_DIGEST
 from hexloop.domain.errors import ConfigurationError, StorageError
+from hexloop.domain.outbox import OUTBOX
 from hexloop.domain.redaction import redact
 from hexloop.ports.signatures import Signatures
 from hexloop.ports.storage import Storage
@@ -141,9 +142,7 @@ def _problem_of_fsspec(scheme: str) -> str | None:
 
 def has_unsent_files(storage: Storage) -> bool:
     """Return whether a storage is the fast tier of a tiered storage with files that the slow tier does not have yet."""
-    from hexloop.adapters.storage.tiered.outbox import OUTBOX
-
-    return bool(storage.list(OUTBOX))
+    return any(not entry.is_folder for entry in storage.list(OUTBOX))
 
 
 def _path_of(location: str) -> str:
