@@ -265,7 +265,7 @@ class Outbox:
         entries = self._storage.list(self._folder)
         found = list[Intent]()
         for entry in entries:
-            if not entry.is_folder:
+            if entry.name.endswith(".json") and not entry.is_folder:
                 intent = read_intent(self._storage, f"{self._folder}/{entry.name}", self._actions)
                 if intent is None or intent.name != entry.name:  # its writer died before completing it
                     self._storage.remove(f"{self._folder}/{entry.name}")
@@ -289,7 +289,7 @@ class Outbox:
 def read_intent(storage: Storage, path: str, actions: Collection[str]) -> Intent | None:
     """Return the intent in a file; None if the file does not have one with a known action."""
     try:
-        intent = Intent(**read_json(read_bytes(storage.read(path), limits().note_bytes)))
+        intent = Intent(**read_json(read_bytes(storage.read(path), limits().document_bytes)))
     except (ValueError, TypeError, IrregularFileError):
         return None
     return intent if intent.action in actions else None

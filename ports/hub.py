@@ -16,6 +16,10 @@ from hexloop.ports.storage import File
 class Hub(Protocol):
     """A service through which models are shared by name. A version is a set of files, and never changes."""
 
+    @property
+    def address(self) -> str:
+        """Where it is: a URL, "file://" and a folder, or a word; without secrets."""
+
     def create(self, name: str, private: bool | None = None) -> str:
         """Create the repository of a model if it does not exist; return its full name, such as "owner/model".
 

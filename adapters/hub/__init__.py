@@ -32,6 +32,11 @@ class FolderHub:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self._root = Path(root)
 
+    @property
+    def address(self) -> str:
+        """The folder."""
+        return f"file://{self._root.absolute()}"
+
     def create(self, name: str, private: bool | None = None) -> str:
         """Create the folder of a model. Raises RefusedError if its name leads out of the hub."""
         model = self._folder(self._root, name)
@@ -165,6 +170,7 @@ class MemoryHub:
     """Hub adapter in memory. `versions` maps each name to its versions, in the order of publication."""
 
     versions: dict[str, list[PublishedVersion]] = field(factory=dict)
+    address = "memory"
 
     def create(self, name: str, private: bool | None = None) -> str:
         """Create a model without versions."""
@@ -204,6 +210,8 @@ class MemoryHub:
 
 class NoHub:
     """Hub adapter of a run without a hub: every method raises RefusedError."""
+
+    address = "none"
 
     def create(self, name: str, private: bool | None = None) -> str:
         """Raise RefusedError."""

@@ -45,6 +45,11 @@ class HuggingFaceHub:
         if token is not None:
             remember_secrets([token])
 
+    @property
+    def address(self) -> str:
+        """The address of the service."""
+        return (self._endpoint or os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+
     def create(self, name: str, private: bool | None = None) -> str:
         """Create a model's repository; see `Hub.create`."""
         with self._converting_errors(f"create {name}"):
@@ -159,8 +164,7 @@ class HuggingFaceHub:
             cause = cause.__cause__
         response = _response(cause)
         reason = " ".join(str(cause).split()) or type(cause).__name__
-        where = self._endpoint or os.environ.get("HF_ENDPOINT") or "the Hugging Face Hub"
-        problem = f"Cannot {action} on {where}: {reason}".rstrip(".")
+        problem = f"Cannot {action} on {self.address}: {reason}".rstrip(".")
         if response is not None and response.status_code in DEFINITE:
             advice = _ADVICE.get(response.status_code, "Check the name and the files")
             raise RefusedError(f"{problem}. {advice}.") from error

@@ -274,6 +274,11 @@ class HubContract:
 
         assert content(hub.fetch("someone/model")) == content(hub.fetch("someone/model", newest)) == {"a": b"2"}
 
+    def test_the_address_is_a_text(self, hub: Hub) -> None:
+        """It is stated in messages and in the outbox."""
+        assert isinstance(hub.address, str)
+        assert hub.address != ""
+
     def test_a_repository_is_created_once(self, hub: Hub) -> None:
         """Creating it again changes nothing, and the full name is returned."""
         assert hub.create("someone/model", private=True) == "someone/model"

@@ -40,19 +40,20 @@ def test_an_intent_is_durable_before_it_is_carried_out() -> None:
 
 
 def test_the_next_process_continues_what_was_left() -> None:
-    """Intents are read back in order; those without a source, or of an unknown action, and other files are removed."""
+    """Intents are read back in order; those without a source, or of an unknown action, are removed."""
     storage = MemoryStorage()
     storage.write("file", [b"1"])
     earlier = make_outbox(storage)
     kept = earlier.put("push", "model", {"message": "step 3"}, source="file")
     earlier.put("push", "gone", {}, source="missing")
     earlier.put("other", "unknown", {})
-    storage.write(".outbox/torn", [b"{"])
+    storage.write(".outbox/torn.json", [b"{"])
     storage.write(".outbox/held-1/rest", [b"2"])
+    storage.write(".outbox/other.lock", [])
 
     assert make_outbox(storage, takes_over=False).pending() == ()
     assert make_outbox(storage).pending() == (kept,)
-    assert names(storage, ".outbox") == [kept.name]
+    assert names(storage, ".outbox") == [kept.name, "other.lock"]
 
 
 def test_the_newest_replaces_earlier_ones() -> None:
