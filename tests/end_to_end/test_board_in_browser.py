@@ -111,7 +111,7 @@ def test_pages_fit_the_screen(chromium: Browser, runs: Path, width: int, scheme:
         chromium.prefer(scheme)
         for path in ("", "runs?run=one&run=two"):
             chromium.open(address + path)
-            assert chromium.run("return document.documentElement.scrollWidth") <= width
+            chromium.wait_for(f"document.documentElement.scrollWidth <= {width}")  # once charts have their size
             ink, paper = chromium.run(
                 "const style = getComputedStyle(document.body); return [style.color, style.backgroundColor];"
             )

@@ -128,6 +128,7 @@ def _child(run: RunCase, drive: Callable[[RunCase], None], slot: mmap.mmap, writ
         resource.setrlimit(resource.RLIMIT_AS, (_status("VmSize") + ADDRESSES, hard))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         warnings.simplefilter("ignore")
+        gc.freeze()  # so that a collection does not copy the memory shared with the parent
         drive(_recorder(run, slot, writer, output))
     except BaseException:
         traceback.print_exc()

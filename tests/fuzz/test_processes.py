@@ -67,8 +67,9 @@ DEEDS = {
 @pytest.mark.parametrize("name", DEEDS)
 def test_what_a_case_does_is_a_finding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kind, the case and the place are known, and the cases after it are run."""
-    monkeypatch.setattr("tests.fuzz.processes.SECONDS", 0.5)
     deed, kind, words = DEEDS[name]
+    if kind == "hang":
+        monkeypatch.setattr("tests.fuzz.processes.SECONDS", 0.5)
     counts = run_all("target", lambda data: deed() if data == b"bad" else None, [b"good", b"bad", b"fine", b"last"])
     (finding,) = counts.findings.values()
     assert (finding.kind, finding.data, counts.cases) == (kind, b"bad", 4)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hexloop.domain import redaction
 from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError
 from hexloop.domain.printable import printable, printable_lines
-from hexloop.domain.redaction import is_secret_name, redact, redacted, remember_secrets, secret_values
+from hexloop.domain.redaction import REMOVED, is_secret_name, redact, redacted, remember_secrets, secret_values
 from tests.secret_forms import FORMS, SECRET
 
 HARMLESS = (
@@ -76,6 +76,13 @@ def test_the_folder_of_the_shell_is_not_a_secret(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(redaction, "_known", set())
     remember_secrets(secret_values({"PWD": "/home/someone", "DB_PWD": "correct horse"}))
     assert redact("/home/someone/runs, correct horse") == "/home/someone/runs, ***"
+
+
+def test_a_remembered_secret_is_removed_wherever_it_is() -> None:
+    """In texts that have it; others are unchanged."""
+    remember_secrets(["Jb4-a-remembered-secret"])
+    assert redact("It begins with Jb4-a-remembered-secret.") == f"It begins with {REMOVED}."
+    assert redact("It begins with nothing.") == "It begins with nothing."
 
 
 def test_errors_contain_no_secrets() -> None:
