@@ -237,9 +237,7 @@ def _commit_info(parts: TrainerParts, published: Published) -> Any:
 
     url = f"{address}/{published.name}/commit/{published.version}"
     try:
-        return CommitInfo(
-            commit_url=url, commit_message=published.message, commit_description="", oid=published.version
-        )
+        return CommitInfo(url, published.message, "", published.version, _endpoint=address)
     except (TypeError, ValueError):  # of a release with other parameters
         return published
 
