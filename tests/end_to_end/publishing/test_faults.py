@@ -115,8 +115,8 @@ def test_the_final_model_is_a_commit_of_the_package(tmp_path: Path) -> None:
         assert isinstance(commit, CommitInfo)
         assert commit.oid == hub.commits("someone/model")[-1].oid
         assert commit.commit_url == f"{hub.address}/someone/model/commit/{commit.oid}"
-        card = ModelCard(hub.files("someone/model")["README.md"].decode())
-        assert card.data.to_dict()["library_name"] == "hexloop"
+        metadata: Any = ModelCard(hub.files("someone/model")["README.md"].decode()).data
+        assert metadata.library_name == "hexloop"
 
 
 def test_a_refusal_is_known_before_the_first_step(tmp_path: Path) -> None:
