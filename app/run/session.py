@@ -19,6 +19,7 @@ from hexloop.app.run.compatibility import same_global_batch
 from hexloop.app.run.determinism import GlobalState, flags_for, take_global_state
 from hexloop.app.run.journal import RunJournal, journal_for, totals_over_ranks
 from hexloop.app.run.memory_metrics import MemoryStages
+from hexloop.app.run.publishing import publishing_events
 from hexloop.app.run.stages import Report, Stages, after_each_step, choose_best_metric, wait_while_paused
 from hexloop.app.wiring.counting import RunCounters, make_counters
 from hexloop.app.wiring.data import global_batch_size, stop_workers, training_data
@@ -214,7 +215,11 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         stop_reporting = session.start_reporting()
         outcome = _watch_outcome(host, session)
         parts.dispatcher.observe(
-            prepared.journal.follow(run), outcome, messages.end_messages(parts, run), *prepared.observers
+            prepared.journal.follow(run),
+            outcome,
+            messages.end_messages(parts, run),
+            publishing_events(parts, run),
+            *prepared.observers,
         )
         run.cleanups = (undo.pop_all().close, prepared.journal.close, *stop_reporting)
     return session

@@ -43,7 +43,6 @@ class TrainerAttributes(TrainerBase):
     """Operations since the last `store_flos`; always 0, because `state.total_flos` contains them."""
 
     _own_gather_function: Callable[..., Any] | None = None
-    _own_hub_model_id: str | None = None
 
     @property
     def accelerator(self) -> Any:
@@ -117,15 +116,6 @@ class TrainerAttributes(TrainerBase):
     @gather_function.setter
     def gather_function(self, function: Callable[..., Any] | None) -> None:
         self._own_gather_function = function
-
-    @property
-    def hub_model_id(self) -> str | None:
-        """The name of the model's repository: the assigned one, or that of the arguments."""
-        return self._own_hub_model_id or self.args.hub_model_id
-
-    @hub_model_id.setter
-    def hub_model_id(self, name: str | None) -> None:
-        self._own_hub_model_id = name
 
     @property
     def neftune_noise_alpha(self) -> float | None:

@@ -133,6 +133,8 @@ class Trainer(TrainerHooks, LegacyNames):
         refuse_missing_data(self._collect_parts())
         if is_overridden(self, "_validate_args"):
             self._validate_args()
+        if self.args.push_to_hub:
+            self._find_repository()
         self._dispatcher.call("on_init_end")
         self._memory.end("init")
 
@@ -301,10 +303,14 @@ class Trainer(TrainerHooks, LegacyNames):
         """Write the model, its configuration and the processing class to a folder, by default the output folder.
 
         The first of several processes writes. All processes must call it if the model is sharded: each writes its part.
+        With `push_to_hub`, the model is also published.
         """
         refuse_unprepared(self.adapters, self.model)
+        folder = str(self.args.output_dir)
         if self.args.should_save or is_sharded(self.adapters.parallelism, self.model):
-            self._save(output_dir or str(self.args.output_dir))
+            self._save(output_dir or folder)
+        if self.args.push_to_hub and not _internal_call:
+            self._publish_saved_model(output_dir in (None, folder))
 
     @standard
     def new_run_name(self) -> str:

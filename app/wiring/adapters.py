@@ -17,7 +17,7 @@ from attrs import define, evolve
 from hexloop.adapters.background import ThreadBackground
 from hexloop.adapters.clock import SystemClock
 from hexloop.adapters.engines.single.engine import SingleProcess
-from hexloop.adapters.hub import NoHub
+from hexloop.adapters.hub.hugging_face import HuggingFaceHub
 from hexloop.adapters.interrupts import (
     Deadline,
     FileTouched,
@@ -132,7 +132,7 @@ def choose_adapters(args: TrainingArguments, injected: Injected) -> Adapters:
         parallelism=parallelism,
         collectives=collectives,
         storage=storage,
-        hub=injected.get("hub") or NoHub(),
+        hub=injected.get("hub") or HuggingFaceHub(token=args.hub_token),
         loggers=loggers,
         clock=clock,
         background=ThreadBackground(),

@@ -76,10 +76,12 @@ from .domain.errors import (
     MissingFileError as MissingFileError,
     NewerSchemaError as NewerSchemaError,
     NotFiniteError as NotFiniteError,
+    RefusedError as RefusedError,
     RunStateError as RunStateError,
     SignatureError as SignatureError,
     StorageError as StorageError,
     StorageFullError as StorageFullError,
+    UnavailableError as UnavailableError,
     UnreadableCheckpointError as UnreadableCheckpointError,
 )
 from .domain.events import (
