@@ -68,8 +68,9 @@ def missing_package(name: str, subject: str) -> Problem | None:
     """
     if is_installed(name):
         return None
+    package = " or ".join(TRACKERS[name].modules)
     problem = (
-        f"{subject} cannot be used: the package {' or '.join(TRACKERS[name].modules)} is not installed. Run `pip install "
+        f"{subject} cannot be used: the package {package} is not installed. Run `pip install "
         f"'hexloop[{TRACKERS[name].extra}]'`, choose another tracker, or pass loggers=[...] to the Trainer."
     )
     return Problem(problem, ("report_to",), ImportError if name == "flyte" else RuntimeError)

@@ -96,6 +96,11 @@ class Tracking:
                 "continues, and what it logs is delivered later."
             )
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the loggers that were started."""
+        return list(self._loggers)
+
     def has_started(self, name: str) -> bool:
         """Return whether a logger has started."""
         return name in self._loggers and self._loggers[name].started
