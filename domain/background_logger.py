@@ -14,7 +14,7 @@ from typing import Any, Literal
 from attrs import evolve, field, frozen
 
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.log_entries import Item, is_for, item_of
+from hexloop.domain.log_entries import Item, is_for, item_of, run_entry
 from hexloop.domain.redaction import redact
 from hexloop.ports.clock import Clock
 from hexloop.ports.logger import Logger, Outcome, Record, RunInformation, SavedModel
@@ -196,9 +196,8 @@ class BackgroundLogger:
     def _describe(self, run: RunInformation) -> None:
         facts = self._around.spool.facts(self.receiver.name)
         if facts is not None:
-            tracked = {**facts.get("run", {}), "tracked_as": run.tracked_as}
             with suppress(OSError):
-                self._around.spool.describe(self.receiver.name, {**facts, "run": tracked})
+                self._around.spool.describe(self.receiver.name, {**facts, "run": run_entry(run)})
 
     def _next(self) -> list[tuple[int, Item]]:
         """Return the next items, several only if they can be written at once; none if the thread is to end."""

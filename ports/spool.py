@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
-Entry: TypeAlias = Mapping[str, Any]
+from hexloop.ports.journal import Fact
+
+Entry: TypeAlias = Mapping[str, Fact]
 """A JSON object."""
 
 

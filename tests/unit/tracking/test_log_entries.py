@@ -39,7 +39,7 @@ def test_other_values_become_numbers_or_text() -> None:
             return "x" * 20_000
 
     values: dict[str, Any] = {"scalar": torch.tensor(0.5), "tensor": torch.zeros(2), "list": [1, 2], "odd": Odd()}
-    stored = entry_of(Record(1, 0.0, values))["values"]
+    stored: Any = entry_of(Record(1, 0.0, values))["values"]
     assert (stored["scalar"], stored["tensor"], stored["list"]) == (0.5, "tensor([0., 0.])", "[1, 2]")
     assert stored["odd"] == "x" * 10_000
 
@@ -66,7 +66,7 @@ def test_what_is_not_an_item_is_left_out(changes: dict[str, Any]) -> None:
 
 def test_what_remains_when_a_run_resumes() -> None:
     """Records and checkpoints up to the step, but no end."""
-    record, model, outcome = map(entry_of, ITEMS)
+    record, model, outcome = (entry_of(item) for item in ITEMS)
     assert (remains(record, 3), remains(record, 2), remains(outcome, 9), remains({}, 9)) == (True, False, False, False)
     assert not remains(model, 9), "it was the final model"
     assert remains({**model, "final": False}, 3)
