@@ -20,6 +20,7 @@ from tests.trackers.running import Answer, SentRun, StoredRun, pinned, run, stor
 CONFIGURATION = {
     "learning_rate": 0.001,
     "max_steps": 40,
+    "eval_strategy": "steps",
     "output_dir": "out",
     "seed": 7,
     "fp16": False,
@@ -72,14 +73,25 @@ def information(**changes: object) -> dict[str, object]:
     }
 
 
+def joined(parts: list[StoredRun]) -> StoredRun:
+    """Return the parts that each process left of one run as that run; the last part says how it ended."""
+    history: dict[str, list[tuple[float | None, Any]]] = {}
+    for part in parts:
+        assert part.identity == parts[0].identity
+        for name, points in part.history.items():
+            history[name] = history.get(name, []) + points
+    return evolve(parts[-1], history=history)
+
+
 class TrackerContract:
     """Contract suite of a tracker's adapter. Override the class variables, `variables`, and what differs below.
 
     adapter: "module:class". package, environment: of the library, and the list that pins it. program: in `programs`,
     prints what the store has, as `running.stored` describes; its arguments are the folder of the test and more.
     statuses: from the outcome to the status that the store has. single_values: whether the values of the whole run are
-    in the summary, and not curves. resumes: whether a run can continue in another process. curves: whether the store
-    has the history of values. texts: whether values that are texts can be read back from the history.
+    in the summary, and not curves. resumes: whether a run can continue in another process.
+    seconds_before_death: how long a process that is killed waits after its last call, for libraries that write files
+    only now and then.
     """
 
     adapter: ClassVar[str]
@@ -93,6 +105,7 @@ class TrackerContract:
     single_values: ClassVar[bool] = False
     resumes: ClassVar[bool] = True
     one_logger: ClassVar[bool] = True
+    seconds_before_death: ClassVar[float] = 0.0
 
     def variables(self, folder: Path) -> dict[str, str]:
         """Return the environment variables that send runs to a store in `folder`."""
@@ -169,6 +182,7 @@ class TrackerContract:
     def check_summary(self, one: StoredRun) -> None:
         """Check values of the whole run where they are no curves."""
 
+    @pytest.mark.matrix
     @pytest.mark.parametrize("kind", ["failed", "stopped", "preempted"])
     def test_the_outcome_is_marked(self, kind: str, tmp_path: Path) -> None:
         """The store says how a run ended, and why it failed."""
@@ -184,13 +198,14 @@ class TrackerContract:
         """Check that the error of a failed run can be read."""
         assert PROBLEM in str({**one.parameters, **one.summary, **one.more})
 
-    @pytest.mark.parametrize("ending", ["preempted", "killed"])
+    @pytest.mark.parametrize("ending", [pytest.param("preempted", marks=pytest.mark.matrix), "killed"])
     def test_a_resumed_run_continues(self, ending: str, tmp_path: Path) -> None:
         """Another process continues the run, also one that was killed, with changed arguments and a repeated record."""
         if not self.resumes:
             pytest.skip("this tracker has no runs that continue")
         outcome = None if ending == "killed" else OUTCOMES[ending]
-        first = self.track(tmp_path, SentRun(information(), FIRST, outcome=outcome), dies=ending == "killed")
+        dies = self.seconds_before_death if ending == "killed" else None
+        first = self.track(tmp_path, SentRun(information(), FIRST, outcome=outcome), dies_after=dies)
         assert first.error is None, first.output
         changed = {**CONFIGURATION, "resume_from_checkpoint": "out/checkpoint-20", "seed": 8}
         resumed = information(tracked_as=first.identity, step=20, configuration=changed)
@@ -204,10 +219,11 @@ class TrackerContract:
         assert self.found(one, expected) == expected
 
     def merged(self, runs: list[StoredRun]) -> StoredRun:
-        """Return the only run of the store; override if a resumed run leaves a part for each process."""
+        """Return the only run of the store; override with `joined` if each process leaves a part."""
         [one] = runs
         return one
 
+    @pytest.mark.matrix
     def test_several_runs_in_a_process(self, tmp_path: Path) -> None:
         """Each has its own identity and its own values."""
         runs = [SentRun(information(run=f"run-{number}"), (FIRST[number],)) for number in range(2)]
@@ -220,6 +236,7 @@ class TrackerContract:
             curves = self.expected(*FIRST)
             assert self.found(found[identity], curves) == self.expected(FIRST[number])
 
+    @pytest.mark.matrix
     def test_awkward_values_and_names(self, tmp_path: Path) -> None:
         """Values that are not finite, texts, None, and names with special characters do not affect other values."""
         values: dict[str, Value] = {
@@ -239,6 +256,7 @@ class TrackerContract:
         assert self.found(one, rates) == rates
         assert any("f1" in name and points[-1][1] == 0.25 for name, points in one.history.items()), one.history
 
+    @pytest.mark.matrix
     def test_no_login_is_asked_for(self, tmp_path: Path) -> None:
         """On a terminal, with an empty environment, a run either works or raises an error that says what to set."""
         answer = self.track(tmp_path, SentRun(information(), FIRST), variables=self.without_login(), on_terminal=True)
@@ -254,6 +272,7 @@ class TrackerContract:
         """Return what the error may name: a variable to set."""
         return ()
 
+    @pytest.mark.matrix
     def test_a_missing_package_is_an_error_of_the_constructor(self, tmp_path: Path) -> None:
         """It names what to install."""
         answer = self.track(tmp_path, SentRun(information()), hidden=[self.module])

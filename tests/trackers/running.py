@@ -138,14 +138,14 @@ def track(
     options: Mapping[str, object] | None = None,
     hidden: Sequence[str] = (),
     one_logger: bool = True,
-    dies: bool = False,
+    dies_after: float | None = None,
     on_terminal: bool = False,
 ) -> Answer:
     """Send `runs` to an adapter, "module:class", in a process of its own, and return what it reports.
 
-    hidden: modules that the process cannot import. one_logger: whether all runs use the same object. dies: whether the
-    process ends at once after its last call, without what libraries do at exit. on_terminal: whether standard input,
-    output and the controlling terminal are a terminal where nothing is ever typed.
+    hidden: modules that the process cannot import. one_logger: whether all runs use the same object. dies_after:
+    seconds after its last call at which the process ends without what libraries do at exit; None if it ends as usual.
+    on_terminal: whether standard input, output and the controlling terminal are a terminal where nothing is typed.
     """
     request, answer = folder / "request.json", folder / "answer.json"
     answer.unlink(missing_ok=True)
@@ -158,14 +158,14 @@ def track(
                 "runs": [attrs.asdict(each) for each in runs],
                 "hidden": list(hidden),
                 "one_logger": one_logger,
-                "dies": dies,
+                "dies_after": dies_after,
             }
         ),
         encoding="utf-8",
     )
     words = [str(python_of(environment)), str(PROGRAMS / "scenario.py"), str(request), str(answer)]
     code, output = _on_terminal(words, folder, variables) if on_terminal else _apart(words, folder, variables)
-    assert code == (9 if dies else 0), output[-8000:]
+    assert code == (0 if dies_after is None else 9), output[-8000:]
     return Answer(**json.loads(answer.read_text(encoding="utf-8")), output=output)
 
 

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import sys
+import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
@@ -83,5 +84,6 @@ if __name__ == "__main__":
     found = main(content)
     with open(sys.argv[2], "w", encoding="utf-8") as target:
         json.dump(found, target)
-    if content["dies"]:
+    if content["dies_after"] is not None:
+        time.sleep(content["dies_after"])
         os._exit(9)
