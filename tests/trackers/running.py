@@ -7,7 +7,7 @@ import os
 import select
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ class Answer:
         return identity
 
 
-def _curves(found: Mapping[str, list[list[Any]]]) -> dict[str, list[tuple[float | None, Any]]]:
+def _curves(found: Mapping[str, Iterable[Iterable[Any]]]) -> dict[str, list[tuple[float | None, Any]]]:
     return {name: [(step, value) for step, value in points] for name, points in found.items()}
 
 
