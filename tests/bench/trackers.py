@@ -38,7 +38,7 @@ def run_steps(library: str, workload: str, steps: int, trackers: Sequence[str]) 
     if library == "transformers":
         import transformers as chosen
     else:
-        import hexloop as chosen  # type: ignore[no-redef]
+        import hexloop as chosen
     times: dict[str, tuple[float, float]] = {}
 
     class Watch(chosen.TrainerCallback):  # type: ignore[misc]
