@@ -44,6 +44,10 @@ class Limits:
     log_bytes: int = field(
         default=1 << 30, metadata={"help": "bytes of a journal or log that a report reads: half of each end"}
     )
+    outbox_bytes: int = field(
+        default=1 << 38,
+        metadata={"help": "bytes that waiting pushes to a hub may keep of checkpoints that are removed otherwise"},
+    )
 
 
 _in_force = [Limits()]

@@ -1,4 +1,4 @@
-"""How a run can be repeated, in words for its model card: the command, the order of the data, the machine's versions."""
+"""How a run can be repeated, for its model card: the command, the order of the data and the environment."""
 
 from __future__ import annotations
 

@@ -63,7 +63,8 @@ class HubFault:
 class PublishingHub(ThreadingHTTPServer):
     """Keeps models, as the Hugging Face Hub does.
 
-    faults: applied in order. delay: seconds before each answer. is_down: whether every connection is closed.
+    faults: applied in order. delay: seconds before each answer. rate: bytes a second at which it reads what is sent;
+    None for no limit. is_down: whether every connection is closed.
     requests: those received, as method and path. tokens: the Authorization headers of those.
     """
 
@@ -76,6 +77,7 @@ class PublishingHub(ThreadingHTTPServer):
         self.objects: dict[str, bytes] = {}
         self.faults: list[HubFault] = []
         self.delay, self.is_down = 0.0, False
+        self.rate: float | None = None
         self.requests: list[str] = []
         self.tokens: set[str | None] = set()
         self.lock = threading.RLock()
@@ -159,7 +161,13 @@ class PublishingHandler(BaseHTTPRequestHandler):
                 self.rfile.readline()
             self.rfile.readline()
             return b"".join(chunks)
-        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        left, parts = int(self.headers.get("Content-Length", 0)), list[bytes]()
+        while left > 0 and (part := self.rfile.read(left if self.server.rate is None else min(left, 100))):
+            parts.append(part)
+            left -= len(part)
+            if self.server.rate is not None:
+                time.sleep(len(part) / self.server.rate)
+        return b"".join(parts)
 
     def _respond(self, path: str, body: bytes) -> tuple[Any, ...]:
         hub = self.server
