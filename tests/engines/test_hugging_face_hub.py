@@ -170,15 +170,15 @@ def test_an_open_pull_request_is_a_branch(server: PublishingHub, hub: HuggingFac
 
 def test_uploads_do_not_keep_the_program_alive(server: PublishingHub) -> None:
     """Python waits at its exit for the threads in which the package uploads several files, so it uploads one a time."""
-    server.rate = 1_000
+    server.rate = 10_000
     program = f"""
 import threading, time
 from hexloop.adapters.hub.hugging_face import HuggingFaceHub
 from hexloop.ports.storage import File
-files = [File(name, [bytes([number]) * 100_000]) for number, name in enumerate(["a.bin", "b.bin", "c.bin"])]
+files = [File(name, [bytes([number]) * 1_000_000]) for number, name in enumerate(["a.bin", "b.bin", "c.bin"])]
 hub = HuggingFaceHub({server.address!r}, {TOKEN!r})
 threading.Thread(target=hub.publish, args=("someone/model", files, "one"), daemon=True).start()
-time.sleep(3)
+time.sleep(4)
 """
     started = time.monotonic()
     subprocess.run([sys.executable, "-c", program], check=True, timeout=200)

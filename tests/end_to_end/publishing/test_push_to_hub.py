@@ -348,7 +348,7 @@ def test_the_outbox_is_bounded(tmp_path: Path) -> None:
     hub.error = UnavailableError("down")
     given = {**SAVING, "hub_strategy": "all_checkpoints", "save_total_limit": 1, "outbox_grace": 0, "max_steps": 8}
     trainer = small_trainer(tmp_path, parts={"hub": hub}, **given, save_async=False)
-    with reading_limits(outbox_bytes=1), pytest.warns(UserWarning) as warned:
+    with reading_limits(outbox_bytes=1), pytest.warns(UserWarning, match="more than 1 bytes") as warned:
         trainer.train()
     texts = [str(each.message) for each in warned]
     dropped = [text for text in texts if "this push was dropped: 'Training in progress, step" in text]
