@@ -298,7 +298,7 @@ def _show(bars: list[Any], left: int) -> None:
 def _what_is_left(left: Sequence[Intent], folder: str) -> str:
     listed = "".join(
         f"\n  {intent.number}: {subject_of(intent)}"
-        f"{', refused' if intent.refused else ''}{f' ({intent.problem})' if intent.problem else ''}"
+        f"{', refused' if intent.refused else ''} ({intent.problem or 'not sent yet'})"
         for intent in left
     )
     return (
