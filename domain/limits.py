@@ -44,6 +44,7 @@ class Limits:
     log_bytes: int = field(
         default=1 << 30, metadata={"help": "bytes of a journal or log that a report reads: half of each end"}
     )
+    command_bytes: int = field(default=4 << 10, metadata={"help": "size of a command of the board to a run"})
 
 
 _in_force = [Limits()]

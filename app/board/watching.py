@@ -6,11 +6,13 @@ import hashlib
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
 from attrs import define, field
 
+from hexloop.app.control.files import FOLDER as COMMANDS
 from hexloop.app.report.listing import RunIndex, RunListing
 from hexloop.app.report.reading import LOG, RunRecord, locate, read_run, with_unique_labels
 from hexloop.app.wiring.adapters import JOURNAL
@@ -95,6 +97,8 @@ def _version(path: Path) -> str:
         except OSError:
             continue
         states.append((name, status.st_ino, status.st_size, status.st_mtime_ns))
+    with suppress(OSError):
+        states.append((COMMANDS, os.lstat(path / COMMANDS).st_mtime_ns))
     try:
         with os.scandir(path) as entries:
             checkpoints = sorted(entry.name for entry in entries if step_of(entry.name) is not None)
