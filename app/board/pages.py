@@ -52,6 +52,12 @@ def runs_page(content: Content, folders: Sequence[str], version: str) -> str:
     return page_of(content, frame)
 
 
+def lines_page(content: Content, folder: str) -> str:
+    """Return a page with lines of a run. It does not change while it is read."""
+    links = tag("p", tag("a", "All runs", href="."), " ", tag("a", "The run", href=f"runs?{address_of([folder])}"))
+    return page_of(content, Frame(POLICY, _style(), [], Markup(), links))
+
+
 def update_of(content: Content, version: str) -> dict[str, Any]:
     """Return what a page that is open needs to show the present content. Curves are in the document."""
     sections = {each.identifier: str(each.content) for each in content.sections if each.identifier != "curves"}

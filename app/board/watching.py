@@ -51,7 +51,7 @@ class WatchedRuns:
 
     def version(self, folders: Sequence[str]) -> str:
         """Return a text that differs once a file of one of these runs has changed. Raises ConfigurationError."""
-        return ".".join(_version(self._folder(each)) for each in folders)
+        return ".".join(_version(self.path(each)) for each in folders)
 
     def records(self, folders: Sequence[str]) -> list[RunRecord]:
         """Return these runs. Raises ConfigurationError, with every problem, if one does not exist or cannot be read."""
@@ -67,7 +67,7 @@ class WatchedRuns:
         return with_unique_labels(found)
 
     def _record(self, folder: str, problems: list[str]) -> RunRecord | None:
-        path = self._folder(folder)
+        path = self.path(folder)
         version = _version(path)
         kept = self._read.get(folder)
         if kept is None or kept[0] != version:
@@ -81,7 +81,7 @@ class WatchedRuns:
             self._read.popitem(last=False)
         return kept[1]
 
-    def _folder(self, folder: str) -> Path:
+    def path(self, folder: str) -> Path:
         """Return the path of a run that was listed. Raises ConfigurationError for anything else."""
         if folder not in self._listed:
             raise ConfigurationError(f"There is no run {folder!r:.200} in {self.root}; go back to the list of runs.")

@@ -313,3 +313,66 @@ def test_commands_of_other_sites_are_refused(served: tuple[Path, str], headers: 
     assert post(address, given, **headers)[0] in (403, 415)
     assert post(address.rpartition("/")[0] + "x/", given)[0] == 404
     assert not (folder / "guarded" / "commands").exists()
+
+
+def test_lines_are_read_from_the_last_to_the_first(served: tuple[Path, str]) -> None:
+    """The page of a run has its last notes; each page of a file links the one before, until all were shown once."""
+    folder, address = served
+    run = begin(folder / "lines", steps=1_500)
+    text = get(address, "runs?run=lines")[1]
+    assert "logged step=1500 " in text
+    assert "logged step=1 " not in text
+    seen, path = list[str](), "lines?run=lines&file=journal.jsonl"
+    while path:
+        status, text, _ = get(address, path)
+        assert status == 200
+        seen = re.findall(r"logged step=(\d+) ", text) + seen
+        assert len(text) < 200_000
+        found = re.search(r'<a href="(lines[^"]*)" rel="prev"', text)
+        path = found[1].replace("&amp;", "&") if found else ""
+    assert seen == [str(step) for step in range(1, 1_501)]
+    assert run.exists()
+
+
+def test_output_of_programs_is_shown_as_text(served: tuple[Path, str]) -> None:
+    """Logs beside the journal, with HTML, control characters, secrets, very long lines and no line at all."""
+    folder, address = served
+    run = begin(folder / "printed", steps=1)
+    (run / "slurm-1.out").write_bytes(
+        HOSTILE.encode() + b"\n\xff\x00\n" + b"y" * 600_000 + b"\nhttps://user:hunter2secret@host/\nlast"
+    )
+    (run / "empty.log").touch()
+    (run / "linked.log").symlink_to(folder / "lines" / "journal.jsonl")
+    text = get(address, "runs?run=printed")[1]
+    assert 'file=slurm-1.out"' in text
+    assert "linked.log" not in text
+    status, text, _ = get(address, "lines?run=printed&file=slurm-1.out")
+    assert status == 200
+    assert "last</pre>" in text
+    assert "hunter2secret" not in text
+    assert len(text) < 20_000
+    path = re.search(r'<a href="(lines[^"]*)" rel="prev"', text)
+    while path is not None:
+        text = get(address, path[1].replace("&amp;", "&"))[1]
+        path = re.search(r'<a href="(lines[^"]*)" rel="prev"', text)
+    assert "&lt;script&gt;window.attacked = 1&lt;/script&gt;\\x1b[31m" in text
+    assert "There is no line yet" in get(address, "lines?run=printed&file=empty.log")[1]
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [
+        ("run=printed&file=../lines/journal.jsonl", 404),
+        ("run=printed&file=linked.log", 404),
+        ("run=printed&file=model.safetensors", 404),
+        ("run=..&file=journal.jsonl", 404),
+        ("run=printed", 404),
+        ("run=lines&file=journal.jsonl&before=-1", 400),
+        ("run=lines&file=journal.jsonl&before=99999999999999999999", 400),
+        ("run=lines&file=journal.jsonl&before=999999999999999", 200),
+        ("run=lines&file=journal.jsonl&before=0", 200),
+    ],
+)
+def test_only_files_with_lines_are_read(served: tuple[Path, str], query: str, status: int) -> None:
+    """Those that the page of a run offers, and no others in its folder or elsewhere."""
+    assert get(served[1], f"lines?{query}")[0] == status
