@@ -48,6 +48,7 @@ class Limits:
         default=1 << 38,
         metadata={"help": "bytes that waiting pushes to a hub may keep of checkpoints that are removed otherwise"},
     )
+    command_bytes: int = field(default=4 << 10, metadata={"help": "size of a command of the board to a run"})
 
 
 _in_force = [Limits()]

@@ -6,11 +6,13 @@ import hashlib
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
 from attrs import define, field
 
+from hexloop.app.control.files import FOLDER as COMMANDS
 from hexloop.app.report.listing import RunIndex, RunListing
 from hexloop.app.report.reading import LOG, RunRecord, locate, read_run, with_unique_labels
 from hexloop.app.wiring.adapters import JOURNAL
@@ -49,7 +51,7 @@ class WatchedRuns:
 
     def version(self, folders: Sequence[str]) -> str:
         """Return a text that differs once a file of one of these runs has changed. Raises ConfigurationError."""
-        return ".".join(_version(self._folder(each)) for each in folders)
+        return ".".join(_version(self.path(each)) for each in folders)
 
     def records(self, folders: Sequence[str]) -> list[RunRecord]:
         """Return these runs. Raises ConfigurationError, with every problem, if one does not exist or cannot be read."""
@@ -65,7 +67,7 @@ class WatchedRuns:
         return with_unique_labels(found)
 
     def _record(self, folder: str, problems: list[str]) -> RunRecord | None:
-        path = self._folder(folder)
+        path = self.path(folder)
         version = _version(path)
         kept = self._read.get(folder)
         if kept is None or kept[0] != version:
@@ -79,7 +81,7 @@ class WatchedRuns:
             self._read.popitem(last=False)
         return kept[1]
 
-    def _folder(self, folder: str) -> Path:
+    def path(self, folder: str) -> Path:
         """Return the path of a run that was listed. Raises ConfigurationError for anything else."""
         if folder not in self._listed:
             raise ConfigurationError(f"There is no run {folder!r:.200} in {self.root}; go back to the list of runs.")
@@ -95,6 +97,8 @@ def _version(path: Path) -> str:
         except OSError:
             continue
         states.append((name, status.st_ino, status.st_size, status.st_mtime_ns))
+    with suppress(OSError):
+        states.append((COMMANDS, os.lstat(path / COMMANDS).st_mtime_ns))
     try:
         with os.scandir(path) as entries:
             checkpoints = sorted(entry.name for entry in entries if step_of(entry.name) is not None)

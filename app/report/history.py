@@ -85,6 +85,18 @@ class Save:
 
 
 @define
+class CommandRecord:
+    """What became of a command of the board. by: the user who gave it. detail: a step, a checkpoint or a reason."""
+
+    sequence: int
+    action: str
+    by: str
+    outcome: str
+    time: float | None
+    detail: str = ""
+
+
+@define
 class Bounded:
     """A list whose middle is dropped when it grows too long. dropped: how many entries were."""
 
@@ -103,7 +115,8 @@ class Bounded:
 class RunHistory:
     """One run. name: its identifier in checkpoints and journals. settings, command: those of the last start.
 
-    series: the curves by name. times: at which time, in seconds since the epoch, a step was logged.
+    series: the curves by name. times: at which time, in seconds since the epoch, a step was logged. commands: of the
+    board. paused_at: the step at which the run is paused now.
     """
 
     name: str
@@ -113,7 +126,9 @@ class RunHistory:
     saves: Bounded = field(factory=Bounded)
     series: dict[str, Series] = field(factory=dict)
     times: Series = field(factory=Series)
+    commands: Bounded = field(factory=Bounded)
     last_step: int = 0
+    paused_at: int | None = None
     total_steps: int | None = None
     left_out: set[str] = field(factory=set)
 
@@ -134,12 +149,19 @@ class RunHistory:
             session.seen = time
         if step is not None and kind in ("logged", "step", "ended"):
             session.last = self.last_step = step
+        if kind in ("logged", "step", "ended"):
+            self.paused_at = None
         if kind == "logged" and step is not None:
             self._log(step, time, note.get("values"))
         elif kind == "losses":
             self._losses(note)
         elif kind == "save":
             self._save(note, time)
+        elif kind == "paused":
+            session.last = self.last_step = self.last_step if step is None else step
+            self.paused_at = self.last_step
+        elif kind == "command":
+            self._command(note, time)
         elif kind == "ended":
             _end(session, note)
 
@@ -164,6 +186,7 @@ class RunHistory:
 
     def _begin(self, note: Mapping[str, Any], step: int, time: float | None) -> None:
         """Start a session. What an earlier one reported after its step is void."""
+        self.paused_at = None
         for each in self.series.values():
             each.forget_after(step)
         repeated = max(self.last_step - step, 0) if self.sessions.entries else 0
@@ -228,6 +251,24 @@ class RunHistory:
             save.phases[phase] = time
         if phase == "written":
             save.size = step_in(note.get("bytes"))
+
+    def _command(self, note: Mapping[str, Any], time: float | None) -> None:
+        sequence, outcome = step_in(note.get("sequence")), str(note.get("outcome"))[:LONGEST_TEXT]
+        if sequence is None:
+            return
+        action, by = (str(note.get(name) or "")[:LONGEST_TEXT] for name in ("action", "by"))
+        step, known = step_in(note.get("step")), note.get("checkpoint") or note.get("reason")
+        detail = str(known)[:LONGEST_TEXT] if known else "" if step is None else f"at step {step:,}"
+        last: list[CommandRecord] = self.commands.entries[-8:]
+        found = next((each for each in reversed(last) if each.sequence == sequence and each.action == action), None)
+        if found is None or outcome in ("accepted", "refused"):
+            self.commands.append(CommandRecord(sequence, action, by, outcome, time, detail))
+        else:
+            found.outcome, found.detail = outcome, detail
+        if action == "resume" and outcome == "accepted":
+            self.paused_at = None
+        elif action == "pause" and outcome == "done":
+            self.paused_at = self.last_step
 
     def _last_save(self, checkpoint: str) -> Save | None:
         last: list[Save] = self.saves.entries[-8:]
