@@ -148,7 +148,7 @@ def push_checkpoint(parts: TrainerParts, name: str) -> None:
     parts.dispatcher.call("on_push_begin")
     args, storage = parts.args, parts.adapters.storage
     paths = [*read_manifest(storage, name).files, MANIFEST]
-    published = {path: f"{name}/{path}" for path in _model_paths(paths)}
+    published = {path: f"{name}/{path}" for path in model_paths(paths)}
     strategy, into = args.hub_strategy, None
     if strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
         into = LAST_CHECKPOINT if strategy == HubStrategy.CHECKPOINT else name
@@ -166,7 +166,7 @@ def push_checkpoint(parts: TrainerParts, name: str) -> None:
     parts.publisher.push(push, None if root is None else fill, replaces=not args.hub_always_push)
 
 
-def _model_paths(paths: Sequence[str]) -> list[str]:
+def model_paths(paths: Sequence[str]) -> list[str]:
     """Return the files of the model in a checkpoint; for an adapter of PEFT, without the weights of the whole model."""
     chosen = [path for path in paths if not is_run_file(path) and path != MANIFEST and _is_published(path)]
     if all(name in chosen for name in ADAPTERS):

@@ -37,6 +37,7 @@ def state_folder(location: str | os.PathLike[str]) -> str:
     whole = as_location(location)
     if not is_elsewhere(whole):
         return whole
+    whole = whole.rstrip("/")
     home = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
     digest = hashlib.blake2b(whole.encode(), digest_size=8).hexdigest()
     name = "".join(letter if letter.isalnum() else "-" for letter in whole.rpartition("/")[2])[:40]

@@ -74,17 +74,13 @@ def test_the_final_model_is_a_commit_of_the_package(tmp_path: Path) -> None:
 
 def test_another_token_is_used_from_then_on(tmp_path: Path) -> None:
     """`init_hf_repo` and `push_to_hub` take one; hubs without tokens ignore it."""
+    another, plain = "hf_another0123456789", MemoryHub()
     with publishing_hub() as hub:
-        trainer = small_trainer(
-            tmp_path / "one", parts={"hub": HuggingFaceHub(hub.address, TOKEN)}, hub_model_id="model"
-        )
-        trainer.init_hf_repo(token="hf_another0123456789", private=True)
-        assert hub.tokens == {"Bearer hf_another0123456789"}
+        parts = {"hub": HuggingFaceHub(hub.address, TOKEN)}
+        small_trainer(tmp_path / "one", parts=parts, hub_model_id="model").init_hf_repo(token=another, private=True)
+        assert hub.tokens == {f"Bearer {another}"}
         assert hub.repositories["someone/model"].private is True
-    plain = MemoryHub()
-    small_trainer(tmp_path / "two", parts={"hub": plain}, hub_model_id="model").push_to_hub(
-        token="hf_another0123456789"
-    )
+    small_trainer(tmp_path / "two", parts={"hub": plain}, hub_model_id="model").push_to_hub(token=another)
     assert len(plain.versions["model"]) == 1
 
 

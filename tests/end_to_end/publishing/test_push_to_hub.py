@@ -10,6 +10,8 @@ import pytest
 
 from hexloop import TrainerCallback, reading_limits
 from hexloop.adapters.hub import MemoryHub
+from hexloop.app.run.publishing import model_paths
+from hexloop.app.wiring.publishing import BURST, INTERVAL
 from hexloop.domain.errors import ConfigurationError, RefusedError, StorageError, UnavailableError
 from hexloop.ports.storage import File
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
@@ -372,6 +374,49 @@ def test_what_was_left_for_another_repository_stays(tmp_path: Path) -> None:
     assert list(hub.versions) == ["me/other", "me/model"]
     assert messages(hub, "me/other") == []
     assert messages(hub)[-1] == "Training in progress, step 5"
+
+
+def test_adapters_are_published_without_the_whole_model() -> None:
+    """A checkpoint of a model with adapters of PEFT has both, because a run resumes from the whole model."""
+    adapters = ["adapter_config.json", "adapter_model.safetensors", "README.md", "tokenizer.json"]
+    run = ["model.safetensors", "optimizer.safetensors", "run_state.json", "trainer_state.json", "manifest.json"]
+    assert model_paths([*adapters, *run]) == adapters
+    assert model_paths(["config.json", "adapter_config.json", *run]) == [
+        "config.json",
+        "adapter_config.json",
+        "model.safetensors",
+    ]
+
+
+def test_a_run_that_saves_at_a_url_publishes_from_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its outbox is in the state folder of the user; what was left there is published by the next run."""
+    monkeypatch.setenv("HEXLOOP_STATE_HOME", str(tmp_path))
+    place: Any = f"memory://{tmp_path.name}/run"
+    hub, saving = FailingHub(), {**SAVING, "hub_strategy": "checkpoint"}
+
+    def trainer(**given: Any) -> Any:
+        return small_trainer(place, parts={"hub": hub}, **{**saving, **given})
+
+    first = trainer(outbox_grace=0)
+    hub.error = UnavailableError("down")
+    with pytest.warns(UserWarning, match=f"(?s)step 4.*hexloop outbox flush {place}$"):
+        first.train()
+    (kept,) = tmp_path.glob("run-*/.outbox/hub/*.json")
+    assert "last-checkpoint" in kept.read_text()
+    first._publisher.close()
+
+    hub.error = None
+    trainer(max_steps=5).train(True)
+    assert messages(hub)[-1] == "Training in progress, step 5"
+    assert {"model.safetensors", "last-checkpoint/manifest.json"} <= newest(hub).keys()
+    assert not list(tmp_path.glob("run-*/.outbox/hub/*.json"))
+    with pytest.raises(ConfigurationError, match="publishes the files of a local folder"):
+        trainer().push_to_hub()
+
+
+def test_commits_are_fewer_than_the_hub_takes_in_an_hour() -> None:
+    """The Hugging Face Hub takes 128."""
+    assert BURST + 3600 / INTERVAL < 128
 
 
 @pytest.mark.filterwarnings("ignore:Publishing")
