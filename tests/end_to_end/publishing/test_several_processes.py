@@ -23,7 +23,7 @@ class NamingHub(FolderHub):
 
 def made(folder: Path, rank: int, name: str) -> Any:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
-    given = {"save_strategy": "steps", "save_steps": 1, "push_to_hub": True, "hub_always_push": True}
+    given: Any = {"save_strategy": "steps", "save_steps": 1, "push_to_hub": True, "hub_always_push": True}
     return small_trainer(folder / "run", parts={"hub": NamingHub(folder / "hub")}, hub_model_id=name, **given)
 
 
