@@ -116,7 +116,7 @@ def publishing_events(parts: TrainerParts, run: Run[Any, Any]) -> dict[type[AnyE
 def objection_to(left: Push, hub: str, repository: str) -> str:
     """Return why a run that publishes to a repository on a hub does not make a push that was in its outbox.
 
-    An entry may be anybody's who can write to the folder, and is made with the token of whoever trains. "" for none.
+    Anybody who can write to the folder can add one, and it is made with the token of the user who trains. "" for none.
     """
     if left.hub == hub and left.name.rpartition("/")[2] == repository.rpartition("/")[2]:
         return ""

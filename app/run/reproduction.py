@@ -18,7 +18,7 @@ MOST_SAMPLES = 1 << 20
 
 
 def reproduction_of(parts: TrainerParts) -> list[str]:
-    """Return what somebody needs to repeat the run and get the same weights, a fact a line."""
+    """Return what is needed to repeat the run and get the same weights, a fact a line."""
     args = parts.args
     steps = f"{global_batch_size(args, parts.train_batch_size)} samples a batch"
     if args.gradient_accumulation_steps > 1:

@@ -106,7 +106,7 @@ def subject_of(intent: Intent) -> str:
 def files_of(push: Push, intent: Intent, held: HeldOutbox, storage: Storage | None) -> Iterator[File]:
     """Return the files of a push. Raises RefusedError if they are gone, or are not the run's.
 
-    Whoever can write to the folder of a run can add an entry. It publishes nothing from outside of that folder.
+    Anybody who can write to the folder of a run can add an entry. It publishes nothing from outside of that folder.
     """
     if push.files is None or push.storage is None:
         return _held_files(held, intent)

@@ -293,7 +293,7 @@ def test_an_overridden_method_publishes_itself(tmp_path: Path) -> None:
 
 
 def test_a_refused_push_is_the_exception_of_its_future(tmp_path: Path) -> None:
-    """Whoever waits for it does not wait for ever."""
+    """A program that waits for it does not wait for ever."""
     hub = FailingHub()
     trainer = small_trainer(tmp_path, parts={"hub": hub}, hub_model_id="me/model")
     hub.error = RefusedError("403: no.")
