@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from hexloop import TrainerCallback, reading_limits
 from hexloop.adapters.hub import MemoryHub
+from hexloop.app.run import publishing
 from hexloop.app.run.publishing import model_paths
 from hexloop.app.wiring.publishing import BURST, INTERVAL
 from hexloop.domain.errors import ConfigurationError, RefusedError, StorageError, UnavailableError
@@ -209,6 +211,29 @@ def test_a_hub_that_is_down_changes_nothing_in_a_run(tmp_path: Path) -> None:
     assert messages(hub)[-1] == "Training in progress, step 5"
     assert set(messages(hub)) <= {f"Training in progress, step {step}" for step in (1, 2, 3, 4, 5)}
     assert outbox(tmp_path / "run") == []
+
+
+def test_a_hub_that_does_not_answer_does_not_keep_a_run_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither at its start nor at its end; a progress bar shows that it waits."""
+    monkeypatch.setattr(publishing, "ANSWER_WITHIN", 0.05)
+    answers = threading.Event()
+
+    class SilentHub(MemoryHub):
+        def create(self, name: str, private: bool | None = None) -> str:
+            answers.wait()
+            return super().create(name, private)
+
+    hub = SilentHub()
+    with pytest.warns(UserWarning, match=r"memory did not answer within 0.05 s.*The run starts all the same"):
+        trainer = small_trainer(tmp_path, parts={"hub": hub}, **SAVING, outbox_grace=0.2, disable_tqdm=False)
+    with pytest.warns(UserWarning, match=r"step 4' to me/model on memory \(not sent yet\)"):
+        trainer.train()
+    assert "Publishing" in capsys.readouterr().err
+    answers.set()
+    trainer._finish_current_push()
+    assert messages(hub)[-1] == "Training in progress, step 4"
 
 
 def test_a_refusal_is_an_error_before_the_run(tmp_path: Path) -> None:
