@@ -218,7 +218,7 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
             prepared.journal.follow(run),
             outcome,
             messages.end_messages(parts, run),
-            publishing_events(parts, run),
+            publishing_events(parts, run, checkpoints.latest),
             *prepared.observers,
         )
         run.cleanups = (undo.pop_all().close, prepared.journal.close, *stop_reporting)

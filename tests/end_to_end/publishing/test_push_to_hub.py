@@ -236,6 +236,17 @@ def test_a_hub_that_does_not_answer_does_not_keep_a_run_from_starting(
     assert messages(hub)[-1] == "Training in progress, step 4"
 
 
+def test_a_checkpoint_whose_process_died_before_its_push_is_published(tmp_path: Path) -> None:
+    """The next run pushes what it resumes from, unless its push was entered already; also if it has no step left."""
+    small_trainer(tmp_path, save_strategy="steps", save_steps=2).train()
+    hub = MemoryHub()
+    for _ in range(2):
+        small_trainer(tmp_path, parts={"hub": hub}, **SAVING, hub_strategy="checkpoint").train("auto")
+        assert messages(hub) == ["Training in progress, step 4"]
+    saved = (tmp_path / "checkpoint-4" / "model.safetensors").read_bytes()
+    assert newest(hub)["last-checkpoint/model.safetensors"] == newest(hub)["model.safetensors"] == saved
+
+
 def test_a_refusal_is_an_error_before_the_run(tmp_path: Path) -> None:
     """A wrong token or name is known when the repository is created."""
     hub = FailingHub()
