@@ -111,14 +111,10 @@ def publishing_events(
 
     def on_began(event: TrainBegan) -> None:
         """Push what the run resumes from, if its process died between publishing it and entering its push."""
-        latest = run.checkpoints.latest
-        is_best = latest is not None and run.state.best_step == step_of(latest)
-        if (
-            latest is not None
-            and latest != pushed_in(parts.publisher.folder)
-            and (strategy != HubStrategy.BEST or is_best)
-        ):
-            push(latest)
+        if resumed is None or resumed == pushed_in(parts.publisher.folder):
+            return
+        if strategy != HubStrategy.BEST or run.state.best_step == step_of(resumed):
+            push(resumed)
 
     def on_saved(event: Saved) -> None:
         if run.state.best_step == event.step:
