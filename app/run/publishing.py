@@ -17,6 +17,7 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.choices import HubStrategy, SaveStrategy
 from hexloop.app.callbacks.console import new_bar
 from hexloop.app.wiring.checkpoint_files import TRAINER_STATE, is_model_weights, is_run_file
+from hexloop.app.wiring.outboxes import note_pushed, pushed_in
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.publishing import Published, Publisher, create_in_time, finishing_command
 from hexloop.app.wiring.pushes import Push, link_or_copy, subject_of
@@ -24,7 +25,7 @@ from hexloop.app.wiring.storage import as_location, is_elsewhere
 from hexloop.domain.checkpoints.manifest import MANIFEST, step_of
 from hexloop.domain.checkpoints.reading import read_manifest
 from hexloop.domain.errors import CheckpointError, ConfigurationError, RefusedError, StorageError, UnavailableError
-from hexloop.domain.events import AnyEvent, CheckpointPublished, Saved
+from hexloop.domain.events import AnyEvent, CheckpointPublished, Saved, TrainBegan
 from hexloop.domain.json_documents import read_bytes, read_json
 from hexloop.domain.outbox import Intent
 from hexloop.domain.ranks import run_on_rank0
@@ -86,9 +87,12 @@ def create_repository(parts: TrainerParts, hub: Hub, private: bool | None) -> st
 # Checkpoints
 
 
-def publishing_events(parts: TrainerParts, run: Run[Any, Any]) -> dict[type[AnyEvent], Callable[[Any], None]]:
+def publishing_events(
+    parts: TrainerParts, run: Run[Any, Any], resumed: str | None
+) -> dict[type[AnyEvent], Callable[[Any], None]]:
     """Return the event handlers that publish checkpoints; none if the arguments do not ask for that, or on other ranks.
 
+    resumed: the checkpoint in the run's own storage that it continues; None if there is none.
     They never raise: a push that cannot be entered into the outbox is reported, and the run continues.
     """
     args = parts.args
@@ -98,25 +102,37 @@ def publishing_events(parts: TrainerParts, run: Run[Any, Any]) -> dict[type[AnyE
         parts.publisher.open()
 
     best = set[str]()
+    strategy = args.hub_strategy
+
+    def push(name: str) -> None:
+        with _reporting(name):
+            parts.hooks.push_from_checkpoint(os.path.join(str(args.output_dir), name))
+            note_pushed(parts.publisher.folder, name)
+
+    def on_began(event: TrainBegan) -> None:
+        """Push what the run resumes from, if its process died between publishing it and entering its push."""
+        if resumed is None or resumed == pushed_in(parts.publisher.folder):
+            return
+        if strategy != HubStrategy.BEST or run.state.best_step == step_of(resumed):
+            push(resumed)
 
     def on_saved(event: Saved) -> None:
         if run.state.best_step == event.step:
             best.add(event.name)
 
     def on_published(event: CheckpointPublished) -> None:
-        is_best = event.name in best
-        if args.hub_strategy == HubStrategy.END or (args.hub_strategy == HubStrategy.BEST and not is_best):
-            return
-        with _reporting(event.name):
-            parts.hooks.push_from_checkpoint(os.path.join(str(args.output_dir), event.name))
+        if strategy != HubStrategy.BEST or event.name in best:
+            push(event.name)
 
-    return {Saved: on_saved, CheckpointPublished: on_published}
+    if strategy == HubStrategy.END:
+        return {}
+    return {TrainBegan: on_began, Saved: on_saved, CheckpointPublished: on_published}
 
 
 def objection_to(left: Push, hub: str, repository: str) -> str:
     """Return why a run that publishes to a repository on a hub does not make a push that was in its outbox.
 
-    Any user who can write to the folder can add an entry, and it is made with the token of this run. "" for none.
+    Anybody who can write to the folder can add one, and it is made with the token of the user who trains. "" for none.
     """
     if left.hub == hub and left.name.rpartition("/")[2] == repository.rpartition("/")[2]:
         return ""
@@ -148,7 +164,7 @@ def push_checkpoint(parts: TrainerParts, name: str) -> None:
     parts.dispatcher.call("on_push_begin")
     args, storage = parts.args, parts.adapters.storage
     paths = [*read_manifest(storage, name).files, MANIFEST]
-    published = {path: f"{name}/{path}" for path in _model_paths(paths)}
+    published = {path: f"{name}/{path}" for path in model_paths(paths)}
     strategy, into = args.hub_strategy, None
     if strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
         into = LAST_CHECKPOINT if strategy == HubStrategy.CHECKPOINT else name
@@ -166,7 +182,7 @@ def push_checkpoint(parts: TrainerParts, name: str) -> None:
     parts.publisher.push(push, None if root is None else fill, replaces=not args.hub_always_push)
 
 
-def _model_paths(paths: Sequence[str]) -> list[str]:
+def model_paths(paths: Sequence[str]) -> list[str]:
     """Return the files of the model in a checkpoint; for an adapter of PEFT, without the weights of the whole model."""
     chosen = [path for path in paths if not is_run_file(path) and path != MANIFEST and _is_published(path)]
     if all(name in chosen for name in ADAPTERS):

@@ -220,7 +220,7 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
             prepared.journal.follow(run),
             outcome,
             messages.end_messages(parts, run),
-            publishing_events(parts, run),
+            publishing_events(parts, run, checkpoints.latest),
             follow_commands,
             *prepared.observers,
         )

@@ -12,7 +12,7 @@ from hexloop.app.trainer.attributes import TrainerAttributes
 from hexloop.app.wiring.outboxes import state_folder
 from hexloop.app.wiring.parts import standard
 from hexloop.app.wiring.publishing import Publisher
-from hexloop.app.wiring.pushes import hub_at
+from hexloop.app.wiring.pushes import with_token
 from hexloop.domain.errors import StorageError, UnavailableError
 
 
@@ -141,4 +141,4 @@ class TrainerPublishing(TrainerAttributes):
     def _use_token(self, token: str | None) -> None:
         """Publish with another token from now on."""
         if token is not None:
-            self.adapters.hub = hub_at(self.adapters.hub.address, token)
+            self.adapters.hub = with_token(self.adapters.hub, token)

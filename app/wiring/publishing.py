@@ -271,8 +271,9 @@ def _has_succeeded(future: Future[Published]) -> bool:
 def finishing_command(left: Sequence[Intent], folder: str) -> str:
     """Return the command that publishes pushes once what prevents it is gone."""
     command = "retry" if all(intent.refused for intent in left) else "flush"
-    hubs = {str(intent.details.get("hub")) for intent in left} - {hub_at().address}
-    words = ["hexloop", "outbox", command, folder, *(part for hub in sorted(hubs) for part in ("--hub", hub))]
+    hubs = {hub for intent in left if "://" in (hub := str(intent.details.get("hub")))} - {hub_at().address}
+    place = next((str(url) for intent in left if (url := intent.details.get("storage"))), folder)
+    words = ["hexloop", "outbox", command, place, *(part for hub in sorted(hubs) for part in ("--hub", hub))]
     return shlex.join(words)
 
 

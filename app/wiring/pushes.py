@@ -37,6 +37,11 @@ def hub_at(address: str | None = None, token: str | None = None) -> Hub:
     raise RefusedError(f"The hub {address!r} is known to the program that published on it only; run that again.")
 
 
+def with_token(hub: Hub, token: str) -> Hub:
+    """Return a hub that is used with another token; the same one if it is a kind without tokens."""
+    return HuggingFaceHub(hub.address, token) if isinstance(hub, HuggingFaceHub) else hub
+
+
 def _texts(_: object, attribute: Any, value: object) -> None:
     if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
         raise TypeError(f"{attribute.name} is not a list of texts")
@@ -101,7 +106,7 @@ def subject_of(intent: Intent) -> str:
 def files_of(push: Push, intent: Intent, held: HeldOutbox, storage: Storage | None) -> Iterator[File]:
     """Return the files of a push. Raises RefusedError if they are gone, or are not the run's.
 
-    Any user who can write to the folder of a run can add an entry. It publishes nothing from outside of that folder.
+    Anybody who can write to the folder of a run can add an entry. It publishes nothing from outside of that folder.
     """
     if push.files is None or push.storage is None:
         return _held_files(held, intent)

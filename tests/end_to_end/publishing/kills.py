@@ -69,6 +69,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             kills += killed_often(seed, Path(folder), min(MOST_KILLS, options.kills - kills))
         runs += 1
+        print(f"{kills} kills, seed {seed}", flush=True)
         if kills >= options.kills:
             break
     print(f"{kills} kills of {runs} runs that publish (seed {options.seed}): each hub has the whole last state, once")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from huggingface_hub import CommitInfo, ModelCard
 
+from hexloop.adapters.hub import MemoryHub
 from hexloop.adapters.hub.hugging_face import HuggingFaceHub
 from tests.end_to_end.publishing.faults import (
     FAULTS,
@@ -69,6 +70,18 @@ def test_the_final_model_is_a_commit_of_the_package(tmp_path: Path) -> None:
         assert commit.commit_url == f"{hub.address}/someone/model/commit/{commit.oid}"
         metadata: Any = ModelCard(hub.files("someone/model")["README.md"].decode()).data
         assert metadata.library_name == "hexloop"
+
+
+def test_another_token_is_used_from_then_on(tmp_path: Path) -> None:
+    """`init_hf_repo` and `push_to_hub` take one; hubs without tokens ignore it."""
+    another, plain = "hf_another0123456789", MemoryHub()
+    with publishing_hub() as hub:
+        parts = {"hub": HuggingFaceHub(hub.address, TOKEN)}
+        small_trainer(tmp_path / "one", parts=parts, hub_model_id="model").init_hf_repo(token=another, private=True)
+        assert hub.tokens == {f"Bearer {another}"}
+        assert hub.repositories["someone/model"].private is True
+    small_trainer(tmp_path / "two", parts={"hub": plain}, hub_model_id="model").push_to_hub(token=another)
+    assert len(plain.versions["model"]) == 1
 
 
 def test_a_refusal_is_known_before_the_first_step(tmp_path: Path) -> None:
