@@ -51,7 +51,7 @@ def give_command(runs: WatchedRuns, document: Any, now: float) -> int:
         raise ConfigurationError("The command is not an object of texts.")
     if set(document) != {"folder", "run", "action"} or document["action"] not in [each.value for each in Action]:
         raise ConfigurationError("The command needs a folder, a run, and one of the actions pause, resume, save, stop.")
-    (record,) = runs.records([document["folder"]])
+    (record,) = runs.show([document["folder"]], list)
     if record.history.name != document["run"]:
         raise ConfigurationError("Another run has started in this folder; reload the page.")
     if problem := obstacle(record, now):

@@ -18,7 +18,10 @@ POLICY = (
     "form-action 'self'"
 )
 
-SCRIPTS = ("echarts.min.js", "report.js", "board.js")
+SCRIPTS = ("echarts.min.js", "report.js", "search.js", "board.js")
+DRAWN = ("curves", "search")
+"""The sections whose charts a script keeps up to date."""
+
 """The scripts of a page with curves, in order."""
 
 
@@ -59,8 +62,8 @@ def lines_page(content: Content, folder: str) -> str:
 
 
 def update_of(content: Content, version: str) -> dict[str, Any]:
-    """Return what a page that is open needs to show the present content. Curves are in the document."""
-    sections = {each.identifier: str(each.content) for each in content.sections if each.identifier != "curves"}
+    """Return what a page that is open needs to show the present content. Charts are in the document."""
+    sections = {each.identifier: str(each.content) for each in content.sections if each.identifier not in DRAWN}
     return {"version": version, "sections": sections, "document": content.document}
 
 

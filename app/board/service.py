@@ -21,6 +21,7 @@ from hexloop.app.board.lines import files_with_lines, last_lines, lines_content,
 from hexloop.app.board.pages import POLICY, SCRIPTS, lines_page, list_content, list_page, runs_page, update_of
 from hexloop.app.board.watching import WatchedRuns
 from hexloop.app.report.page import Content, asset, content_of
+from hexloop.app.report.reading import RunRecord
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.json_documents import read_json
 
@@ -179,8 +180,11 @@ class Board:
 
     def _content(self, folders: list[str]) -> Content:
         now = time.time()
-        records = self._runs.records(folders)
-        content = with_controls(content_of(records, now), folders, records, now)
+
+        def build(records: list[RunRecord]) -> Content:
+            return with_controls(content_of(records, now), folders, records, now)
+
+        content = self._runs.show(folders, build)
         return with_last_lines(content, folders[0], self._runs.path(folders[0])) if len(folders) == 1 else content
 
     def _know(self, folders: list[str]) -> None:

@@ -11,7 +11,10 @@
   document.body.classList.remove("no-script");
 
   function chartsOf(data) {
-    return JSON.stringify([data.runs, data.charts.map(function (chart) { return [chart.id, chart.title]; })]);
+    const search = data.search && [data.search.arguments, data.search.results].map(function (axes) {
+      return axes.map(function (axis) { return axis.name; });
+    });
+    return JSON.stringify([data.runs, data.charts.map(function (chart) { return [chart.id, chart.title]; }), search]);
   }
 
   function replace(identifier, html) {
