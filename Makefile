@@ -3,15 +3,17 @@
 PYTHON ?= python3
 VENV ?= .venv
 ECOSYSTEM := .ecosystem
+TRACKERS := .trackers
 WORKERS ?= 2
 FUZZ_SECONDS ?= 3600
 INSTALL := $(VENV)/bin/python -m pip install --constraint constraints.txt
 PYTEST := $(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal
 PARTS := test-all-unit test-all-contracts test-all-engines test-all-end-to-end
 ENVIRONMENTS := $(notdir $(basename $(wildcard tests/ecosystem/environments/*.txt)))
+TRACKER_ENVIRONMENTS := $(notdir $(basename $(wildcard tests/trackers/environments/*.txt)))
 
-.PHONY: train test test-all $(PARTS) test-all-fuzz test-ecosystem test-all-ecosystem coverage lint types contracts docs bench \
-	kills fuzz
+.PHONY: train test test-all $(PARTS) test-all-fuzz test-ecosystem test-all-ecosystem test-trackers \
+	test-all-trackers coverage lint types contracts docs bench kills fuzz
 .NOTPARALLEL:
 
 train: $(VENV)/with-examples
@@ -20,7 +22,7 @@ train: $(VENV)/with-examples
 test: $(VENV)/with-test
 	$(PYTEST) -m "not matrix"
 
-test-all: lint types contracts docs $(PARTS) test-all-fuzz test-all-ecosystem
+test-all: lint types contracts docs $(PARTS) test-all-fuzz test-all-ecosystem test-all-trackers
 
 $(PARTS): test-all-%: $(VENV)/with-test
 	$(PYTEST) tests/$(subst -,_,$*)
@@ -35,6 +37,13 @@ test-ecosystem: $(VENV)/with-test $(ENVIRONMENTS:%=$(ECOSYSTEM)/%/installed)
 
 test-all-ecosystem: $(VENV)/with-test $(ECOSYSTEM)/libraries/installed
 	$(PYTEST) tests/ecosystem -m "not matrix"
+
+# The adapters of trackers on the real libraries, read back from their stores: all, or a tenth.
+test-trackers: $(VENV)/with-test $(TRACKER_ENVIRONMENTS:%=$(TRACKERS)/%/installed)
+	$(PYTEST) tests/trackers
+
+test-all-trackers: $(VENV)/with-test $(TRACKERS)/trackers/installed
+	$(PYTEST) tests/trackers -m "not matrix"
 
 coverage: $(VENV)/with-test
 	$(PYTEST) tests/unit tests/contracts -m "not matrix" --cov --cov-report=
@@ -77,10 +86,17 @@ $(VENV)/with-%: pyproject.toml constraints.txt
 	$(INSTALL) --no-build-isolation --editable ".[$*]"
 	touch $@
 
-# An environment of the tests in tests/ecosystem: torch, the packages of its list, and hexloop as it is here.
+# An environment of the tests in tests/ecosystem or tests/trackers: torch, the packages of its list, and hexloop as it is
+# here.
 $(ECOSYSTEM)/%/installed: tests/ecosystem/environments/%.txt pyproject.toml
+	$(environment)
+$(TRACKERS)/%/installed: tests/trackers/environments/%.txt pyproject.toml
+	$(environment)
+
+define environment
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install $(shell grep ^torch== $<)
 	$(@D)/bin/python -m pip install --requirement $< $(shell grep -E '^(hatchling|editables)==' constraints.txt)
 	$(@D)/bin/python -m pip install --constraint $< --no-build-isolation --editable .
 	touch $@
+endef

@@ -49,6 +49,9 @@ class Limits:
         metadata={"help": "bytes that waiting pushes to a hub may keep of checkpoints that are removed otherwise"},
     )
     command_bytes: int = field(default=4 << 10, metadata={"help": "size of a command of the board to a run"})
+    spool_bytes: int = field(
+        default=256 * MIB, metadata={"help": "size of the logs of a run that wait for its trackers"}
+    )
 
 
 _in_force = [Limits()]

@@ -14,7 +14,7 @@ and its metrics by import path, so that code of any project can be trained.
   hexloop runs diff runs/a runs/b                 find the first step at which two runs differ
   hexloop report runs/a                           write a page that shows a run
   hexloop board runs                              watch the runs of a folder in a browser
-  hexloop outbox list runs/a                      list what is not published on the Hub yet
+  hexloop outbox list runs/a                      list what has not reached the Hub and trackers
   hexloop doctor                                  show what this machine supports"""
 
 EXIT_CODES = """\
@@ -232,8 +232,8 @@ adapters of each port including those of installed packages, and versions; and w
 install for anything missing. Exit code: 1 if something that hexloop needs is missing."""
 
 OUTBOX = """\
-What a run publishes on the Hub is kept in the outbox of its output folder until the Hub
-has it. Show what is left there, and finish it or drop it. The token is that of the
-environment (HF_TOKEN) or of the login of this machine.
+What a run publishes on the Hub or logs to trackers is kept in the outbox of its output
+folder until it has arrived. Show what is left there, and finish it or drop it. Tokens are
+those of the environment (such as HF_TOKEN) or of the logins of this machine.
 
 Exit code: 0 if nothing is left, 1 otherwise."""

@@ -364,15 +364,17 @@ def _port(text: str) -> int:
 
 
 def _add_outbox(commands: Commands) -> None:
-    outbox = _command(commands, "outbox", None, "show and finish what runs have not published yet", help_texts.OUTBOX)
+    outbox = _command(
+        commands, "outbox", None, "show and finish what runs have not published or logged yet", help_texts.OUTBOX
+    )
     names = outbox.add_subparsers(dest="outbox_command", metavar="COMMAND", title="commands", required=True)
     parsers = {
         name: _command(names, name, f"outbox:{function}", help, f"{help[0].upper()}{help[1:]}.")
         for name, function, help in (
             ("list", "list_intents", "list what is left, and why"),
-            ("flush", "flush", "publish what is left"),
-            ("retry", "retry", "publish what is left, also what the hub has refused"),
-            ("drop", "drop", "remove entries without publishing them"),
+            ("flush", "flush", "publish what is left, and deliver logs to trackers"),
+            ("retry", "retry", "do the same, also with what the hub has refused"),
+            ("drop", "drop", "remove entries without publishing them; with --all also logs"),
         )
     }
     for parser in parsers.values():

@@ -1,4 +1,4 @@
-"""`hexloop outbox`: what runs have not published yet."""
+"""`hexloop outbox`: what runs have not published or logged yet."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+from attrs import asdict
+
 from hexloop.app.command_line import ExitCode
 from hexloop.app.printing import print_document, print_lines
+from hexloop.app.wiring.log_delivery import deliver_logs, drop_logs, spools_in, waiting_logs
 from hexloop.app.wiring.outboxes import intents_in, names_in, state_folder
 from hexloop.app.wiring.publishing import Publisher
 from hexloop.app.wiring.pushes import FOLDER_SCHEME, HUGGING_FACE, Push, hub_at, subject_of
@@ -24,26 +27,29 @@ def list_intents(options: Namespace) -> ExitCode:
     """Print what is left. Return FAILED if there is anything, DONE otherwise."""
     folder = _folder(options.folder)
     left = [intent for name in names_in(folder) for intent in intents_in(folder, name)]
-    tiers = has_unsent_files(storage_for(folder))
+    tiers, logs = has_unsent_files(storage_for(folder)), waiting_logs(folder)
     if options.json:
-        print_document({"entries": [_document(intent) for intent in left], "unsent_files": tiers})
+        entries = [_document(intent) for intent in left]
+        print_document({"entries": entries, "logs": [asdict(each) for each in logs], "unsent_files": tiers})
     else:
         for intent in left:
             print_lines(*_lines(intent))
+        for each in logs:
+            print_lines(f"{_amount(each.count)} of {each.run} for {each.logger}, in {each.spool}")
         if tiers:
             print_lines("Files for the slow tier of a tiered storage: the next program that uses both sends them.")
-        if not left and not tiers:
+        if not left and not tiers and not logs:
             print_lines(f"Nothing is left in the outbox of {options.folder}.")
-    return ExitCode.FAILED if left or tiers else ExitCode.DONE
+    return ExitCode.FAILED if left or tiers or logs else ExitCode.DONE
 
 
 def flush(options: Namespace) -> ExitCode:
-    """Publish what the hub has not refused. Return FAILED if something is left."""
+    """Publish what the hub has not refused, and deliver logs. Return FAILED if something is left."""
     return _work_off(options, retries=False)
 
 
 def retry(options: Namespace) -> ExitCode:
-    """Publish everything, also what the hub has refused. Return FAILED if something is left."""
+    """Publish everything, also what the hub has refused, and deliver logs. Return FAILED if something is left."""
     return _work_off(options, retries=True)
 
 
@@ -63,6 +69,8 @@ def drop(options: Namespace) -> ExitCode:
         )
     for intent in dropped:
         print_lines(f"Dropped {intent.number}: {subject_of(intent)}")
+    for each in drop_logs(folder, spools_in(folder) if options.all else ()):
+        print_lines(f"Dropped {_amount(each.count)} of {each.run} for {each.logger}")
     return ExitCode.DONE
 
 
@@ -76,11 +84,14 @@ def _work_off(options: Namespace, retries: bool) -> ExitCode:
             left += publisher.finish(options.limit_seconds)
     for intent in left:
         print_lines(*_lines(intent))
+    logs = [each for name in spools_in(folder) for each in deliver_logs(folder, name, options.limit_seconds)]
+    for each in logs:
+        print_lines(f"{_amount(each.count)} for {each.name}{f': {each.problem}' if each.problem else ''}")
     if used:
         raise _in_use(folder, used[0])
-    if not left:
+    if not left and not logs:
         print_lines(f"Nothing is left in the outbox of {options.folder}.")
-    return ExitCode.FAILED if left else ExitCode.DONE
+    return ExitCode.FAILED if left or logs else ExitCode.DONE
 
 
 def _trusted(given: Sequence[str]) -> frozenset[str]:
@@ -126,6 +137,11 @@ def _folder(given: str) -> str:
     if is_missing(given):
         raise ConfigurationError(f"There is no folder {given}; name the output folder of a run, or its URL.")
     return folder
+
+
+def _amount(count: int) -> str:
+    """Return how many items a logger does not have; 0 if it only was not finished."""
+    return {0: "The end", 1: "1 record"}.get(count, f"{count:,} records")
 
 
 def _lines(intent: Intent) -> Sequence[str]:

@@ -9,7 +9,6 @@ from typing import Any, Generic, TypeVar, overload
 from hexloop.app.engines import is_requested
 from hexloop.app.run.memory_metrics import MemoryTracker
 from hexloop.app.trainer.base import TrainerBase
-from hexloop.app.wiring.adapters import drop_logger_of
 from hexloop.app.wiring.evaluation import standard_loss
 from hexloop.app.wiring.parts import TrainerParts
 
@@ -61,15 +60,13 @@ class TrainerAttributes(TrainerBase):
     def pop_callback(self, callback: Any) -> Any:
         """Remove and return a callback, or the first of a class; return None if there is none.
 
-        transformers' TensorBoardCallback stands for hexloop's logger: it is removed, and such a callback is returned.
+        transformers' class of a tracker, such as WandbCallback, stands for hexloop's.
         """
-        popped = self.callback_handler.pop_callback(callback)
-        return callback() if popped is None and drop_logger_of(self.adapters, callback) else popped
+        return self.callback_handler.pop_callback(callback)
 
     def remove_callback(self, callback: Any) -> None:
-        """Remove a callback, or the first of a class; transformers' TensorBoardCallback stands for hexloop's logger."""
-        if not drop_logger_of(self.adapters, callback):
-            self.callback_handler.remove_callback(callback)
+        """Remove a callback, or the first of a class; transformers' class of a tracker stands for hexloop's."""
+        self.callback_handler.remove_callback(callback)
 
     # Engines
 

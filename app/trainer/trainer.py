@@ -21,6 +21,7 @@ from hexloop.app.run.memory_metrics import measured, memory_stages_for
 from hexloop.app.run.messages import set_log_level
 from hexloop.app.run.session import Session
 from hexloop.app.run.stages import Finalized
+from hexloop.app.run.tracking import make_tracker_loggers
 from hexloop.app.trainer.compatibility import (
     LegacyNames,
     log_retired_internals,
@@ -131,6 +132,7 @@ class Trainer(TrainerHooks, LegacyNames):
         self.callback_handler = CallbackHandler(listeners, *handled)
         self._dispatcher = EventDispatcher(self.callback_handler, self.args, self.state, self.control)
         refuse_missing_data(self._collect_parts())
+        make_tracker_loggers(self._collect_parts())
         if is_overridden(self, "_validate_args"):
             self._validate_args()
         if self.args.push_to_hub:

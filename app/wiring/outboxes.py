@@ -83,7 +83,7 @@ def open_outbox(folder: str, name: str | None = None) -> HeldOutbox | None:
     """
     storage = LocalStorage(folder)
     for each in [name] if name is not None else _candidates(storage, folder):
-        lock = _take_lock(folder, each)
+        lock = take_lock(folder, each)
         if lock is not None:
             try:
                 path = f"{OUTBOX}/{each}"
@@ -130,7 +130,7 @@ def _candidates(storage: LocalStorage, folder: str) -> Iterator[str]:
     yield from (f"{HUB}-{number}" for number in count(1))
 
 
-def _take_lock(folder: str, name: str) -> Any:
+def take_lock(folder: str, name: str) -> Any:
     """Return the lock of an outbox; None if another process or thread has it."""
     from filelock import FileLock, Timeout
 
