@@ -179,6 +179,9 @@ def _new_task(run: RunInformation) -> Any:
     from clearml import Task
     from clearml.backend_api.session.defs import MissingConfigError
 
+    # The library reports from a fork of the process, which has threads and perhaps a GPU; if the fork happens while the
+    # library starts git, both wait for each other. Threads report as well.
+    Task._report_subprocess_enabled = False
     # A number for continue_last_task is added to all steps. Without an id, it continues what ran last on the machine.
     continued = {} if run.tracked_as is None else {"continue_last_task": 0}
     try:
