@@ -91,18 +91,23 @@ class ClearML:
     def save(self, model: SavedModel) -> None:
         """Upload a folder as an output model, and remove the oldest ones beyond `save_total_limit`.
 
-        The final model is left out if the checkpoint of its step was uploaded.
+        The final model is left out if the checkpoint of its step was uploaded. The library cannot save output models in
+        its offline mode, so there the folder is an artifact of the task.
         """
         if model.final and model.step == self._last_saved:
             return
-        from clearml import OutputModel
+        from clearml import OutputModel, Task
 
-        output = OutputModel(task=self._task, name=model.name + self._suffix)
-        output.connect(task=self._task, name=model.name + self._suffix)
+        self._last_saved = model.step
+        name = model.name + self._suffix
+        if Task.is_offline():
+            self._task.upload_artifact(name, artifact_object=model.folder, wait_on_upload=True)
+            return
+        output = OutputModel(task=self._task, name=name)
+        output.connect(task=self._task, name=name)
         output.update_weights_package(
             weights_path=model.folder, target_filename=model.name, iteration=model.step, auto_delete_file=False
         )
-        self._last_saved = model.step
         self._saved.append(output)
         while self._most_models is not None and len(self._saved) > self._most_models:
             self._remove(self._saved.pop(0))
@@ -156,10 +161,8 @@ class ClearML:
             _logger.warning("ClearML has curves of finite numbers only; %s=%r is in the log of its task.", name, value)
 
     def _remove(self, output: Any) -> None:
-        from clearml import Model, Task
+        from clearml import Model
 
-        if Task.is_offline():
-            return
         try:
             Model.remove(output.id, delete_weights_file=True, force=True, raise_on_errors=True)
         except Exception as error:
