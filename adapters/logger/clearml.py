@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import sys
 from collections import Counter
 from typing import Any, ClassVar, Literal
 
@@ -173,9 +174,11 @@ class ClearML:
 
 def _users_task() -> Any:
     """Return the task that the user has started in this process, or None; one that runs remotely does not count."""
-    import clearml
+    if "clearml" not in sys.modules:  # then there is none, and nobody waits for the import
+        return None
+    from clearml import Task
 
-    return clearml.Task.current_task() if clearml.Task.running_locally() else None
+    return Task.current_task() if Task.running_locally() else None
 
 
 def _new_task(run: RunInformation) -> Any:
