@@ -73,3 +73,15 @@ def test_outside_of_a_task_or_without_the_package_it_is_refused(
     assert answer.error is not None
     assert "ConfigurationError" in answer.error["types"]
     assert problem in answer.error["text"]
+
+
+@pytest.mark.matrix
+def test_a_task_that_is_tried_again_resumes(tmp_path: Path) -> None:
+    """A Trainer with the callback stores its checkpoint; a second try restores and resumes it, and shows its values."""
+    printed = run("flyte", PROGRAMS / "train_in_flyte.py", folder=tmp_path, variables={})
+    first, second = json.loads(printed.splitlines()[-1])
+    assert first["steps"] == 6
+    assert "hexloop/outcome: failed: ValueError: the disk is on fire" in first["deck"]
+    assert second["steps"] == 8
+    assert "hexloop/outcome: finished" in second["deck"]
+    assert second["first"] == 2  # the history of the first try is in the checkpoint

@@ -6,6 +6,8 @@ import json
 import logging
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -23,6 +25,7 @@ from hexloop.adapters.clock import ManualClock
 from hexloop.adapters.logger.kubeflow import INTERVAL, TOKEN_SECONDS, Kubeflow, is_offered
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.logger import Outcome, Record, RunInformation
+from tests.trackers.running import PROGRAMS
 
 RUN = RunInformation("tiny", {"seed": 7}, total_steps=40)
 TOKEN = "kubernetes-token-0123456789"
@@ -259,6 +262,22 @@ def test_a_controller_that_is_silent_holds_a_call_for_5_seconds(
         monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_URL", f"http://127.0.0.1:{silent.getsockname()[1]}/")
         Kubeflow().start(RUN)
     assert "timed out" in caplog.text
+
+
+def test_a_trainer_reports_its_run(controller: Controller, job: Path, tmp_path: Path) -> None:
+    """`report_to="kubeflow"` posts from the start of a run to its end, with the losses."""
+    done = subprocess.run(
+        [sys.executable, PROGRAMS / "training.py", "kubeflow", "finish"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert controller.progress[0] == 0
+    assert controller.progress[-1] == 100
+    assert float(controller.metrics["eval_loss"]) > 0
+    assert (controller.metrics["current_step"], controller.metrics["total_steps"]) == ("8", "8")
 
 
 def certificate(folder: Path) -> Path:
