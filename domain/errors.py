@@ -115,6 +115,18 @@ class StorageFullError(StorageError):
     """The storage is full; what was stored before is intact."""
 
 
+class RefusedError(StorageError):
+    """An operation that a service will not accept, however often it is tried: a wrong token, name or permission."""
+
+
+class UnavailableError(StorageError):
+    """An operation that a service could not do at present. `retry_after`: the seconds to wait that it asked for."""
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        self.retry_after = retry_after
+        super().__init__(message)
+
+
 class CollectiveError(HexloopError, RuntimeError):
     """The processes of a run lost contact. `missing`: the ranks that did not respond in time."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from hexloop.ports.clock import Clock
 from hexloop.ports.journal import Fact, Journal
-from hexloop.ports.logger import Logger, Record, RunInformation
+from hexloop.ports.logger import FINISHED, Logger, Outcome, Record, RunInformation
 
 
 class LoggerGroup:
@@ -28,11 +28,11 @@ class LoggerGroup:
         """Write a record to every logger."""
         self._call("write", lambda logger: logger.write(record))
 
-    def finish(self) -> None:
+    def finish(self, outcome: Outcome = FINISHED) -> None:
         """Finish every logger."""
-        self._call("finish", lambda logger: logger.finish())
+        self._call("finish", lambda logger: logger.finish(outcome))
 
-    def _call(self, action: str, call: Callable[[Logger], None]) -> None:
+    def _call(self, action: str, call: Callable[[Logger], object]) -> None:
         for logger in list(self._loggers):
             try:
                 call(logger)

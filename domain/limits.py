@@ -44,6 +44,9 @@ class Limits:
     log_bytes: int = field(
         default=1 << 30, metadata={"help": "bytes of a journal or log that a report reads: half of each end"}
     )
+    spool_bytes: int = field(
+        default=256 * MIB, metadata={"help": "size of the logs of a run that wait for its trackers"}
+    )
 
 
 _in_force = [Limits()]

@@ -61,6 +61,9 @@ def train(run: Run[Batch, Loss]) -> Generator[AnyEvent, None, None]:
                 run.control.should_training_stop = True
                 yield from end_epoch(run)
         yield from run.around_finish(finish_run(run))
+    except BaseException as error:
+        run.failure = run.failure or error
+        raise
     finally:
         run.close()
 

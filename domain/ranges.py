@@ -35,6 +35,8 @@ LONGEST_NAME = 255
 FolderName = Annotated[str, Holding("the name of a folder", _may_name_folder)]
 """The name of a folder within another one. It may be empty, as a script may have set it to a path that ends there."""
 
+TrackerName = Annotated[str, Holding("a text of at most 1,000 characters", lambda text: len(text) <= 1000)]
+"""What identifies a run for a tracker."""
 
 MOST = 2**53
 """The largest count. Floats represent all whole numbers up to it exactly."""

@@ -137,6 +137,7 @@ class Run(Generic[Batch, Loss]):
     signals: where the loop writes `sync_gradients`, whether the current micro-batch is the last of its window. Another
         library's mapping may take its place.
     start: where speed is measured from.
+    failure: the exception that ended the run, also that of a callback or of the caller; None if none did.
     """
 
     learner: Learner[Batch, Loss]
@@ -167,6 +168,7 @@ class Run(Generic[Batch, Loss]):
     gradient_norm: SupportsFloat | None = field(default=None, init=False)
     update_taken: bool = field(default=True, init=False)
     stopped: bool = field(default=False, init=False)
+    failure: BaseException | None = field(default=None, init=False)
     signals: MutableMapping[str, object] = field(factory=lambda: {"sync_gradients": True}, init=False)
     start: StartingPoint = field(factory=StartingPoint, init=False)
     _unresolved: dict[int, list[SaveRequest]] = field(factory=dict, init=False)

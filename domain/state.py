@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from attrs import Factory, define
 
 from hexloop.domain.errors import CheckpointError, NewerSchemaError
-from hexloop.domain.ranges import BatchSize, Count, FolderName, Seed
+from hexloop.domain.ranges import LONGEST_NAME, BatchSize, Count, FolderName, Holding, Seed, TrackerName
 
 SCHEMA_VERSION = 1
+
+MOST_TRACKERS = 100
+
+
+def _are_few(trackers: Mapping[str, str]) -> bool:
+    return len(trackers) <= MOST_TRACKERS and all(len(name) <= LONGEST_NAME for name in trackers)
 
 
 @define
@@ -31,6 +37,7 @@ class RunState:
     pass_complete: the current epoch has no further step, because the data or a callback ended it.
     epoch_ended: the end of the current epoch was announced; some of the actions due at it may still be missing.
     history: everything that was logged. callbacks: the states of stateful callbacks.
+    trackers: what identifies the run for each logger that said so, by the logger's name.
     """
 
     run: str = ""
@@ -58,6 +65,7 @@ class RunState:
     due: list[str] = Factory(list)
     history: list[dict[str, Any]] = Factory(list)
     callbacks: dict[str, Any] = Factory(dict)
+    trackers: Annotated[dict[str, TrackerName], Holding("a few names", _are_few)] = Factory(dict)
 
     def begin_next_epoch(self) -> None:
         """Move to the first sample of the next epoch."""

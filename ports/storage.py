@@ -124,7 +124,11 @@ class Storage(Protocol):
 
 @frozen
 class File:
-    """A relative path, with "/" between names, and the bytes in chunks, which can be read once."""
+    """A relative path, with "/" between names, and the bytes in chunks, which can be read once.
+
+    local: where a file with these bytes is on this machine, if there is one that does not change; else None.
+    """
 
     path: str
     chunks: Iterable[bytes | memoryview]
+    local: str | None = field(default=None, eq=False)

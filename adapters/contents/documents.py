@@ -43,6 +43,9 @@ Versions count from 1, so the current version of a document is one more than the
 
 _CONVERTER = Converter()
 
+ADDED = frozenset({"trackers"})
+"""Entries of the run state that checkpoints of earlier releases lack."""
+
 _NAMES = frozenset(attribute.name for attribute in fields(RunState))
 
 
@@ -159,7 +162,7 @@ def encode_state(state: RunState) -> bytes:
 
 def state_of(values: Mapping[str, Any]) -> RunState:
     """Return the run state in a document. Raises CheckpointError, with every problem, if it is not a valid state."""
-    if missing := sorted(_NAMES - values.keys()):
+    if missing := sorted(_NAMES - values.keys() - ADDED):
         raise CheckpointError(f"The run state in {RUN_STATE} lacks {', '.join(missing)}.")
     state = read_document(values, RunState, f"The run state in {RUN_STATE}")
     if wrong := [each for each in state.due if each not in ACTIONS]:

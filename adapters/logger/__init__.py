@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
-from hexloop.ports.logger import Record, RunInformation
+from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation
 
 
 class RecordingLogger:
-    """Logger adapter that keeps every call: `runs`, `records`, and how often a run was `finished`.
+    """Logger adapter that keeps every call: `runs`, `records`, the `outcomes`, and how often a run was `finished`.
 
     failure: if set, every call is recorded and then raises it, like a tracker whose server is unreachable.
+    identifier: what `start` returns. in_loop: whether the loop calls it itself, instead of a thread.
     """
 
-    def __init__(self, failure: Exception | None = None) -> None:
+    def __init__(self, failure: Exception | None = None, identifier: str | None = None, in_loop: bool = True) -> None:
         self.failure = failure
+        self.identifier = identifier
+        self.in_loop = in_loop
+        self.outcomes: list[Outcome] = []
         self.runs: list[RunInformation] = []
         self.records: list[Record] = []
         self.finished = 0
 
-    def start(self, run: RunInformation) -> None:
+    def start(self, run: RunInformation) -> str | None:
         """Append to `runs`."""
         self.runs.append(run)
         self._fail()
+        return run.tracked_as or self.identifier
 
     def write(self, record: Record) -> None:
         """Append to `records`."""
         self.records.append(record)
         self._fail()
 
-    def finish(self) -> None:
-        """Increment `finished`."""
+    def finish(self, outcome: Outcome = FINISHED) -> None:
+        """Append to `outcomes`, and increment `finished`."""
+        self.outcomes.append(outcome)
         self.finished += 1
         self._fail()
 
@@ -40,11 +46,14 @@ class RecordingLogger:
 class NoLogger:
     """Logger adapter that discards everything."""
 
-    def start(self, run: RunInformation) -> None:
+    in_loop = True
+
+    def start(self, run: RunInformation) -> str | None:
         """No-op."""
+        return None
 
     def write(self, record: Record) -> None:
         """No-op."""
 
-    def finish(self) -> None:
+    def finish(self, outcome: Outcome = FINISHED) -> None:
         """No-op."""

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from typing import TextIO
 
-from hexloop.ports.logger import Record, RunInformation, Value
+from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation, Value
 
 
 class Console:
     """Logger adapter that writes to `stream`, such as `sys.stdout`. The stream is not closed."""
 
+    in_loop = True
+
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._total_steps: int | None = None
 
-    def start(self, run: RunInformation) -> None:
+    def start(self, run: RunInformation) -> str | None:
         """Store the length of the run; nothing is written."""
         self._total_steps = run.total_steps
+        return None
 
     def write(self, record: Record) -> None:
         """Write and flush one line."""
@@ -25,7 +28,7 @@ class Console:
         self._stream.write("  ".join(cells) + "\n")
         self._stream.flush()
 
-    def finish(self) -> None:
+    def finish(self, outcome: Outcome = FINISHED) -> None:
         """No-op."""
 
     def _step(self, step: int) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hexloop.domain.json_documents import finite_json
 from hexloop.domain.regular_files import open_lines
-from hexloop.ports.logger import Record, RunInformation, Value
+from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation, Value
 
 
 class JsonLines:
@@ -20,20 +20,23 @@ class JsonLines:
     "Infinity" and "-Infinity".
     """
 
+    in_loop = True
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
 
-    def start(self, run: RunInformation) -> None:
+    def start(self, run: RunInformation) -> str | None:
         """Append the line of the event."""
         event = "resumed" if run.step else "started"
         self._append({"event": event, "run": run.name, "step": run.step, "total_steps": run.total_steps})
+        return None
 
     def write(self, record: Record) -> None:
         """Append one line, which is in the file when this returns."""
         line: dict[str, Value] = {"step": record.step, "epoch": record.epoch}
         self._append(line | {name: value for name, value in record.values.items() if name not in line})
 
-    def finish(self) -> None:
+    def finish(self, outcome: Outcome = FINISHED) -> None:
         """No-op."""
 
     def _append(self, line: dict[str, Value]) -> None:

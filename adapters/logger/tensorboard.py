@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Protocol, cast
+from typing import Protocol, TypeGuard, cast
 
+from hexloop.adapters.logger.names import grouped
 from hexloop.domain.errors import ConfigurationError
-from hexloop.ports.logger import Record, RunInformation
+from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation
+
+FOLDER = "runs"
+"""The folder of event files in that of a run."""
 
 
 class _Writer(Protocol):
@@ -30,8 +35,8 @@ class TensorBoard:
     """Logger adapter that writes event files to `folder`; by default to a new folder per run, `runs/...` in the run's
     own.
 
-    Raises ConfigurationError if neither tensorboard nor tensorboardX is installed. If a run resumes into the same
-    folder, the repeated steps of the earlier files are hidden.
+    Raises ConfigurationError if neither tensorboard nor tensorboardX is installed. A run that resumes continues in its
+    folder, where the repeated steps of the earlier files are hidden.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
@@ -40,52 +45,64 @@ class TensorBoard:
                 "Logging to tensorboard requires a package that is not installed; pip install 'hexloop[tensorboard]'."
             )
         self._chosen_folder = None if folder is None else os.path.expanduser(folder)
-        self._folder = self._chosen_folder or _new_folder("")
+        self._folder = self._chosen_folder or os.path.join(FOLDER, _new_name())
         self._writer: _Writer | None = None
 
-    def start(self, run: RunInformation) -> None:
-        """Open an event file and add the configuration, as JSON, under the tag "args"."""
+    def start(self, run: RunInformation) -> str | None:
+        """Open an event file and add the configurations, as JSON, under the tags "args" and "model_config".
+
+        Return the name of the folder in the run's `runs`; None if the folder was chosen.
+        """
         self.finish()
-        self._folder = self._chosen_folder or _new_folder(run.folder or "")
+        name = run.tracked_as if _is_name(run.tracked_as) else _new_name(run.trial)
+        self._folder = self._chosen_folder or os.path.join(run.folder or "", FOLDER, name)
         self._writer = self._opened(purge_step=run.step + 1 if run.step else None)
-        self._writer.add_text("args", json.dumps(dict(run.configuration), indent=2, default=str))
+        self._add_configuration("args", run.configuration)
+        if run.model_configuration:
+            self._add_configuration("model_config", run.model_configuration)
+        return None if self._chosen_folder else name
 
     def write(self, record: Record) -> None:
         """Add numbers and booleans as scalars and strings as texts; None is skipped.
 
         Before and after a run, each record is written to an event file of its own in the same folder.
         """
+        self.write_all([record])
+
+    def write_all(self, records: Iterable[Record]) -> None:
+        """Write several records, which are in the file when this returns."""
         writer = self._writer or self._opened()
-        for name, value in record.values.items():
-            if isinstance(value, str):
-                writer.add_text(tag(name), value, record.step)
-            elif value is not None:
-                writer.add_scalar(tag(name), value, record.step)
+        for record in records:
+            for name, value in record.values.items():
+                if isinstance(value, str):
+                    writer.add_text(grouped(name), value, record.step)
+                elif value is not None:
+                    writer.add_scalar(grouped(name), value, record.step)
         writer.flush()
         if self._writer is None:
             writer.close()
 
-    def finish(self) -> None:
+    def finish(self, outcome: Outcome = FINISHED) -> None:
         """Close the event file."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
+
+    def _add_configuration(self, tag: str, configuration: Mapping[str, object]) -> None:
+        assert self._writer is not None
+        self._writer.add_text(tag, json.dumps(dict(configuration), indent=2, default=str))
 
     def _opened(self, purge_step: int | None = None) -> _Writer:
         module = import_module("torch.utils.tensorboard" if find_spec("tensorboard") else "tensorboardX")
         return cast(_Writer, module.SummaryWriter(self._folder, purge_step=purge_step))
 
 
-def tag(name: str) -> str:
-    """Return the TensorBoard tag of the value `name`: evaluations and tests have groups of their own, the rest is
-    "train".
-    """
-    for group in ("eval", "test"):
-        if name.startswith(f"{group}_"):
-            return f"{group}/{name.removeprefix(f'{group}_')}"
-    return f"train/{name}"
+def _new_name(trial: str | None = None) -> str:
+    """Return a name for a folder after the time and the host, as PyTorch names its own, and the trial of a search."""
+    name = f"{datetime.now():%b%d_%H-%M-%S}_{socket.gethostname()}"
+    return f"{name}-{trial}".replace(os.sep, "-") if trial else name
 
 
-def _new_folder(parent: str) -> str:
-    """Return a folder named after the time and the host, as PyTorch names its own."""
-    return os.path.join(parent, "runs", f"{datetime.now():%b%d_%H-%M-%S}_{socket.gethostname()}")
+def _is_name(name: str | None) -> TypeGuard[str]:
+    """Return whether a saved name is that of a folder, and leads nowhere else."""
+    return bool(name) and name not in (".", "..") and not set(str(name)) & set("/\\\0")

@@ -23,12 +23,13 @@ class SaveStrategy(StrEnum):
 
 
 class HubStrategy(StrEnum):
-    """What is published on the Hub, and when."""
+    """What is published on the Hub, and when; `best` means the model of each save that is the best so far."""
 
     END = "end"
     EVERY_SAVE = "every_save"
     CHECKPOINT = "checkpoint"
     ALL_CHECKPOINTS = "all_checkpoints"
+    BEST = "best"
 
 
 class DebugOption(StrEnum):

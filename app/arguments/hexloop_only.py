@@ -97,6 +97,10 @@ class HexloopArguments(JournalArguments, PreemptionArguments):
     rendezvous_timeout: seconds that a process waits for the others to start and join the run; then it ends with an
         error that names the missing ranks. `ddp_timeout` is for what follows. A script that initializes
         torch.distributed itself sets a timeout there.
+    outbox_grace: seconds at the end of a run for what is not published on the Hub yet; what is left then stays in the
+        outbox, is named in a warning, and is published by the next run or by `hexloop outbox flush`.
+    logger_grace: seconds at the end of a run for what trackers do not have yet; what is left then stays in the outbox,
+        is named in a warning, and is delivered by the next run or by `hexloop outbox flush`.
     checkpoint_key: a file with a key by which each checkpoint is signed, and without whose signature none is loaded: at
         least 32 random bytes, or an ed25519 key in PEM (private to train; public is enough to evaluate).
     resume_despite: differences from the checkpoint that are accepted when resuming, instead of refused. `precision`:
@@ -128,6 +132,12 @@ class HexloopArguments(JournalArguments, PreemptionArguments):
     )
     rendezvous_timeout: float = argument(
         default=60.0, check=above_zero, help="seconds to wait for all processes to join at the start"
+    )
+    outbox_grace: float = argument(
+        default=60.0, check=at_least(0), help="seconds at the end of a run to publish what the Hub does not have yet"
+    )
+    logger_grace: float = argument(
+        default=30.0, check=at_least(0), help="seconds at the end of a run to pass on what trackers do not have yet"
     )
     checkpoint_key: str | None = argument(
         default=None, help="file of the key that signs each checkpoint and is required of each one that is loaded"

@@ -199,7 +199,7 @@ class HubArguments(ArgumentGroup):
     hub_strategy: HubStrategy | str = argument(
         default="every_save",
         help="what to publish: end (the final model), every_save (the model at each save), checkpoint (the newest "
-        "checkpoint as well), all_checkpoints",
+        "checkpoint as well), all_checkpoints, best (the model of each save that is the best so far)",
     )
     hub_token: str | None = argument(
         default=None, prepare=_hidden_token_is_none, help="token to publish with, never shown; the login's if unset"
@@ -208,6 +208,6 @@ class HubArguments(ArgumentGroup):
         default=None, help="whether a new repository is private; the account's default if unset"
     )
     hub_always_push: bool = argument(
-        default=False, help="publish at each save, instead of skipping one while the last is still uploading"
+        default=False, help="publish each save, instead of only the newest of those that wait for an upload"
     )
     hub_revision: str | None = argument(default=None, help="branch of the repository to publish to")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from hexloop.app.callbacks.trainer_state import ExportableState, TrainerState
 from hexloop.domain.triggers import ControlFlags
@@ -46,6 +46,8 @@ class TrainerControl(ControlFlags, ExportableState):
 
 Returned: TypeAlias = TrainerControl | None
 """What the methods of a callback return: a control object whose switches are copied, or None."""
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 Logs: TypeAlias = Mapping[str, Any]
 """Logged values or metrics by name."""
@@ -111,6 +113,21 @@ class TrainerCallback:
 
     def on_push_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Returned:
         """Called before the model is published."""
+
+
+def passive(method: Method) -> Method:
+    """Mark a method of a callback that the run need not call, because it does the same itself.
+
+    The mark is the method itself, because functools.wraps copies marks to the override that it describes.
+    """
+    method.__is_passive__ = method  # type: ignore[attr-defined]
+    return method
+
+
+def is_passive(listener: object) -> bool:
+    """Return whether a method is marked as `passive`, and not overridden."""
+    function = getattr(listener, "__func__", listener)
+    return getattr(function, "__is_passive__", None) is function
 
 
 EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))

@@ -11,7 +11,7 @@ from attrs import evolve
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks.base import TrainerCallback, TrainerControl
 from hexloop.app.callbacks.progress import PrinterCallback, ProgressCallback
-from hexloop.app.callbacks.trackers import chosen_trackers, tracker_callbacks
+from hexloop.app.callbacks.trackers import tracker_callbacks
 from hexloop.app.callbacks.trainer_state import NO_PLAN, ExportableState, TrainerState
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.evaluation import BestMetric, patience_after
@@ -143,14 +143,14 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
 
 
 def all_callbacks(args: TrainingArguments, given: Sequence[object], own_loggers: bool) -> list[object]:
-    """Return the default flow, trackers of transformers, the user's callbacks, and last the progress display.
+    """Return the default flow, trackers, the user's callbacks, and last the progress display.
 
     The display is a progress bar (in a notebook with a table), or printed logs with `disable_tqdm`. If the user passed
     loggers, they replace display and trackers.
     """
     if own_loggers:
         return [DefaultFlowCallback(), *given]
-    return [DefaultFlowCallback(), *tracker_callbacks(chosen_trackers(args)), *given, _display(args)]
+    return [DefaultFlowCallback(), *tracker_callbacks(args), *given, _display(args)]
 
 
 def _display(args: TrainingArguments) -> object:

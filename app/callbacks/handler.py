@@ -9,8 +9,9 @@ from functools import partial, wraps
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from hexloop.app.callbacks.base import EVENTS, TrainerCallback, TrainerControl
+from hexloop.app.callbacks.base import EVENTS, TrainerCallback, TrainerControl, is_passive
 from hexloop.app.callbacks.flow import FLOW_EVENTS, is_default_flow
+from hexloop.app.callbacks.trackers import CALLBACKS, TrackerCallback
 from hexloop.app.callbacks.trainer_state import TrainerState
 from hexloop.domain import events
 from hexloop.domain.errors import ConfigurationError
@@ -132,9 +133,12 @@ class CallbackHandler:
         self._callbacks.append(added)
 
     def pop_callback(self, callback: object) -> object:
-        """Remove and return a callback, or the first instance of a class; return None if there is none."""
+        """Remove and return a callback, or the first instance of a class; return None if there is none.
+
+        The class of a tracker in transformers stands for hexloop's of the same name.
+        """
         for position, candidate in enumerate(self._callbacks):
-            if isinstance(candidate, callback) if isinstance(callback, type) else candidate == callback:
+            if _is_one(candidate, callback) if isinstance(callback, type) else candidate == callback:
                 return self._callbacks.pop(position)
         return None
 
@@ -211,6 +215,20 @@ class CallbackHandler:
     on_push_begin = _event("on_push_begin")
 
 
+def _is_one(candidate: object, kind: type[Any]) -> bool:
+    """Return whether a callback is an instance of a class, or of hexloop's class for the same tracker."""
+    if isinstance(candidate, kind):
+        return True
+    if not isinstance(candidate, TrackerCallback):
+        return False
+    own = CALLBACKS.get(candidate.tracker)
+    return own is not None and not issubclass(kind, TrackerCallback) and own.__name__ in _names_of(kind)
+
+
+def _names_of(kind: type[Any]) -> list[str]:
+    return [each.__name__ for each in kind.__mro__]
+
+
 def _listeners(callbacks: Iterable[object], event: str) -> Iterable[Listener]:
     """Yield the methods for `event`, except those of the base classes, which do nothing, and of the default flow."""
     # A callback written for transformers inherits its base class, whose module is loaded in that case only.
@@ -220,7 +238,7 @@ def _listeners(callbacks: Iterable[object], event: str) -> Iterable[Listener]:
         if event in FLOW_EVENTS and is_default_flow(callback):
             continue
         listener = getattr(callback, event, None)
-        if listener is not None and getattr(listener, "__func__", listener) not in idle:
+        if listener is not None and getattr(listener, "__func__", listener) not in idle and not is_passive(listener):
             yield listener
 
 

@@ -1,128 +1,204 @@
-"""Trackers that transformers brings as callbacks: by their names in `report_to`, until hexloop has its own."""
+"""A callback for each tracker, by the names and with the methods of transformers' own.
+
+The run passes logs and models to trackers by itself, in the background. A method that a subclass overrides is called as
+that of any callback, in the user's thread; the standard version that it may call does what the run would have done.
+"""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable
-from functools import wraps
-from importlib.util import find_spec
-from typing import Any
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, ClassVar, Protocol
 
-from hexloop.app.callbacks.base import EVENTS
-from hexloop.app.engines import plugin_names
-from hexloop.domain.wording import Problem
-
-TRACKERS = {
-    "azure_ml": ("azureml.core", "azureml-sdk"),
-    "clearml": ("clearml", "clearml"),
-    "codecarbon": ("codecarbon", "codecarbon"),
-    "comet_ml": ("comet_ml", "comet_ml"),
-    "dagshub": ("dagshub", "dagshub mlflow"),
-    "dvclive": ("dvclive", "dvclive"),
-    "flyte": ("flytekit", "flytekit"),
-    "mlflow": ("mlflow", "mlflow"),
-    "neptune": ("neptune", "neptune"),
-    "swanlab": ("swanlab", "swanlab"),
-    "trackio": ("trackio", "trackio"),
-    "wandb": ("wandb", "wandb"),
-}
-"""For each name: the module whose presence is required, and the packages to install."""
+from hexloop.app.callbacks.base import TrainerCallback, passive
+from hexloop.app.trackers import chosen_trackers, missing_package
+from hexloop.domain.errors import ConfigurationError
+from hexloop.ports.logger import Logger, Record
 
 
-def tracker_problem(name: str) -> Problem | None:
-    """Return why the tracker `name` cannot be used, and what to do, as an error of transformers' class; else None."""
-    module, packages = TRACKERS[name]
-    if find_spec("transformers") is None:
-        because = "hexloop has no logger for it yet, and transformers, whose callback it can use, is not installed"
-        install = f"'hexloop[transformers]' {packages}"
-    elif not _is_installed(module):
-        because = f"hexloop uses the callback of transformers for it, and the package {packages.split()[0]} is missing"
-        install = packages
-    elif name not in _callbacks():
-        problem = f"report_to={name!r} is a tracker that the installed transformers does not support; choose another."
-        return Problem(problem, ("report_to",), RuntimeError)
-    else:
-        return None
-    problem = (
-        f"report_to={name!r} cannot be used: {because}. Run `pip install {install}`, choose another tracker, or pass "
-        "loggers=[...] to the Trainer."
-    )
-    return Problem(problem, ("report_to",), ImportError if name == "flyte" else RuntimeError)
+class TrackedRun(Protocol):
+    """What a live run does for the callback of a tracker."""
+
+    def set_up(self) -> None:
+        """Start the logger if it is not, and wait until it has started, for a bounded time."""
+
+    def write(self, record: Record) -> None:
+        """Pass a record to the logger, in the background."""
+
+    def take_models(self) -> None:
+        """Pass the checkpoint that is being saved to the logger, once it is published."""
 
 
-def _is_installed(module: str) -> bool:
-    """Return whether a module can be imported; a folder of its name, such as the one that wandb writes, is not one."""
-    try:
-        spec = find_spec(module)
-    except ModuleNotFoundError:  # of a package above it
-        return False
-    return spec is not None and spec.origin is not None
+class TrackerCallback(TrainerCallback):
+    """Base of the callbacks of trackers. The arguments of the constructor are those of the Logger adapter.
 
-
-def available_trackers() -> list[str]:
-    """Return the trackers whose packages are installed, with transformers."""
-    return [name for name in TRACKERS if tracker_problem(name) is None]
-
-
-def chosen_trackers(args: Any) -> list[str]:
-    """Return the trackers of transformers that `report_to` names; with "all", every one that is installed."""
-    names = list(args.report_to or ()) if args.should_log else []
-    chosen = available_trackers() if names == ["all"] else [name for name in names if name in TRACKERS]
-    return [name for name in chosen if name not in plugin_names("loggers")]
-
-
-def tracker_callbacks(names: Iterable[str]) -> list[object]:
-    """Return a callback for each of the trackers `names`.
-
-    A callback that fails is reported once and disabled, and the run continues. One that cannot be made is reported,
-    and left out.
+    Raises ConfigurationError, also of the class that transformers raises, if the tracker's library is not installed.
+    tracker: its name in `report_to`. logger: the Logger adapter, made by the Trainer; None before, and in all processes
+    but the first. run: what a live run does for this callback; None between runs. tracked: what the
+    logger returned for the last run, by that run's name.
     """
-    made: list[object] = []
-    for name in names:
-        try:
-            made.append(fail_safe(_callbacks()[name])())
-        except Exception as error:  # packages raise any error, such as a failed login
-            _warn(name, "start", error)
-    return made
+
+    tracker: ClassVar[str] = ""
+
+    module: ClassVar[tuple[str, str]] = ("", "")
+    """An attribute that subclasses of transformers' callback read, and the module that is its value."""
+
+    def __init__(self, *values: Any, **options: Any) -> None:
+        problem = missing_package(self.tracker, type(self).__name__)
+        if problem is not None:
+            raise ConfigurationError(problem)
+        self.values, self.options = values, options
+        self.logger: Logger | None = None
+        self.run: TrackedRun | None = None
+        self.tracked: dict[str, str] = {}
+        self._initialized = False
+
+    def __getattr__(self, name: str) -> Any:
+        attribute, module = type(self).module
+        if name == attribute:
+            return import_module(module)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @passive
+    def setup(self, args: Any, state: Any, model: Any = None, **kwargs: Any) -> None:
+        """Start the tracker's run, and wait until it has started, for a bounded time. No-op between runs."""
+        if self.run is not None:
+            self._initialized = True
+            self.run.set_up()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Call `setup`."""
+        if not self._initialized:
+            self.setup(args, state, model, **kwargs)
+
+    @passive
+    def on_log(self, args: Any, state: Any, control: Any, *values: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Pass `logs` to the tracker. They may also be given by position."""
+        if logs is None:
+            logs = next((each for each in values if isinstance(each, Mapping)), None)
+        if self.run is not None and logs is not None:
+            self.run.write(Record(state.global_step, state.epoch or 0.0, dict(logs)))
+
+    @passive
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Pass the checkpoint to the tracker once it is published, if the tracker takes models."""
+        if self.run is not None:
+            self.run.take_models()
+
+    @passive
+    def on_train_end(self, args: Any, state: Any, control: Any, *values: Any, **kwargs: Any) -> None:
+        """No-op: the run finishes the tracker, however it ends."""
 
 
-def fail_safe(kind: type[Any]) -> type[Any]:
-    """Return a subclass of a class of callbacks whose events never raise: the first error disables the callback."""
-    overridden = {event: method for event in EVENTS if (method := getattr(kind, event, None)) is not None}
-    base = next(each for each in reversed(kind.__mro__) if each is not object)
-    members = {
-        event: _guarded(event, method)
-        for event, method in overridden.items()
-        if method is not getattr(base, event, None) or kind is base
-    }
-    return type(kind.__name__, (kind,), {**members, "__module__": kind.__module__, "_disabled": False})
+def replaces(callback: TrackerCallback, method: str) -> bool:
+    """Return whether a subclass, or the instance, overrides a method of `TrackerCallback`."""
+    standard = getattr(TrackerCallback, method)
+    return getattr(getattr(callback, method), "__func__", None) is not standard
 
 
-def _guarded(event: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._disabled:
-            return None
-        try:
-            return method(self, *args, **kwargs)
-        except Exception as error:
-            self._disabled = True
-            _warn(type(self).__name__, event, error)
-            return None
+class AzureMLCallback(TrackerCallback):
+    """Logs to the run of Azure ML that the process is part of."""
 
-    return call
+    tracker = "azure_ml"
 
 
-def _warn(tracker: str, action: str, error: Exception) -> None:
-    warnings.warn(
-        f"The tracker {tracker} failed to {action.removeprefix('on_').replace('_', ' ')} ({type(error).__name__}: "
-        f"{error}). The run continues without it.",
-        stacklevel=4,
+class ClearMLCallback(TrackerCallback):
+    """Logs to a task of ClearML."""
+
+    tracker = "clearml"
+    module = ("_clearml", "clearml")
+
+
+class CodeCarbonCallback(TrackerCallback):
+    """Measures the emissions of the run, in the first process of each machine."""
+
+    tracker = "codecarbon"
+    module = ("_codecarbon", "codecarbon")
+
+
+class CometCallback(TrackerCallback):
+    """Logs to an experiment of Comet."""
+
+    tracker = "comet_ml"
+
+
+class DagsHubCallback(TrackerCallback):
+    """Logs to MLflow at DagsHub, and uploads the output folder."""
+
+    tracker = "dagshub"
+    module = ("_ml_flow", "mlflow")
+
+
+class DVCLiveCallback(TrackerCallback):
+    """Logs to DVCLive."""
+
+    tracker = "dvclive"
+
+
+class FlyteCallback(TrackerCallback):
+    """Keeps checkpoints and the history of logs in a task of Flyte."""
+
+    tracker = "flyte"
+
+
+class KubeflowCallback(TrackerCallback):
+    """Reports progress and metrics to the controller of a Kubeflow job."""
+
+    tracker = "kubeflow"
+
+
+class MLflowCallback(TrackerCallback):
+    """Logs to a run of MLflow."""
+
+    tracker = "mlflow"
+    module = ("_ml_flow", "mlflow")
+
+
+class NeptuneCallback(TrackerCallback):
+    """Logs to a run of Neptune."""
+
+    tracker = "neptune"
+
+
+class SwanLabCallback(TrackerCallback):
+    """Logs to an experiment of SwanLab."""
+
+    tracker = "swanlab"
+    module = ("_swanlab", "swanlab")
+
+
+class TensorBoardCallback(TrackerCallback):
+    """Writes event files for TensorBoard."""
+
+    tracker = "tensorboard"
+
+
+class TrackioCallback(TrackerCallback):
+    """Logs to a run of Trackio."""
+
+    tracker = "trackio"
+    module = ("_trackio", "trackio")
+
+
+class WandbCallback(TrackerCallback):
+    """Logs to a run of Weights & Biases."""
+
+    tracker = "wandb"
+    module = ("_wandb", "wandb")
+
+
+CALLBACKS: dict[str, type[TrackerCallback]] = {
+    kind.tracker: kind
+    for kind in (
+        AzureMLCallback, ClearMLCallback, CodeCarbonCallback, CometCallback, DagsHubCallback, DVCLiveCallback,
+        FlyteCallback, KubeflowCallback, MLflowCallback, NeptuneCallback, SwanLabCallback, TensorBoardCallback,
+        TrackioCallback, WandbCallback,
     )
+}  # fmt: skip
+"""The class for each tracker's name."""
 
 
-def _callbacks() -> dict[str, type[Any]]:
-    """Return the callbacks of the installed transformers by the names of their trackers."""
-    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
-
-    return dict(INTEGRATION_TO_CALLBACK)
+def tracker_callbacks(args: Any) -> list[object]:
+    """Return a callback for each tracker that `report_to` names; none in processes that do not log."""
+    names = list(args.report_to or ()) if args.should_log else []
+    return [CALLBACKS[name]() for name in chosen_trackers(names)]

@@ -14,6 +14,7 @@ and its metrics by import path, so that code of any project can be trained.
   hexloop runs diff runs/a runs/b                 find the first step at which two runs differ
   hexloop report runs/a                           write a page that shows a run
   hexloop board runs                              watch the runs of a folder in a browser
+  hexloop outbox list runs/a                      list what has not reached the Hub and trackers
   hexloop doctor                                  show what this machine supports"""
 
 EXIT_CODES = """\
@@ -229,3 +230,10 @@ DOCTOR = """\
 Report what this machine has: devices and the precisions that each supports, the
 adapters of each port including those of installed packages, and versions; and what to
 install for anything missing. Exit code: 1 if something that hexloop needs is missing."""
+
+OUTBOX = """\
+What a run publishes on the Hub or logs to trackers is kept in the outbox of its output
+folder until it has arrived. Show what is left there, and finish it or drop it. Tokens are
+those of the environment (such as HF_TOKEN) or of the logins of this machine.
+
+Exit code: 0 if nothing is left, 1 otherwise."""

@@ -75,6 +75,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     _add_checkpoints(commands)
     _add_launch(commands)
     _add_runs(commands)
+    _add_outbox(commands)
     _add_report(commands)
     _add_board(commands)
     help = "report what this machine supports, and what to install for the rest"
@@ -360,3 +361,28 @@ def _port(text: str) -> int:
     if not 0 <= port < 1 << 16:
         raise ValueError(text)
     return port
+
+
+def _add_outbox(commands: Commands) -> None:
+    outbox = _command(
+        commands, "outbox", None, "show and finish what runs have not published or logged yet", help_texts.OUTBOX
+    )
+    names = outbox.add_subparsers(dest="outbox_command", metavar="COMMAND", title="commands", required=True)
+    parsers = {
+        name: _command(names, name, f"outbox:{function}", help, f"{help[0].upper()}{help[1:]}.")
+        for name, function, help in (
+            ("list", "list_intents", "list what is left, and why"),
+            ("flush", "flush", "publish what is left, and deliver logs to trackers"),
+            ("retry", "retry", "do the same, also with what the hub has refused"),
+            ("drop", "drop", "remove entries without publishing them; with --all also logs"),
+        )
+    }
+    for parser in parsers.values():
+        parser.add_argument("folder", metavar="FOLDER", help="the output folder of a run, or its URL")
+    parsers["list"].add_argument("--json", action="store_true", help="print JSON")
+    help = "how long to try (default: 600)"
+    for name in ("flush", "retry"):
+        add = parsers[name].add_argument
+        add("--for", dest="limit_seconds", type=float, default=600.0, metavar="SECONDS", help=help)
+    parsers["drop"].add_argument("entries", metavar="ENTRY", nargs="*", type=int, help="the numbers that `list` shows")
+    parsers["drop"].add_argument("--all", action="store_true", help="drop everything")

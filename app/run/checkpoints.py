@@ -82,6 +82,7 @@ class RunCheckpoints(CheckpointStore):
         )
         self._parts = parts
         self._settle_counters = settle_counters
+        self.identifiers: Callable[[], dict[str, str]] = lambda: run.state.trackers
         self._required = True
         self._events: list[AnyEvent] | None = None  # of an overridden `_save_checkpoint`, while it runs
         self._resuming: tuple[Storage, str] | None = None
@@ -174,6 +175,7 @@ class RunCheckpoints(CheckpointStore):
             self._parts.hooks.store_flos()
         self._settle_counters()
         state.callbacks = callbacks_state(self._parts.callback_handler, self._parts.control, saving=True)
+        state.trackers = self.identifiers()
         self._choose_background()
         collectives = self._parts.adapters.collectives
         if self._parts.args.save_async and collectives.world_size > 1:  # in the background only if on all ranks

@@ -50,10 +50,14 @@ def drive(host: RunHost, resume_from: str | bool | None, run_name: str | None = 
         session = open_session(host, resume_from, run_name)
         dispatch, take_global_state = session.stages.dispatch, session.global_state.take
         with closing(train(session.run)) as events:
-            for event in events:
-                dispatch(event)
-                yield event
-                take_global_state()
+            try:
+                for event in events:
+                    dispatch(event)
+                    yield event
+                    take_global_state()
+            except BaseException as error:  # of a callback, or of the caller that closes this generator
+                session.run.failure = session.run.failure or error
+                raise
     except BaseException as error:
         explained = collectives.explain(error)
         if explained is not error:

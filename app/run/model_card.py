@@ -97,7 +97,7 @@ def _completed(parts: TrainerParts, facts: CardFacts) -> CardFacts:
     if base is None:
         name = str(getattr(getattr(parts.unwrapped_model, "config", None), "_name_or_path", "") or "")
         base = name if name and not os.path.isdir(name) else None
-    given = parts.args.hub_model_id or str(parts.args.output_dir).rstrip("/\\")
+    given = parts.hub_model_id or str(parts.args.output_dir).rstrip("/\\")
     name = facts.model_name or os.path.basename(given) or "model"
     data = parts.train_dataset if parts.train_dataset is not None else parts.eval_dataset
     builder = getattr(data, "builder_name", None)

@@ -17,10 +17,9 @@ from typing import Any
 from attrs import define
 from safetensors.torch import save_file
 
-from hexloop.app.wiring.checkpoint_files import chunks_of, files_below
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import is_sharded, named_weights, own_class, save_sharded
-from hexloop.app.wiring.storage import as_location, is_elsewhere, storage_for
+from hexloop.app.wiring.storage import as_location, chunks_of, files_below, is_elsewhere, storage_for
 from hexloop.domain.json_documents import read_bytes
 from hexloop.domain.redaction import redacted
 from hexloop.domain.regular_files import read_file

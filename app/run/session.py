@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -19,7 +18,9 @@ from hexloop.app.run.compatibility import same_global_batch
 from hexloop.app.run.determinism import GlobalState, flags_for, take_global_state
 from hexloop.app.run.journal import RunJournal, journal_for, totals_over_ranks
 from hexloop.app.run.memory_metrics import MemoryStages
+from hexloop.app.run.publishing import publishing_events
 from hexloop.app.run.stages import Report, Stages, after_each_step, choose_best_metric, wait_while_paused
+from hexloop.app.run.tracking import RunLoggers, run_loggers
 from hexloop.app.wiring.counting import RunCounters, make_counters
 from hexloop.app.wiring.data import global_batch_size, stop_workers, training_data
 from hexloop.app.wiring.learner import (
@@ -38,15 +39,12 @@ from hexloop.domain.checkpoints.manifest import checkpoint_name
 from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.domain.evaluation import speed_metrics
 from hexloop.domain.events import AnyEvent, CheckpointPublished, SaveFailed, TrainEnded
-from hexloop.domain.fail_safe import LoggerGroup
-from hexloop.domain.redaction import redact, redacted
 from hexloop.domain.requests import make_agreement
 from hexloop.domain.run import Evaluation, Run
 from hexloop.domain.state import RunState
 from hexloop.domain.triggers import Interval, Plan, Trigger, Triggers, make_plan, whole_steps
 from hexloop.ports.batches import Batches
 from hexloop.ports.engine import RunFacts
-from hexloop.ports.logger import RunInformation
 
 UNSET_STEPS = 500
 """`state.eval_steps` of transformers if the arguments do not set it; it decides nothing then."""
@@ -56,7 +54,7 @@ UNSET_STEPS = 500
 class Session:
     """A live run and what belongs to it.
 
-    parts: the Trainer's parts, with the prepared model. loggers: None until they are started, and after the run.
+    parts: the Trainer's parts, with the prepared model. loggers: None until they are made, and after the run.
     """
 
     parts: TrainerParts
@@ -66,7 +64,7 @@ class Session:
     checkpoints: RunCheckpoints
     counters: RunCounters
     stages: Stages
-    loggers: LoggerGroup | None = None
+    loggers: RunLoggers | None = None
 
     def wait_while_paused(self) -> None:
         """Wait until the run is no longer paused.
@@ -83,20 +81,22 @@ class Session:
 
     def start_reporting(self) -> tuple[Callable[[], None], ...]:
         """Start the loggers and the sources of interrupts; return the functions that stop them."""
-        parts, run = self.parts, self.run
-        args, adapters = parts.args, parts.adapters
-        loggers = LoggerGroup(adapters.loggers, lambda message: warnings.warn(message, stacklevel=2))
-        name = redact(args.run_name or str(args.output_dir))
-        configuration, folder = redacted(args.to_sanitized_dict()), redact(str(args.output_dir))
-        adapters.interrupts.start(partial(parts.requests.request_stop, save=True))  # may raise, so before the loggers
-        loggers.start(RunInformation(name, configuration, folder, run.plan.total_steps, run.state.step))
-        self.loggers = loggers
+        parts, interrupts = self.parts, self.parts.adapters.interrupts
+
+        def preempt(reason: str = "") -> None:
+            if self.loggers is not None:
+                self.loggers.preempted = True
+            parts.requests.request_stop(reason, save=True)
+
+        interrupts.start(preempt)  # may raise, so before the loggers
+        self.loggers = loggers = run_loggers(parts, self.run)
+        self.checkpoints.identifiers = lambda: loggers.identifiers
 
         def finish() -> None:
             self.loggers = None
             loggers.finish()
 
-        return adapters.interrupts.stop, finish, partial(_close_bars, parts.callback_handler, ProgressDisplay)
+        return interrupts.stop, finish, partial(_close_bars, parts.callback_handler, ProgressDisplay)
 
 
 def _close_bars(handler: CallbackHandler, kind: type[Any]) -> None:
@@ -214,7 +214,12 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         stop_reporting = session.start_reporting()
         outcome = _watch_outcome(host, session)
         parts.dispatcher.observe(
-            prepared.journal.follow(run), outcome, messages.end_messages(parts, run), *prepared.observers
+            prepared.journal.follow(run),
+            outcome,
+            messages.end_messages(parts, run),
+            publishing_events(parts, run),
+            session.loggers.events() if session.loggers is not None else {},
+            *prepared.observers,
         )
         run.cleanups = (undo.pop_all().close, prepared.journal.close, *stop_reporting)
     return session

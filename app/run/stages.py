@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from attrs import define, field, frozen
 
+from hexloop.app.run.publishing import AFTER_A_STOP, finish_pushes
 from hexloop.app.wiring.data import example_count
 from hexloop.app.wiring.learner import undrained
 from hexloop.app.wiring.model import best_metric
@@ -76,7 +77,7 @@ class Stages:
             run.around_epoch = self._epoch
         if parts.hooks.finalize_training.overridden:
             run.around_finish = self._end
-        elif parts.hooks.finish_current_push.overridden:
+        elif parts.hooks.finish_current_push.overridden or parts.args.push_to_hub:
             run.around_finish = self._end_and_push
         if parts.hooks.init_training_state.overridden:
             self._initialize()
@@ -141,7 +142,7 @@ class Stages:
         hooks, args = self.parts.hooks, self.parts.args
 
         def noting() -> Events:
-            for event in self._end_and_push(events) if hooks.finish_current_push.overridden else events:
+            for event in self._end_and_push(events):
                 yield event
                 ended.extend([event] if isinstance(event, TrainEnded) else [])
 
@@ -159,11 +160,14 @@ class Stages:
         yield Finalized(last.step, last.metrics, last.stopped, last.reasons, output)
 
     def _end_and_push(self, events: Iterator[AnyEvent]) -> Iterator[AnyEvent]:
-        """End the run, and then call an overridden `_finish_current_push`."""
+        """End the run, and then finish publishing, by an overridden `_finish_current_push` if there is one."""
+        hook = self.parts.hooks.finish_current_push
         for event in events:
             yield event
-            if isinstance(event, TrainEnded):
-                self.parts.hooks.finish_current_push()
+            if isinstance(event, TrainEnded) and hook.overridden:
+                hook()
+            elif isinstance(event, TrainEnded) and self.parts.args.push_to_hub:
+                finish_pushes(self.parts, AFTER_A_STOP if event.stopped else None)
 
     def _carry_out(self, hook: Hook, method: str, events: Events, *values: Any, **named: Any) -> Any:
         """Call the overridden method of a stage. Raises RunStateError if it does not go through the events."""

@@ -9,7 +9,6 @@ from typing import Any, Generic, TypeVar, overload
 from hexloop.app.engines import is_requested
 from hexloop.app.run.memory_metrics import MemoryTracker
 from hexloop.app.trainer.base import TrainerBase
-from hexloop.app.wiring.adapters import drop_logger_of
 from hexloop.app.wiring.evaluation import standard_loss
 from hexloop.app.wiring.parts import TrainerParts
 
@@ -43,7 +42,6 @@ class TrainerAttributes(TrainerBase):
     """Operations since the last `store_flos`; always 0, because `state.total_flos` contains them."""
 
     _own_gather_function: Callable[..., Any] | None = None
-    _own_hub_model_id: str | None = None
 
     @property
     def accelerator(self) -> Any:
@@ -62,15 +60,13 @@ class TrainerAttributes(TrainerBase):
     def pop_callback(self, callback: Any) -> Any:
         """Remove and return a callback, or the first of a class; return None if there is none.
 
-        transformers' TensorBoardCallback stands for hexloop's logger: it is removed, and such a callback is returned.
+        transformers' class of a tracker, such as WandbCallback, stands for hexloop's.
         """
-        popped = self.callback_handler.pop_callback(callback)
-        return callback() if popped is None and drop_logger_of(self.adapters, callback) else popped
+        return self.callback_handler.pop_callback(callback)
 
     def remove_callback(self, callback: Any) -> None:
-        """Remove a callback, or the first of a class; transformers' TensorBoardCallback stands for hexloop's logger."""
-        if not drop_logger_of(self.adapters, callback):
-            self.callback_handler.remove_callback(callback)
+        """Remove a callback, or the first of a class; transformers' class of a tracker stands for hexloop's."""
+        self.callback_handler.remove_callback(callback)
 
     # Engines
 
@@ -117,15 +113,6 @@ class TrainerAttributes(TrainerBase):
     @gather_function.setter
     def gather_function(self, function: Callable[..., Any] | None) -> None:
         self._own_gather_function = function
-
-    @property
-    def hub_model_id(self) -> str | None:
-        """The name of the model's repository: the assigned one, or that of the arguments."""
-        return self._own_hub_model_id or self.args.hub_model_id
-
-    @hub_model_id.setter
-    def hub_model_id(self, name: str | None) -> None:
-        self._own_hub_model_id = name
 
     @property
     def neftune_noise_alpha(self) -> float | None:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hexloop.app.trainer.attributes import TrainerAttributes
+from hexloop.app.trainer.publishing import TrainerPublishing
 from hexloop.app.trainer.replaced_constructor import MAKERS, made_late
 from hexloop.app.wiring.parts import standard
 from hexloop.domain.errors import ConfigurationError, RunStateError
@@ -16,7 +16,7 @@ from hexloop.domain.wording import Problem
 # Old and unsupported names
 
 
-class LegacyNames(TrainerAttributes):
+class LegacyNames(TrainerPublishing):
     """Old names, each with a warning that states the new one, and methods that are refused."""
 
     @property
@@ -72,29 +72,10 @@ class LegacyNames(TrainerAttributes):
         """Raise ConfigurationError, which is also a RuntimeError: there is no hyperparameter search yet."""
         _refuse("hyperparameter_search", "hexloop has no search yet", SEARCH_YOURSELF, RuntimeError)
 
-    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> Any:
-        """Raise ConfigurationError: publishing is not supported yet."""
-        _refuse("init_hf_repo", "hexloop does not publish models yet", PUBLISH)
-
-    def push_to_hub(
-        self,
-        commit_message: str | None = "End of training",
-        blocking: bool = True,
-        token: str | None = None,
-        revision: str | None = None,
-        private: bool | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Raise ConfigurationError: publishing is not supported yet."""
-        _refuse("push_to_hub", "hexloop does not publish models yet", PUBLISH)
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> Any:
-        """Raise ConfigurationError: publishing is not supported yet, and `push_to_hub=True` is refused."""
-        _refuse("_push_from_checkpoint", "hexloop does not publish models yet", PUBLISH)
-
-    @standard
-    def _finish_current_push(self) -> None:
-        """No-op: no push is in progress. If overridden, it is called at the end of a run."""
+    def init_git_repo(self, at_init: bool = False) -> None:
+        """Call `init_hf_repo`: the old name, from when the output folder was a clone of the repository."""
+        _warn("Trainer.init_git_repo", "Trainer.init_hf_repo")
+        self.init_hf_repo()
 
     @standard
     def _hp_search_setup(self, trial: Any) -> None:
@@ -125,7 +106,6 @@ class LegacyNames(TrainerAttributes):
 
 
 SEARCH_YOURSELF = "make a Trainer with model_init for each trial of a search library of your choice, and call train"
-PUBLISH = "save_model to a folder, and publish that with huggingface_hub.upload_folder"
 
 
 def old_model_path(given: dict[str, Any]) -> Any:

@@ -352,6 +352,8 @@ class TrainerHooks(TrainerStages):
             trial=self._trial,
             run=None if self._session is None else self._session.run,
             modes=None if self._session is None else self._session.learner.modes,
+            hub_model_id=self.hub_model_id,
+            publisher=self._publisher,
             backward=self._assigned("backward"),
         )
 

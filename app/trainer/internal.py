@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from hexloop.app.run import checkpoints
 from hexloop.app.run.checkpoint_folders import rotate, sorted_checkpoints
 from hexloop.app.run.session import Session
-from hexloop.app.trainer.attributes import TrainerAttributes
 from hexloop.app.trainer.data import TrainerData
+from hexloop.app.trainer.publishing import TrainerPublishing
 from hexloop.app.wiring import checkpoint_files
 from hexloop.app.wiring.data import map_entries, prepared_inputs
 from hexloop.app.wiring.evaluation import PredictedBatch, predicted_items, run_loss
@@ -26,7 +26,7 @@ NOT_WRITTEN = (
 )
 
 
-class TrainerInternals(TrainerData, TrainerAttributes):
+class TrainerInternals(TrainerData, TrainerPublishing):
     """Internal methods, each called at the moment at which transformers calls it, if it is overridden.
 
     What an overridden method of a resume loads is not loaded by hexloop before; its standard version loads it.

@@ -21,6 +21,7 @@ from hexloop.app.run.memory_metrics import measured, memory_stages_for
 from hexloop.app.run.messages import set_log_level
 from hexloop.app.run.session import Session
 from hexloop.app.run.stages import Finalized
+from hexloop.app.run.tracking import make_tracker_loggers
 from hexloop.app.trainer.compatibility import (
     LegacyNames,
     log_retired_internals,
@@ -131,8 +132,11 @@ class Trainer(TrainerHooks, LegacyNames):
         self.callback_handler = CallbackHandler(listeners, *handled)
         self._dispatcher = EventDispatcher(self.callback_handler, self.args, self.state, self.control)
         refuse_missing_data(self._collect_parts())
+        make_tracker_loggers(self._collect_parts())
         if is_overridden(self, "_validate_args"):
             self._validate_args()
+        if self.args.push_to_hub:
+            self._find_repository()
         self._dispatcher.call("on_init_end")
         self._memory.end("init")
 
@@ -301,10 +305,14 @@ class Trainer(TrainerHooks, LegacyNames):
         """Write the model, its configuration and the processing class to a folder, by default the output folder.
 
         The first of several processes writes. All processes must call it if the model is sharded: each writes its part.
+        With `push_to_hub`, the model is also published.
         """
         refuse_unprepared(self.adapters, self.model)
+        folder = str(self.args.output_dir)
         if self.args.should_save or is_sharded(self.adapters.parallelism, self.model):
-            self._save(output_dir or str(self.args.output_dir))
+            self._save(output_dir or folder)
+        if self.args.push_to_hub and not _internal_call:
+            self._publish_saved_model(output_dir in (None, folder))
 
     @standard
     def new_run_name(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
 from attrs import define, evolve
@@ -17,7 +17,7 @@ from attrs import define, evolve
 from hexloop.adapters.background import ThreadBackground
 from hexloop.adapters.clock import SystemClock
 from hexloop.adapters.engines.single.engine import SingleProcess
-from hexloop.adapters.hub import NoHub
+from hexloop.adapters.hub.hugging_face import HuggingFaceHub
 from hexloop.adapters.interrupts import (
     Deadline,
     FileTouched,
@@ -32,12 +32,13 @@ from hexloop.adapters.logger.json_lines import JsonLines
 from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.adapters.storage.signed import SignedStorage
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.callbacks.trackers import TRACKERS, tracker_problem
 from hexloop.app.engines import engine_for, find_plugin, plugin_names
 from hexloop.app.joining import join
+from hexloop.app.trackers import LOCAL_FOLDER, TRACKERS, available_trackers, missing_package
 from hexloop.app.wiring.combinations import Setting, refused_combinations
 from hexloop.app.wiring.signing import read_key, refuse_forgeable_digests
 from hexloop.app.wiring.storage import is_elsewhere, joined, storage_for
+from hexloop.app.wiring.trackers import logging_folder, named_loggers
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.fail_safe import FailSafeJournal
 from hexloop.domain.wording import did_you_mean
@@ -78,7 +79,7 @@ class Injected(TypedDict, total=False):
 
 @define
 class Adapters:
-    """The adapters of a run, one for each port."""
+    """The adapters of a run, one for each port; loggers by name, without those of the callbacks of trackers."""
 
     device: Device
     precision: Precision[Any]
@@ -86,7 +87,7 @@ class Adapters:
     collectives: Collectives
     storage: Storage
     hub: Hub
-    loggers: Sequence[Logger]
+    loggers: Mapping[str, Logger]
     clock: Clock
     background: Background
     interrupts: Interrupts
@@ -106,7 +107,7 @@ def choose_adapters(args: TrainingArguments, injected: Injected) -> Adapters:
         raise TypeError(f"Trainer() got an unexpected keyword argument {unknown[0]!r}; {remedy}")
     problems: list[str] = []
     given_loggers = injected.get("loggers")
-    loggers = choose_loggers(args, problems) if given_loggers is None else list(given_loggers)
+    loggers = choose_loggers(args, problems) if given_loggers is None else named_loggers(given_loggers)
     try:
         device = injected.get("device") or choose_device(args)
         storage = choose_storage(args, injected.get("storage"))
@@ -132,7 +133,7 @@ def choose_adapters(args: TrainingArguments, injected: Injected) -> Adapters:
         parallelism=parallelism,
         collectives=collectives,
         storage=storage,
-        hub=injected.get("hub") or NoHub(),
+        hub=injected.get("hub") or HuggingFaceHub(token=args.hub_token),
         loggers=loggers,
         clock=clock,
         background=ThreadBackground(),
@@ -288,66 +289,46 @@ def choose_journal(args: TrainingArguments, storage: Storage, problems: list[str
     return JsonLinesJournal(os.path.join(folder, JOURNAL))
 
 
-def choose_loggers(args: TrainingArguments, problems: list[str]) -> list[Logger]:
-    """Return the loggers that `report_to` names, hexloop's or those of installed packages.
+def choose_loggers(args: TrainingArguments, problems: list[str]) -> dict[str, Logger]:
+    """Return the loggers that `report_to` names, hexloop's or those of installed packages, without trackers.
 
-    Adds to `problems` for each name that is unknown or cannot be used.
+    Adds to `problems` for each name that is unknown or cannot be used. Trackers have callbacks, which make their
+    loggers; see `hexloop.app.trackers`.
     """
     names = list(args.report_to or ()) if args.should_log else []
+    is_remote = is_elsewhere(str(args.output_dir))
     if names == ["all"]:
-        names = [*(name for name in LOGGERS if name != "console"), *plugin_names("loggers")]
-    loggers: list[Logger] = []
+        trackers = [name for name in available_trackers() if not (is_remote and name in LOCAL_FOLDER)]
+        names = [*(name for name in LOGGERS if name != "console"), *plugin_names("loggers"), *trackers]
+    loggers: dict[str, Logger] = {}
     for name in names:
         plugin = find_plugin("loggers", name)
-        if name in NEED_A_FOLDER and is_elsewhere(str(args.output_dir)):
+        if name in (*LOCAL_FOLDER, "json_lines") and is_remote and not (name == "tensorboard" and logging_folder(args)):
             problems.append(
                 f"report_to={name!r} needs a local folder, but output_dir is a URL. "
                 "Pass loggers=[...] with a local folder to the Trainer."
             )
         elif name in LOGGERS:
-            loggers.append(LOGGERS[name](args))
+            loggers[name] = LOGGERS[name](args)
         elif plugin is not None:
-            loggers.append(plugin())
-        elif name in TRACKERS:  # a callback of transformers; see `hexloop.app.callbacks.trackers`
-            problems += filter(None, [tracker_problem(name)])
+            loggers[name] = plugin()
+        elif name in TRACKERS:
+            problems += filter(None, [missing_package(name, f"report_to={name!r}")])
         else:
-            problems.append(
-                f"report_to={name!r} is not a tracker that hexloop knows; "
-                + did_you_mean(
-                    name,
-                    [*LOGGERS, *plugin_names("loggers"), *TRACKERS],
-                    f"choose one of {', '.join([*LOGGERS, *plugin_names('loggers')])}, a tracker of transformers "
-                    f"({', '.join(TRACKERS)}), or pass loggers=[...] to the Trainer.",
-                    spell=repr,
-                    similarity=0.7,
-                )
+            known = [*TRACKERS, *LOGGERS, *plugin_names("loggers")]
+            remedy = did_you_mean(
+                name,
+                known,
+                f"choose one of {', '.join(known)}, or pass loggers=[...] to the Trainer.",
+                spell=repr,
+                similarity=0.7,
             )
+            problems.append(f"report_to={name!r} is not a tracker that hexloop knows; {remedy}")
     return loggers
 
 
-def drop_logger_of(adapters: Adapters, callback: object) -> bool:
-    """Remove the logger that does what a class of transformers' callbacks does, and return whether there was one."""
-    is_tensorboard = isinstance(callback, type) and any(
-        each.__name__ == "TensorBoardCallback" for each in callback.__mro__
-    )
-    left = [each for each in adapters.loggers if not (is_tensorboard and type(each).__name__ == "TensorBoard")]
-    found = len(left) < len(adapters.loggers)
-    adapters.loggers = left
-    return found
-
-
-def _tensorboard(args: TrainingArguments) -> Logger:
-    from hexloop.adapters.logger.tensorboard import TensorBoard
-
-    return TensorBoard(args.logging_dir or os.environ.get("TENSORBOARD_LOGGING_DIR"))
-
-
 LOGGERS: dict[str, Callable[[TrainingArguments], Logger]] = {
-    "tensorboard": _tensorboard,
     "json_lines": lambda args: JsonLines(joined(str(args.output_dir), "log.jsonl")),
     "console": lambda args: Console(sys.stdout),
 }
-"""From a name in `report_to` to the logger."""
-
-NEED_A_FOLDER = ("tensorboard", "json_lines")
-"""The loggers that append to a file in `output_dir`."""
+"""From a name in `report_to` to the logger, for those that are no trackers."""

@@ -21,6 +21,7 @@ from hexloop.adapters.contents.file_names import PREFIX, UserFiles
 from hexloop.adapters.contents.run_documents import SETUP, RunDocuments, is_documents_file
 from hexloop.adapters.contents.safetensors_files import INDEX, MODEL, Stream, component_of, is_weights, tensor_parts
 from hexloop.app.wiring.saved_setup import check_setup
+from hexloop.app.wiring.storage import chunks_of, files_below
 from hexloop.domain.checkpoints.blocks import VerifiedFiles
 from hexloop.domain.checkpoints.manifest import MANIFEST, checkpoint_name, is_set_aside
 from hexloop.domain.checkpoints.reading import Checkpoint
@@ -162,6 +163,11 @@ def is_run_file(path: str) -> bool:
     return path == TRAINER_STATE or is_documents_file(path) or _RUN_FILE.fullmatch(path) is not None
 
 
+def is_model_weights(path: str) -> bool:
+    """Return whether a file contains weights of the whole model, or the index of its shards."""
+    return is_weights(path)
+
+
 def load_model_weights(model: torch.nn.Module, checkpoint: CheckpointFiles) -> None:
     """Load the weights of a checkpoint into a model. Raises CheckpointError if they are another model's."""
     from hexloop.adapters.trainable.torch.model_state import ModelState
@@ -203,8 +209,6 @@ def _order(path: str) -> tuple[bool, bool, bool, str]:
 
 
 # Files of the user's methods
-
-CHUNK = 1 << 20
 
 Stamp = tuple[int, int, int]
 """The inode, the size and the time of the last change of a file."""
@@ -314,17 +318,3 @@ def user_files(parts: TrainerParts, override: CheckpointOverride) -> UserFiles:
 
     files = [File(name, chunks_of(path)) for name, path in found.items()]
     return UserFiles(files, open_file, names, frozenset(earlier) - names, close)
-
-
-def files_below(folder: Path) -> dict[str, Path]:
-    """Return every file below a folder of this machine, by its path in it."""
-    paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return {path.relative_to(folder).as_posix(): path for path in paths}
-
-
-def chunks_of(path: Path, start: int = 0) -> Iterator[memoryview]:
-    """Read the bytes of a file from `start` on."""
-    with path.open("rb") as file:
-        file.seek(start)
-        while chunk := file.read(CHUNK):
-            yield memoryview(chunk)

@@ -189,10 +189,14 @@ REFUSALS = (
         "set per_device_train_batch_size to one that fits",
     ),
     Refusal(
-        lambda setting: setting.args.push_to_hub,
-        "push_to_hub=True",
-        "hexloop does not upload to the Hub yet",
-        "leave it out, and upload the output folder with `hf upload` afterwards",
+        lambda setting: (
+            setting.args.push_to_hub
+            and setting.args.hub_strategy == "best"
+            and not (setting.args.metric_for_best_model and setting.args.eval_strategy != "no")
+        ),
+        "hub_strategy='best'",
+        "without metric_for_best_model and evaluations no checkpoint is the best",
+        "set metric_for_best_model and eval_strategy",
     ),
 )
 
@@ -283,7 +287,10 @@ INEFFECTIVE = (
         "it is for liger-kernel, and use_liger_kernel is not set",
     ),
     Ineffective(
-        ("hub_model_id", "hub_strategy", "hub_token", "hub_private_repo", "hub_always_push", "hub_revision"),
+        (
+            *("hub_model_id", "hub_strategy", "hub_token", "hub_private_repo", "hub_always_push", "hub_revision"),
+            "outbox_grace",
+        ),
         lambda args: not args.push_to_hub,
         "it is for uploads to the Hub, and push_to_hub is not set",
     ),

@@ -12,6 +12,7 @@ from hexloop.adapters.evaluator.torch.evaluator import Modes
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
 from hexloop.app.wiring.adapters import Adapters
+from hexloop.app.wiring.publishing import Publisher
 from hexloop.domain.requests import Requests
 from hexloop.domain.run import Run
 
@@ -97,6 +98,7 @@ class Hooks:
     track_num_input_tokens: Hook
     report_to_hp_search: Hook
     finish_current_push: Hook
+    push_from_checkpoint: Hook
     wrap_model: Hook
     store_flos: Hook
 
@@ -162,6 +164,7 @@ PRIVATE_HOOKS = {
     "track_num_input_tokens": "_track_num_input_tokens",
     "report_to_hp_search": "_report_to_hp_search",
     "finish_current_push": "_finish_current_push",
+    "push_from_checkpoint": "_push_from_checkpoint",
     "wrap_model": "_wrap_model",
 }
 """The hooks whose methods start with an underscore, as in transformers."""
@@ -188,7 +191,8 @@ class TrainerParts:
     with `reproduce` keeps the rows that fill up the batches of processes.
     signature_columns: the columns of the data that are kept; None for those that forward takes.
     train_batch_size: samples of a micro-batch of this process. trial: of a hyperparameter search. run, modes: the run
-    in progress, and the modes that its evaluations change; None between runs. backward: called in every step with its
+    in progress, and the modes that its evaluations change; None between runs. hub_model_id: the repository that was
+    assigned or chosen. publisher: publishes on the hub. backward: called in every step with its
     loss, instead of the engine's backward pass; None if nothing was assigned to `accelerator.backward`.
     """
 
@@ -231,6 +235,8 @@ class TrainerParts:
     trial: Any
     run: Run[Any, Any] | None
     modes: Modes | None
+    hub_model_id: str | None
+    publisher: Publisher
     backward: Callable[[Any], None] | None = None
 
     @property

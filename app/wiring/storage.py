@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import url2pathname
@@ -22,6 +23,7 @@ from hexloop.app.wiring.saved_setup import check_setup
 from hexloop.domain.checkpoints.manifest import checkpoint_name, step_of
 from hexloop.domain.checkpoints.signatures import SIGNING_DIGEST
 from hexloop.domain.errors import ConfigurationError, StorageError
+from hexloop.domain.outbox import OUTBOX
 from hexloop.domain.redaction import redact
 from hexloop.ports.signatures import Signatures
 from hexloop.ports.storage import Storage
@@ -141,9 +143,7 @@ def _problem_of_fsspec(scheme: str) -> str | None:
 
 def has_unsent_files(storage: Storage) -> bool:
     """Return whether a storage is the fast tier of a tiered storage with files that the slow tier does not have yet."""
-    from hexloop.adapters.storage.tiered.outbox import OUTBOX
-
-    return bool(storage.list(OUTBOX))
+    return any(entry.name.endswith(".json") for entry in storage.list(OUTBOX))
 
 
 def _path_of(location: str) -> str:
@@ -197,3 +197,20 @@ def read_setup(storage: Storage, checkpoint: str) -> dict[str, Any]:
     setup = documents.read(SETUP)
     check_setup(setup, f"{SETUP} in {documents.path_of(SETUP)}")
     return setup
+
+
+CHUNK = 1 << 20
+
+
+def files_below(folder: Path) -> dict[str, Path]:
+    """Return every file below a folder of this machine, by its path in it."""
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {path.relative_to(folder).as_posix(): path for path in paths}
+
+
+def chunks_of(path: Path, start: int = 0) -> Iterator[memoryview]:
+    """Read the bytes of a file from `start` on."""
+    with path.open("rb") as file:
+        file.seek(start)
+        while chunk := file.read(CHUNK):
+            yield memoryview(chunk)

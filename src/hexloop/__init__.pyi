@@ -24,6 +24,23 @@ from .app.callbacks import (
 from .app.callbacks.flow import EarlyStoppingCallback as EarlyStoppingCallback
 from .app.callbacks.notebook import NotebookProgressCallback as NotebookProgressCallback
 from .app.callbacks.progress import PrinterCallback as PrinterCallback, ProgressCallback as ProgressCallback
+from .app.callbacks.trackers import (
+    AzureMLCallback as AzureMLCallback,
+    ClearMLCallback as ClearMLCallback,
+    CodeCarbonCallback as CodeCarbonCallback,
+    CometCallback as CometCallback,
+    DVCLiveCallback as DVCLiveCallback,
+    DagsHubCallback as DagsHubCallback,
+    FlyteCallback as FlyteCallback,
+    KubeflowCallback as KubeflowCallback,
+    MLflowCallback as MLflowCallback,
+    NeptuneCallback as NeptuneCallback,
+    SwanLabCallback as SwanLabCallback,
+    TensorBoardCallback as TensorBoardCallback,
+    TrackerCallback as TrackerCallback,
+    TrackioCallback as TrackioCallback,
+    WandbCallback as WandbCallback,
+)
 from .app.takeover import Takeover as Takeover, takeover as takeover
 from .domain.limits import reading_limits as reading_limits
 from .app.wiring.model import zero3_init as zero3_init
@@ -76,10 +93,12 @@ from .domain.errors import (
     MissingFileError as MissingFileError,
     NewerSchemaError as NewerSchemaError,
     NotFiniteError as NotFiniteError,
+    RefusedError as RefusedError,
     RunStateError as RunStateError,
     SignatureError as SignatureError,
     StorageError as StorageError,
     StorageFullError as StorageFullError,
+    UnavailableError as UnavailableError,
     UnreadableCheckpointError as UnreadableCheckpointError,
 )
 from .domain.events import (

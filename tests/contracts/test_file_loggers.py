@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from hexloop.adapters.logger.console import Console
 from hexloop.adapters.logger.json_lines import JsonLines
-from hexloop.adapters.logger.tensorboard import TensorBoard, tag
+from hexloop.adapters.logger.names import grouped
+from hexloop.adapters.logger.tensorboard import TensorBoard
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.logger import Record, RunInformation
 
@@ -151,7 +153,7 @@ class TestTensorBoard:
     def test_only_a_prefix_splits_a_tag(self) -> None:
         """Only a leading eval_ or test_ selects a group."""
         names = ("eval_loss", "test_eval_loss", "evaluation", "train_loss", "retest_loss")
-        assert [tag(name) for name in names] == [
+        assert [grouped(name) for name in names] == [
             "eval/loss",
             "test/eval_loss",
             "train/evaluation",
@@ -193,6 +195,27 @@ class TestTensorBoard:
         second.finish()
         scalars = self.events(tmp_path).Scalars("train/loss")
         assert [(each.step, each.value) for each in scalars] == [(10, 1.0), (15, 0.5)]
+
+    def test_a_run_continues_in_its_folder(self, tmp_path: Path) -> None:
+        """The name of the folder identifies the run; one that leads elsewhere is not used."""
+        run = RunInformation("digits", folder=str(tmp_path))
+        name = TensorBoard().start(run)
+        assert name is not None
+        assert [each.name for each in (tmp_path / "runs").iterdir()] == [name]
+        for saved, chosen in (("earlier", "earlier"), ("../outside", None), ("", None), (None, None)):
+            logger = TensorBoard()
+            found = logger.start(evolve(run, step=10, tracked_as=saved))
+            logger.finish()
+            assert (found == chosen) == (chosen is not None)
+            assert found in {each.name for each in (tmp_path / "runs").iterdir()}
+        assert not (tmp_path / "outside").exists()
+
+    def test_the_configuration_of_the_model_is_a_text(self, tmp_path: Path) -> None:
+        """It is JSON, beside the arguments."""
+        logger = TensorBoard(tmp_path)
+        assert logger.start(evolve(RUN, model_configuration={"layers": 2})) is None
+        logger.finish()
+        assert json.loads(self.text(self.events(tmp_path), "model_config")) == {"layers": 2}
 
     def test_repeated_starts_and_ends_are_harmless(self, tmp_path: Path) -> None:
         """Each call leaves at most one file open, and none after the last."""

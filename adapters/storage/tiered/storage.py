@@ -7,20 +7,32 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from functools import partial
 
 from attrs import evolve
 
 from hexloop.adapters.storage import exists, files_below
-from hexloop.adapters.storage.tiered.outbox import OUTBOX, Action, Intent, Outbox, Uploader, is_within
 from hexloop.domain.checkpoints.manifest import MANIFEST
+from hexloop.domain.delivery import PAUSES, Backoff, Delivery
 from hexloop.domain.errors import ConfigurationError, StorageError
+from hexloop.domain.outbox import OUTBOX, Intent, Outbox, is_within
 from hexloop.ports.storage import Entry, Publication, Storage, StorageCapabilities, Stored
-
-PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 
 UNRESPONSIVE_SECONDS = 60.0
 """Seconds for which a slow tier that did not respond is not asked for listings again."""
+
+
+class Action(StrEnum):
+    """What to do to the slow tier.
+
+    SEND: upload the intent's `source`, a path of the fast tier, to `path`. MOVE: rename `path` to `target`. REMOVE:
+    remove `path`.
+    """
+
+    SEND = "send"
+    MOVE = "move"
+    REMOVE = "remove"
 
 
 class TieredStorage:
@@ -51,9 +63,9 @@ class TieredStorage:
                 "folder on this machine."
             )
         self._fast, self._slow = fast, slow
-        self._outbox = Outbox(fast, takes_over=sends)
+        self._outbox = Outbox(fast, takes_over=sends, actions=frozenset(Action))
         self._remote = Remote(fast, slow, self._outbox)
-        self._uploader = Uploader(self._outbox, self._remote.carry_out, pauses, limit)
+        self._uploader = Delivery(self._outbox, self._remote.carry_out, Backoff(pauses), limit)
         self._sends = sends
         self._warned: str | None = None
         self._wake()
@@ -216,7 +228,7 @@ class Remote:
 
     def list(self, folder: str) -> tuple[Entry, ...]:
         """Return the names in a folder. Raises StorageError if the slow tier does not respond and is needed."""
-        leaving = [intent.path for intent in self._outbox.pending() if intent.action is not Action.SEND]
+        leaving = [intent.path for intent in self._outbox.pending() if intent.action != Action.SEND]
         prefix = f"{folder}/" if folder else ""
         return tuple(
             entry
@@ -231,15 +243,15 @@ class Remote:
 
     def expects(self, path: str) -> bool:
         """Return whether there is something at `path`, or will be after all intents."""
-        sent = (intent.path for intent in self._outbox.pending() if intent.action is Action.SEND)
+        sent = (intent.path for intent in self._outbox.pending() if intent.action == Action.SEND)
         return any(is_within(each, path) or is_within(path, each) for each in sent) or self.has(path)
 
     def carry_out(self, intent: Intent) -> None:
         """Carry out an intent. If its source is moved meanwhile, the upload starts again from there."""
-        if intent.action is Action.MOVE:
+        if intent.action == Action.MOVE:
             self.move(intent.path, intent.target)
             return
-        if intent.action is Action.REMOVE:
+        if intent.action == Action.REMOVE:
             with self._changing():
                 self._slow.remove(f"{intent.path}/{MANIFEST}")
                 self._slow.remove(intent.path)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from itertools import pairwise
 from time import monotonic, sleep
+from typing import Literal
 
 import pytest
 
@@ -14,7 +15,7 @@ from hexloop.ports.background import Background
 from hexloop.ports.clock import Clock
 from hexloop.ports.interrupts import Interrupts
 from hexloop.ports.journal import Fact, Journal
-from hexloop.ports.logger import Logger, Record, RunInformation, Value
+from hexloop.ports.logger import Logger, Outcome, Record, RunInformation, Value
 from hexloop.ports.signatures import Signatures
 
 
@@ -196,11 +197,30 @@ class LoggerContract:
 
     def test_a_run_can_continue(self, logger: Logger) -> None:
         """After `finish` the same logger may be started again for the same run at a later step."""
-        logger.start(RunInformation("a run"))
+        identifier = logger.start(RunInformation("a run"))
         logger.finish()
-        logger.start(RunInformation("a run", step=10))
+        again = logger.start(RunInformation("a run", step=10, tracked_as=identifier))
         logger.write(Record(11, 2.0, {"loss": 1.0}))
         logger.finish()
+
+        assert again == identifier
+        assert self.written(logger) in (None, {"loss": 1.0})
+
+    def test_a_run_is_identified_by_a_short_text(self, logger: Logger) -> None:
+        """What `start` returns is saved in checkpoints: a text of at most 1,000 characters, or None."""
+        identifier = logger.start(RunInformation("a run"))
+        logger.finish()
+
+        assert identifier is None or (isinstance(identifier, str) and 0 < len(identifier) <= 1000)
+
+    @pytest.mark.parametrize("kind", ["finished", "failed", "stopped", "preempted"])
+    def test_a_run_can_end_in_every_way(
+        self, logger: Logger, kind: Literal["finished", "failed", "stopped", "preempted"]
+    ) -> None:
+        """A logger is finished with each outcome, and with a problem."""
+        logger.start(RunInformation("a run"))
+        logger.write(Record(1, 0.5, {"loss": 1.0}))
+        logger.finish(Outcome(kind, "RuntimeError: the data ended"))
 
         assert self.written(logger) in (None, {"loss": 1.0})
 

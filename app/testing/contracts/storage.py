@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import takewhile
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hexloop.domain.errors import StorageError
+from hexloop.domain.errors import StorageError, UnavailableError
 from hexloop.ports.hub import Hub
 from hexloop.ports.storage import Entry, File, Publication, Storage
 
@@ -231,12 +232,68 @@ class HubContract:
 
     def test_the_newest_version_is_fetched_unless_another_is_named(self, hub: Hub) -> None:
         """Versions have distinct names and never change; the last one published is the newest."""
-        names = [hub.publish("someone/model", [File(f"file {n}", [bytes([n])])], f"number {n}") for n in range(12)]
+        names = [hub.publish("someone/model", [File("file", [bytes([n])])], f"number {n}") for n in range(12)]
 
         assert len(set(names)) == 12
-        assert content(hub.fetch("someone/model")) == {"file 11": b"\x0b"}
+        assert content(hub.fetch("someone/model")) == {"file": b"\x0b"}
         for number, name in enumerate(names):
-            assert content(hub.fetch("someone/model", name)) == {f"file {number}": bytes([number])}
+            assert content(hub.fetch("someone/model", name)) == {"file": bytes([number])}
+
+    def test_a_version_changes_only_what_it_names(self, hub: Hub) -> None:
+        """Other files stay; deleted ones are gone; in a deleted folder only what is published with it is left."""
+        first = {"a": b"1", "b": b"2", "folder/one": b"3", "folder/two": b"4", "folder-two/one": b"5"}
+        old = hub.publish("someone/model", [File(path, [data]) for path, data in first.items()], "first")
+        hub.publish("someone/model", [File("folder/two", [b"6"])], "second", delete=["a", "folder/", "missing"])
+
+        assert content(hub.fetch("someone/model")) == {"b": b"2", "folder/two": b"6", "folder-two/one": b"5"}
+        assert content(hub.fetch("someone/model", old)) == first
+
+    def test_a_branch_starts_from_the_main_one(self, hub: Hub) -> None:
+        """It has the files of the main branch, and changes to it do not change that one."""
+        hub.publish("someone/model", [File("a", [b"1"])], "one")
+        hub.publish("someone/model", [File("b", [b"2"])], "two", branch="next")
+        hub.publish("someone/model", [File("b", [b"3"])], "three", branch="next")
+
+        assert content(hub.fetch("someone/model")) == {"a": b"1"}
+        assert content(hub.fetch("someone/model", "next")) == {"a": b"1", "b": b"3"}
+
+    def test_a_change_for_review_is_not_made(self, hub: Hub) -> None:
+        """The newest version stays; the proposed one can be fetched by its name."""
+        hub.publish("someone/model", [File("a", [b"1"])], "one")
+        proposed = hub.publish("someone/model", [File("a", [b"2"])], "two", review=True)
+
+        assert content(hub.fetch("someone/model")) == {"a": b"1"}
+        assert content(hub.fetch("someone/model", proposed)) == {"a": b"2"}
+
+    def test_a_version_that_is_no_longer_the_newest_is_not_built_on(self, hub: Hub) -> None:
+        """Publishing on top of an older version raises UnavailableError, and changes nothing."""
+        old = hub.publish("someone/model", [File("a", [b"1"])], "one")
+        newest = hub.publish("someone/model", [File("a", [b"2"])], "two", parent=old)
+        with pytest.raises(UnavailableError, match="someone/model"):
+            hub.publish("someone/model", [File("a", [b"3"])], "three", parent=old)
+
+        assert content(hub.fetch("someone/model")) == content(hub.fetch("someone/model", newest)) == {"a": b"2"}
+
+    def test_the_address_is_a_text(self, hub: Hub) -> None:
+        """It is stated in messages and in the outbox."""
+        assert isinstance(hub.address, str)
+        assert hub.address != ""
+
+    def test_a_repository_is_created_once(self, hub: Hub) -> None:
+        """Creating it again changes nothing, and the full name is returned."""
+        assert hub.create("someone/model", private=True) == "someone/model"
+        hub.publish("someone/model", [File("a", [b"1"])], "one")
+        assert hub.create("someone/model") == "someone/model"
+
+        assert content(hub.fetch("someone/model")) == {"a": b"1"}
+
+    def test_a_file_of_this_machine_can_be_published(self, hub: Hub, tmp_path: Path) -> None:
+        """A file that states where it lies is published like any other."""
+        path = tmp_path / "weights"
+        path.write_bytes(b"12")
+        hub.publish("someone/model", [File("weights", iter([b"1", b"2"]), str(path))], "one")
+
+        assert content(hub.fetch("someone/model")) == {"weights": b"12"}
 
     def test_models_are_independent(self, hub: Hub) -> None:
         """Publishing one model does not change another."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 from attrs import evolve
@@ -142,11 +143,39 @@ class OldestFirst(MemoryHub):
 
 
 class PublishingHalf(MemoryHub):
-    def publish(self, name: str, files: Iterable[File], message: str) -> str:
+    def publish(self, name: str, files: Iterable[File], message: str, **options: Any) -> str:
         held = list(files)
         if len(held) == 2:
-            super().publish(name, held[:1], message)
-        return super().publish(name, held, message)
+            super().publish(name, held[:1], message, **options)
+        return super().publish(name, held, message, **options)
+
+
+class Forgetting(MemoryHub):
+    def publish(self, name: str, files: Iterable[File], message: str, **options: Any) -> str:
+        everything = [version.name for version in self.versions.get(name, [])[-1:]]
+        paths = [path for version in self.versions.get(name, [])[-1:] for path in version.files]
+        return super().publish(name, files, message, **{**options, "delete": paths if everything else ()})
+
+
+class BuildingOnAny(MemoryHub):
+    def publish(self, name: str, files: Iterable[File], message: str, **options: Any) -> str:
+        return super().publish(name, files, message, **{**options, "parent": None})
+
+
+class OneBranch(MemoryHub):
+    def publish(self, name: str, files: Iterable[File], message: str, **options: Any) -> str:
+        return super().publish(name, files, message, **{**options, "branch": None})
+
+
+class MergingAtOnce(MemoryHub):
+    def publish(self, name: str, files: Iterable[File], message: str, **options: Any) -> str:
+        return super().publish(name, files, message, **{**options, "review": False})
+
+
+class StartingOver(MemoryHub):
+    def create(self, name: str, private: bool | None = None) -> str:
+        self.versions.pop(name, None)
+        return super().create(name, private)
 
 
 class HubTest(HubContract):
@@ -165,3 +194,28 @@ class TestOldestFirst(HubTest):
 class TestPublishingHalf(HubTest):
     broken = "test_a_failure_publishes_nothing"
     kind = PublishingHalf
+
+
+class TestForgetting(HubTest):
+    broken = "test_a_version_changes_only_what_it_names"
+    kind = Forgetting
+
+
+class TestBuildingOnAny(HubTest):
+    broken = "test_a_version_that_is_no_longer_the_newest_is_not_built_on"
+    kind = BuildingOnAny
+
+
+class TestOneBranch(HubTest):
+    broken = "test_a_branch_starts_from_the_main_one"
+    kind = OneBranch
+
+
+class TestMergingAtOnce(HubTest):
+    broken = "test_a_change_for_review_is_not_made"
+    kind = MergingAtOnce
+
+
+class TestStartingOver(HubTest):
+    broken = "test_a_repository_is_created_once"
+    kind = StartingOver

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from hexloop import PrinterCallback, ProgressCallback
-from hexloop.app.callbacks.trackers import tracker_problem
 from hexloop.app.environment import Surroundings
-from hexloop.ports.logger import Record, RunInformation
+from hexloop.app.trackers import missing_package
+from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation
 from tests.end_to_end.arguments.bench import Bench, Recording, shows
 from tests.end_to_end.arguments.optimization import Words, sentences
 
@@ -86,7 +86,7 @@ class Watcher:
     def write(self, record: Record) -> None:
         pass
 
-    def finish(self) -> None:
+    def finish(self, outcome: Outcome = FINISHED) -> None:
         pass
 
 
@@ -133,7 +133,7 @@ def _with(arguments: object) -> object:
 def _(bench: Bench) -> None:
     for name in ("project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"):
         assert f"{name}='mine'" in bench.remark(**{name: "mine"})
-    if (problem := tracker_problem("trackio")) is not None:
+    if (problem := missing_package("trackio", "report_to='trackio'")) is not None:
         assert problem in bench.refusal({"loggers": None}, report_to="trackio", project="mine")
 
 

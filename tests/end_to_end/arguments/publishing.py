@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hexloop.adapters.hub import MemoryHub
 from hexloop.app.arguments.arguments import TrainingArguments
 from tests.end_to_end.arguments.bench import Bench, shows
 from tests.end_to_end.small.trainers import same_weights, weights
@@ -12,11 +13,17 @@ from tests.unit.arguments.sources import parse
 
 @shows("push_to_hub")
 def _(bench: Bench) -> None:
-    assert "push_to_hub=True, but hexloop does not upload to the Hub yet" in bench.refusal(push_to_hub=True)
+    """Each save is published; without it, nothing is."""
+    for push in (True, False):
+        hub = MemoryHub()
+        made = bench.trainer({"hub": hub}, push_to_hub=push, save_strategy="epoch", hub_model_id="me/model")
+        made.train()
+        assert list(hub.versions) == (["me/model"] if push else [])
 
 
 @shows("hub_model_id", "hub_strategy", "hub_private_repo", "hub_always_push", "hub_revision")
 def _(bench: Bench) -> None:
+    """tests/end_to_end/publishing shows what they do; without push_to_hub they do nothing, which is reported."""
     given = {
         "hub_model_id": "me/model",
         "hub_strategy": "end",

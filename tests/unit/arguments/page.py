@@ -61,8 +61,8 @@ assert str(caught[0].message) == "evaluation_strategy is an argument of earlier 
 REFUSED = """
 ## What is refused
 
-Features that are not supported yet are refused when a `Trainer` is created: `parallelism_config` and
-`push_to_hub=True`. Of the names of earlier releases, these are refused because the feature is gone:
+`parallelism_config`, which is not supported yet, is refused when a `Trainer` is created. Of the names of earlier
+releases, these are refused because the feature is gone:
 `half_precision_backend="apex"`, `tpu_num_cores`, `mp_parameters`, `jit_mode_eval=True`, and a `ray_scope` other than
 `"last"`.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from hexloop.domain.fail_safe import LoggerGroup
-from hexloop.ports.logger import Record, RunInformation
+from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation
 
 RUN = RunInformation("a run")
 RECORD = Record(1, 0.5, {"loss": 1.0})
@@ -20,13 +20,14 @@ class Diary:
         self.calls: list[object] = []
         self._fails_at, self._error = fails_at, error
 
-    def start(self, run: RunInformation) -> None:
+    def start(self, run: RunInformation) -> str | None:
         self._note("start", run)
+        return None
 
     def write(self, record: Record) -> None:
         self._note("write", record)
 
-    def finish(self) -> None:
+    def finish(self, outcome: Outcome = FINISHED) -> None:
         self._note("finish", "the end")
 
     def _note(self, action: str, what: object) -> None:

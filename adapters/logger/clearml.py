@@ -1,0 +1,216 @@
+"""Metrics, parameters and models for ClearML."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from collections import Counter
+from typing import Any, ClassVar, Literal
+
+from hexloop.adapters.logger.names import SINGLE_VALUES, flat, grouped
+from hexloop.adapters.logger.packages import require
+from hexloop.domain.errors import ConfigurationError
+from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation, SavedModel
+
+SECTION = "Transformers"
+MODEL_SECTION = "Model Configuration"
+IGNORED_ARGUMENTS = "_ignore_hparams_ui_overrides_"
+IGNORED_MODEL = "_ignore_model_config_ui_overrides_"
+SINGLE = (*SINGLE_VALUES, "epoch")
+
+_logger = logging.getLogger("hexloop.loggers")
+
+
+class ClearML:
+    """Logger adapter for clearml, with the variables and names of transformers' callback.
+
+    Variables: CLEARML_PROJECT (by default "HuggingFace Transformers"), CLEARML_TASK (by default the name of the trial
+    or of the run, or "Trainer"), CLEARML_LOG_MODEL (whether checkpoints are uploaded; by default only in tasks that
+    the adapter creates), and those of the library, such as CLEARML_OFFLINE_MODE and CLEARML_API_ACCESS_KEY.
+
+    If the user has started a task, that one is used and stays open; a second run in it has names that end in "_2".
+    Raises ConfigurationError if clearml is missing or too old, and from `start` if no server is configured.
+    """
+
+    _runs: ClassVar[Counter[str]] = Counter()
+    """How many runs of this process each task has, by its id."""
+
+    def __init__(self) -> None:
+        require("clearml", "clearml", "clearml", at_least="1.16")
+        self._task: Any = None
+        self._is_own = False
+        self._suffix = ""
+        self._said: set[str] = set()
+        self._saved: list[Any] = []
+        self._last_saved = -1
+        self._most_models: int | None = None
+
+    @property
+    def models(self) -> Literal["none", "final", "checkpoints"]:
+        """Whether checkpoints are uploaded."""
+        is_own = self._is_own if self._task is not None else _users_task() is None
+        asked = os.environ.get("CLEARML_LOG_MODEL", "TRUE" if is_own else "FALSE").upper()
+        return "checkpoints" if asked in ("1", "ON", "YES", "TRUE") else "none"
+
+    def start(self, run: RunInformation) -> str | None:
+        """Start a task, continue that of `run.tracked_as`, or take the user's; return its id."""
+        self.finish()
+        existing = _users_task()
+        self._is_own = existing is None
+        self._task = _new_task(run) if existing is None else existing
+        identity = str(self._task.id)
+        self._runs[identity] += 1
+        number = 1 if self._is_own else self._runs[identity]
+        self._suffix = "" if number == 1 else f"_{number}"
+        self._saved, self._last_saved = [], -1
+        limit = run.configuration.get("save_total_limit")
+        self._most_models = limit if isinstance(limit, int) and limit > 0 else None
+        self._describe(run, number)
+        return identity
+
+    def write(self, record: Record) -> None:
+        """Report numbers at their step, and those of the whole run and the epoch as single values.
+
+        What is not finite, or a text, goes to the log of the task: the library would report 0 instead.
+        """
+        logger = self._task.get_logger()
+        for name, value in record.values.items():
+            if value is None:
+                continue
+            if isinstance(value, str) or not math.isfinite(value):
+                self._say_once(name, value)
+                logger.report_text(f"step {record.step}: {name} = {value}", print_console=False)
+            elif name in SINGLE:
+                logger.report_single_value(name=name + self._suffix, value=value)
+            else:
+                title, _, series = grouped(name).partition("/")
+                logger.report_scalar(title + self._suffix, series, float(value), record.step)
+
+    def save(self, model: SavedModel) -> None:
+        """Upload a folder as an output model, and remove the oldest ones beyond `save_total_limit`.
+
+        The final model is left out if the checkpoint of its step was uploaded.
+        """
+        if model.final and model.step == self._last_saved:
+            return
+        from clearml import OutputModel
+
+        output = OutputModel(task=self._task, name=model.name + self._suffix)
+        output.connect(task=self._task, name=model.name + self._suffix)
+        output.update_weights_package(
+            weights_path=model.folder, target_filename=model.name, iteration=model.step, auto_delete_file=False
+        )
+        self._last_saved = model.step
+        self._saved.append(output)
+        while self._most_models is not None and len(self._saved) > self._most_models:
+            self._remove(self._saved.pop(0))
+
+    def finish(self, outcome: Outcome = FINISHED) -> None:
+        """Say how the run ended, and close the task with that status; a task of the user's stays open."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        task.update_parameters({
+            f"hexloop{self._suffix}/outcome": outcome.kind,
+            f"hexloop{self._suffix}/problem": outcome.problem,
+        })  # fmt: skip
+        if self._is_own:
+            identity = task.id
+            task.close()
+            _mark(identity, outcome)
+
+    def _describe(self, run: RunInformation, number: int) -> None:
+        section = SECTION + self._suffix
+        arguments = {f"{section}/{name}": _plain(value) for name, value in flat(run.configuration).items()}
+        self._warn_of_overrides(section)
+        self._task.update_parameters({**arguments, f"{section}/{IGNORED_ARGUMENTS}": True})
+        if run.trial_parameters:
+            trial = {f"Trial{self._suffix}/{name}": _plain(value) for name, value in run.trial_parameters.items()}
+            self._task.update_parameters({**trial, f"Trial{self._suffix}/name": run.trial})
+        if run.model_configuration:
+            self._task.update_parameters({f"{section}/{IGNORED_MODEL}": True})
+            self._task.set_configuration_object(
+                name=MODEL_SECTION + self._suffix,
+                config_dict=json.loads(json.dumps(dict(run.model_configuration), default=str)),
+                description=f"The configuration of model number {number}.",
+            )
+
+    def _warn_of_overrides(self, section: str) -> None:
+        """Say that changes from ClearML's pages have no effect, if somebody expects that they have."""
+        from clearml import Task
+
+        if Task.running_locally():
+            return
+        for switch in (IGNORED_ARGUMENTS, IGNORED_MODEL):
+            if not self._task.get_parameter(f"{section}/{switch}", default=True, cast=True):
+                _logger.warning(
+                    "%s/%s is off in ClearML's task, but a run of hexloop cannot take arguments from there.",
+                    *(section, switch),
+                )
+
+    def _say_once(self, name: str, value: object) -> None:
+        if name not in self._said:
+            self._said.add(name)
+            _logger.warning("ClearML has curves of finite numbers only; %s=%r is in the log of its task.", name, value)
+
+    def _remove(self, output: Any) -> None:
+        from clearml import Model, Task
+
+        if Task.is_offline():
+            return
+        try:
+            Model.remove(output.id, delete_weights_file=True, force=True, raise_on_errors=True)
+        except Exception as error:
+            _logger.warning(
+                "ClearML did not remove the model %s, which is beyond save_total_limit: %s", output.name, error
+            )
+
+
+def _users_task() -> Any:
+    """Return the task that the user has started in this process, or None; one that runs remotely does not count."""
+    import clearml
+
+    return clearml.Task.current_task() if clearml.Task.running_locally() else None
+
+
+def _new_task(run: RunInformation) -> Any:
+    from clearml import Task
+    from clearml.backend_api.session.defs import MissingConfigError
+
+    # A number for continue_last_task is added to all steps. Without an id, it continues what ran last on the machine.
+    continued = {} if run.tracked_as is None else {"continue_last_task": 0}
+    try:
+        return Task.init(
+            project_name=os.environ.get("CLEARML_PROJECT", "HuggingFace Transformers"),
+            task_name=os.environ.get("CLEARML_TASK") or run.trial or run.chosen_name or "Trainer",
+            auto_connect_frameworks={"tensorboard": False, "pytorch": False},
+            output_uri=True,
+            reuse_last_task_id=run.tracked_as or False,
+            **continued,
+        )
+    except MissingConfigError:
+        raise ConfigurationError(
+            "Logging to clearml requires a server: run `clearml-init`, or set CLEARML_API_HOST, CLEARML_API_ACCESS_KEY "
+            "and CLEARML_API_SECRET_KEY. CLEARML_OFFLINE_MODE=1 logs to files, which Task.import_offline_session "
+            "uploads later."
+        ) from None
+
+
+def _mark(identity: str, outcome: Outcome) -> None:
+    """Set the status of a task that has just been closed, and is completed by that."""
+    if outcome.kind == "finished":
+        return
+    from clearml import Task
+
+    task = Task.get_task(task_id=identity)
+    if outcome.kind == "failed":
+        task.mark_failed(force=True, status_reason="failed", status_message=outcome.problem)
+    else:
+        task.mark_stopped(force=True, status_message=f"{outcome.kind}: {outcome.problem}")
+
+
+def _plain(value: object) -> object:
+    """Return a value that the library can show: it knows numbers, texts and lists."""
+    return value if isinstance(value, bool | int | float | str | list | None) else str(value)

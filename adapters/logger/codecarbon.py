@@ -1,0 +1,72 @@
+"""The energy that a run takes, and its emissions of CO2, measured by CodeCarbon."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, ClassVar
+
+from hexloop.adapters.logger.packages import require
+from hexloop.domain.errors import ConfigurationError
+from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation
+
+
+class CodeCarbon:
+    """Logger adapter that measures from the start of a run to its end, and writes a row of emissions.csv in its folder.
+
+    Its own variables (CODECARBON_...) and files configure the library. Every `seconds` while values are logged, the row
+    is brought up to date, so that a process that is killed leaves one, too. A resumed run adds a row.
+
+    Raises ConfigurationError if codecarbon is missing or too old, or PyTorch is built for ROCm, whose GPUs it cannot
+    measure.
+    """
+
+    on_each_machine: ClassVar[bool] = True
+    """The first process of each machine measures, and not only that of the run."""
+
+    only_live: ClassVar[bool] = True
+    """What it measures is the process that calls it, so its calls cannot be made later by another one."""
+
+    def __init__(self, *, seconds: float = 300.0) -> None:
+        require("codecarbon", "codecarbon", "codecarbon", at_least="2.5")
+        if _rocm():
+            raise ConfigurationError(
+                f"Logging to codecarbon does not work with PyTorch for ROCm ({_rocm()}), because it cannot measure "
+                "GPUs of AMD; leave 'codecarbon' out of report_to."
+            )
+        self._seconds = seconds
+        self._written = 0.0
+        self.tracker: Any = None
+
+    def start(self, run: RunInformation) -> str | None:
+        """Begin to measure. Rows have no identity that could continue."""
+        self.finish()
+        from codecarbon import EmissionsTracker
+
+        arguments = {}
+        if run.folder and "://" not in run.folder:
+            os.makedirs(run.folder, exist_ok=True)
+            arguments["output_dir"] = run.folder
+        self.tracker = EmissionsTracker(**arguments, on_csv_write="update")
+        self.tracker.start()
+        self._written = time.monotonic()
+        return None
+
+    def write(self, record: Record) -> None:
+        """Bring the row up to date if that was long ago; the values themselves are of no use here."""
+        if self.tracker is not None and time.monotonic() - self._written >= self._seconds:
+            self.tracker.flush()
+            self._written = time.monotonic()
+
+    def finish(self, outcome: Outcome = FINISHED) -> None:
+        """End the measurement and write the row."""
+        tracker, self.tracker = self.tracker, None
+        if tracker is not None:
+            tracker.stop()
+
+
+def _rocm() -> str | None:
+    """Return the version of ROCm that PyTorch is built for."""
+    import torch
+
+    return torch.version.hip

@@ -1,0 +1,149 @@
+"""`hexloop outbox`: what runs have not published or logged yet."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from attrs import asdict
+
+from hexloop.app.command_line import ExitCode
+from hexloop.app.printing import print_document, print_lines
+from hexloop.app.wiring.log_delivery import deliver_logs, drop_logs, spools_in, waiting_logs
+from hexloop.app.wiring.outboxes import intents_in, names_in, state_folder
+from hexloop.app.wiring.publishing import Publisher, Push, hub_at, subject_of
+from hexloop.app.wiring.storage import has_unsent_files, is_missing, storage_for
+from hexloop.domain.errors import ConfigurationError, RefusedError, RunStateError, StorageError
+from hexloop.domain.outbox import Intent
+
+
+def list_intents(options: Namespace) -> ExitCode:
+    """Print what is left. Return FAILED if there is anything, DONE otherwise."""
+    folder = _folder(options.folder)
+    left = [intent for name in names_in(folder) for intent in intents_in(folder, name)]
+    tiers, logs = has_unsent_files(storage_for(folder)), waiting_logs(folder)
+    if options.json:
+        entries = [_document(intent) for intent in left]
+        print_document({"entries": entries, "logs": [asdict(each) for each in logs], "unsent_files": tiers})
+    else:
+        for intent in left:
+            print_lines(*_lines(intent))
+        for each in logs:
+            print_lines(f"{_amount(each.count)} of {each.run} for {each.logger}, in {each.spool}")
+        if tiers:
+            print_lines("Files for the slow tier of a tiered storage: the next program that uses both sends them.")
+        if not left and not tiers and not logs:
+            print_lines(f"Nothing is left in the outbox of {options.folder}.")
+    return ExitCode.FAILED if left or tiers or logs else ExitCode.DONE
+
+
+def flush(options: Namespace) -> ExitCode:
+    """Publish what the hub has not refused, and deliver logs. Return FAILED if something is left."""
+    return _work_off(options, retries=False)
+
+
+def retry(options: Namespace) -> ExitCode:
+    """Publish everything, also what the hub has refused, and deliver logs. Return FAILED if something is left."""
+    return _work_off(options, retries=True)
+
+
+def drop(options: Namespace) -> ExitCode:
+    """Remove entries without publishing them, and print them."""
+    if not options.entries and not options.all:
+        raise ConfigurationError("You chose to drop, but not what; name entries that `list` shows, or give --all.")
+    folder, dropped = _folder(options.folder), list[Intent]()
+    for name in names_in(folder):
+        with _opened(folder, name, deliver=False) as publisher:
+            dropped += publisher.drop(() if options.all else options.entries)
+    unknown = {*options.entries} - {intent.number for intent in dropped}
+    if unknown and not options.all:
+        listed = ", ".join(map(str, sorted(unknown)))
+        raise ConfigurationError(
+            f"The outbox of {options.folder} has no entry {listed}; name one that `hexloop outbox list` shows."
+        )
+    for intent in dropped:
+        print_lines(f"Dropped {intent.number}: {subject_of(intent)}")
+    for each in drop_logs(folder, spools_in(folder) if options.all else ()):
+        print_lines(f"Dropped {_amount(each.count)} of {each.run} for {each.logger}")
+    return ExitCode.DONE
+
+
+def _work_off(options: Namespace, retries: bool) -> ExitCode:
+    folder, left = _folder(options.folder), list[Intent]()
+    for name in names_in(folder):
+        with _opened(folder, name) as publisher:
+            if retries:
+                publisher.retry()
+            left += publisher.finish(options.limit_seconds)
+    for intent in left:
+        print_lines(*_lines(intent))
+    logs = [each for name in spools_in(folder) for each in deliver_logs(folder, name, options.limit_seconds)]
+    for each in logs:
+        print_lines(f"{_amount(each.count)} for {each.name}{f': {each.problem}' if each.problem else ''}")
+    if not left and not logs:
+        print_lines(f"Nothing is left in the outbox of {options.folder}.")
+    return ExitCode.FAILED if left or logs else ExitCode.DONE
+
+
+@contextmanager
+def _opened(folder: str, name: str, deliver: bool = True) -> Iterator[Publisher]:
+    """Open an outbox, and work it off if asked to. Raises RunStateError if a live process uses it."""
+    hubs = [hub for intent in intents_in(folder, name) if (hub := _hub_of(intent)) is not None]
+    publisher = Publisher(hub_at(hubs[0] if hubs else "https://huggingface.co"), folder)
+    try:
+        if not publisher.open(name, deliver):
+            raise RunStateError(
+                f"A live process uses the outbox {name} in {folder} and publishes what is in it; wait until it ends."
+            )
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        raise StorageError(f"The outbox in {folder} cannot be opened: {error}.") from error
+    try:
+        yield publisher
+    finally:
+        publisher.close()
+
+
+def _hub_of(intent: Intent) -> str | None:
+    """Return the address of the hub of an intent; None if it is that of a program's own."""
+    try:
+        address = Push.of(intent).hub
+        hub_at(address)
+    except RefusedError:
+        return None
+    return address
+
+
+def _folder(given: str) -> str:
+    folder = state_folder(given)
+    if is_missing(given):
+        raise ConfigurationError(f"There is no folder {given}; name the output folder of a run, or its URL.")
+    return folder
+
+
+def _amount(count: int) -> str:
+    """Return how many items a logger does not have; 0 if it only was not finished."""
+    return {0: "The end", 1: "1 record"}.get(count, f"{count:,} records")
+
+
+def _lines(intent: Intent) -> Sequence[str]:
+    since = datetime.fromtimestamp(intent.number / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    state = "refused" if intent.refused else "waits"
+    tried = f", tried {intent.failures} {'time' if intent.failures == 1 else 'times'}" if intent.failures else ""
+    first = f"{intent.number}  {since}  {state}{tried}: {subject_of(intent)}"
+    return [first, *([f"  {intent.problem}"] if intent.problem else [])]
+
+
+def _document(intent: Intent) -> dict[str, Any]:
+    return {
+        "entry": intent.number,
+        "subject": subject_of(intent),
+        "repository": intent.path,
+        "refused": intent.refused,
+        "failures": intent.failures,
+        "problem": intent.problem,
+    }

@@ -1,0 +1,279 @@
+"""What a run publishes on a hub, and when: checkpoints, the final model, and what is left at the end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from attrs import evolve
+
+from hexloop.app.arguments import TrainingArguments
+from hexloop.app.arguments.choices import HubStrategy, SaveStrategy
+from hexloop.app.callbacks.console import new_bar
+from hexloop.app.wiring.checkpoint_files import TRAINER_STATE, is_model_weights, is_run_file
+from hexloop.app.wiring.parts import TrainerParts
+from hexloop.app.wiring.publishing import Published, Push, create_in_time, link_or_copy, subject_of
+from hexloop.app.wiring.storage import as_location, is_elsewhere
+from hexloop.domain.checkpoints.manifest import MANIFEST, step_of
+from hexloop.domain.checkpoints.reading import read_manifest
+from hexloop.domain.errors import CheckpointError, ConfigurationError, RefusedError, StorageError, UnavailableError
+from hexloop.domain.events import AnyEvent, CheckpointPublished, Saved
+from hexloop.domain.json_documents import read_bytes, read_json
+from hexloop.domain.outbox import Intent
+from hexloop.domain.ranks import run_on_rank0
+from hexloop.domain.run import Run
+from hexloop.domain.wording import Problem
+from hexloop.ports.hub import Hub
+
+MODEL = "model"
+LAST_CHECKPOINT = "last-checkpoint"
+
+ANSWER_WITHIN = 10.0
+"""Seconds in which a hub must answer before a run to count as reachable."""
+
+AFTER_A_STOP = 5.0
+"""Seconds of `outbox_grace` at most if the run was stopped, because the machine may be about to be taken away."""
+
+ADAPTERS = "adapter_config.json", "adapter_model.safetensors"
+"""The files of PEFT's adapters, which are published without the whole model."""
+
+KEPT_HERE = frozenset({"journal.jsonl", "finished.json", "log.jsonl"})
+"""Files of the output folder that are hexloop's own, and are not part of a model."""
+
+LOGGER = logging.getLogger("hexloop.hub")
+
+
+def repository_of(args: TrainingArguments) -> str:
+    """Return the name of the repository that the arguments choose: `hub_model_id`, or that of the output folder."""
+    folder = as_location(args.output_dir or "trainer_output").rstrip("/\\")
+    return args.hub_model_id or os.path.basename(folder) or "model"
+
+
+def create_repository(parts: TrainerParts, hub: Hub, private: bool | None) -> str:
+    """Create the repository on rank 0, and return its full name on every rank. Collective.
+
+    Raises ConfigurationError if the hub refuses it, and UnavailableError if it does not answer in time.
+    """
+    name = parts.hub_model_id or repository_of(parts.args)
+
+    def create() -> list[str]:
+        try:
+            return ["", create_in_time(hub, name, private, ANSWER_WITHIN)]
+        except RefusedError as error:
+            return ["refused", str(error)]
+        except StorageError as error:
+            return ["unavailable", str(error)]
+
+    outcome, text = run_on_rank0(parts.adapters.collectives, create)
+    if outcome == "refused":
+        raise ConfigurationError(Problem(f"The hub refuses hub_model_id={name!r}: {text}", kind=OSError))
+    if outcome:
+        raise UnavailableError(text)
+    return text
+
+
+# Checkpoints
+
+
+def publishing_events(parts: TrainerParts, run: Run[Any, Any]) -> dict[type[AnyEvent], Callable[[Any], None]]:
+    """Return the event handlers that publish checkpoints; none if the arguments do not ask for that, or on other ranks.
+
+    They never raise: a push that cannot be entered into the outbox is reported, and the run continues.
+    """
+    args = parts.args
+    if not args.push_to_hub or parts.adapters.collectives.rank != 0:
+        return {}
+    with _reporting("what an earlier run left in the outbox"):
+        parts.publisher.open()
+
+    best = set[str]()
+
+    def on_saved(event: Saved) -> None:
+        if run.state.best_step == event.step:
+            best.add(event.name)
+
+    def on_published(event: CheckpointPublished) -> None:
+        is_best = event.name in best
+        if args.hub_strategy == HubStrategy.END or (args.hub_strategy == HubStrategy.BEST and not is_best):
+            return
+        with _reporting(event.name):
+            parts.hooks.push_from_checkpoint(os.path.join(str(args.output_dir), event.name))
+
+    return {Saved: on_saved, CheckpointPublished: on_published}
+
+
+class _reporting:  # noqa: N801  # used like `contextlib.suppress`
+    """Reports an error of the outbox as a warning instead of raising it."""
+
+    def __init__(self, subject: str) -> None:
+        self._subject = subject
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if not isinstance(error, StorageError | CheckpointError | OSError):
+            return False
+        warnings.warn(f"Publishing {self._subject} failed: {error}. The run continues without it.", stacklevel=3)
+        return True
+
+
+def push_checkpoint(parts: TrainerParts, name: str) -> None:
+    """Enter a push of a published checkpoint into the outbox: the model, and the checkpoint if `hub_strategy` says so.
+
+    It is read from the checkpoint, of which the outbox keeps hard links, so that neither changes of the output folder
+    nor rotation affect it.
+    """
+    parts.dispatcher.call("on_push_begin")
+    args, storage = parts.args, parts.adapters.storage
+    paths = [*read_manifest(storage, name).files, MANIFEST]
+    published = {path: f"{name}/{path}" for path in _model_paths(paths)}
+    strategy, into = args.hub_strategy, None
+    if strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
+        into = LAST_CHECKPOINT if strategy == HubStrategy.CHECKPOINT else name
+        published |= {f"{into}/{path}": f"{name}/{path}" for path in paths}
+    root = storage.capabilities.local_folder
+    push = _push_of(parts, _progress_message(parts, name), [MODEL, *([into] if into else [])])
+    push = evolve(push, delete=[f"{into}/"] if into else [])
+    if root is None:
+        push = evolve(push, storage=storage.capabilities.location, files=published)
+
+    def fill(folder: Path) -> None:
+        for path, source in published.items():
+            link_or_copy(os.path.join(str(root), source), folder / path)
+
+    parts.publisher.push(push, None if root is None else fill, replaces=not args.hub_always_push)
+
+
+def _model_paths(paths: Sequence[str]) -> list[str]:
+    """Return the files of the model in a checkpoint; for an adapter of PEFT, without the weights of the whole model."""
+    chosen = [path for path in paths if not is_run_file(path) and path != MANIFEST and _is_published(path)]
+    if all(name in chosen for name in ADAPTERS):
+        chosen = [path for path in chosen if not is_model_weights(path)]
+    return chosen
+
+
+def _is_published(path: str) -> bool:
+    return not any(name.startswith((".", "_")) for name in path.split("/"))
+
+
+def _progress_message(parts: TrainerParts, name: str) -> str:
+    """Return the message of a checkpoint's commit. Training may have gone further since it was saved."""
+    if parts.args.save_strategy != SaveStrategy.EPOCH:
+        return f"Training in progress, step {step_of(name)}"
+    saved = read_json(read_bytes(parts.adapters.storage.read(f"{name}/{TRAINER_STATE}")), finite=False)
+    return f"Training in progress, epoch {int(saved.get('epoch') or 0)}"
+
+
+def _push_of(parts: TrainerParts, message: str, covers: Sequence[str]) -> Push:
+    """Return a push without files to the repository and branch that the arguments name."""
+    args, name = parts.args, parts.hub_model_id or repository_of(parts.args)
+    return Push(parts.adapters.hub.address, name, message, covers, (), args.hub_revision, args.hub_private_repo)
+
+
+# The final model
+
+
+def push_folder(parts: TrainerParts, message: str, revision: str | None, private: bool | None) -> Intent:
+    """Enter a push of the files in the output folder into the outbox, which keeps a copy of them. On rank 0."""
+    parts.dispatcher.call("on_push_begin")
+    source = Path(as_location(str(parts.args.output_dir)))
+    if is_elsewhere(str(parts.args.output_dir)):
+        raise ConfigurationError(
+            f"push_to_hub publishes the files of a local folder, but output_dir={parts.args.output_dir!r} is a URL; "
+            "checkpoints are published from there, and save_model to a folder, with huggingface_hub.upload_folder, "
+            "publishes another model."
+        )
+
+    def fill(folder: Path) -> None:
+        shutil.copytree(source, folder, dirs_exist_ok=True, ignore=lambda at, names: _left_out(source, at, names))
+
+    push = _push_of(parts, message, [MODEL])
+    private = push.private if private is None else private
+    return parts.publisher.push(evolve(push, branch=revision or push.branch, private=private), fill)
+
+
+def _left_out(root: Path, folder: str, names: Sequence[str]) -> set[str]:
+    """Return the names in a folder that are not published: checkpoints, hidden files and hexloop's own."""
+    left = {name for name in names if not _is_published(name)}
+    if Path(folder) == root:
+        left |= {name for name in names if name in KEPT_HERE or name.startswith(("checkpoint-", "damaged-"))}
+    return left
+
+
+def wait_for(parts: TrainerParts, intent: Intent) -> Any:
+    """Wait for a push, and return it as huggingface_hub does; see `Publisher.wait` for what is raised."""
+    published = parts.publisher.wait(intent, parts.args.outbox_grace)
+    parts.publisher.finish(0.0)
+    return None if published is None else _commit_info(parts, published)
+
+
+def future_of(parts: TrainerParts, intent: Intent) -> Future[Any]:
+    """Return the outcome of a push in the future, as huggingface_hub does."""
+    outcome: Future[Any] = Future()
+
+    def pass_on(done: Future[Published]) -> None:
+        if done.cancelled():
+            outcome.cancel()
+        else:
+            outcome.set_result(_commit_info(parts, done.result()))
+
+    parts.publisher.future(intent).add_done_callback(pass_on)
+    return outcome
+
+
+def _commit_info(parts: TrainerParts, published: Published) -> Any:
+    """Return a commit as huggingface_hub does, if the hub has web pages."""
+    address = parts.adapters.hub.address
+    if not address.startswith("http"):
+        return published
+    from huggingface_hub import CommitInfo
+
+    url = f"{address}/{published.name}/commit/{published.version}"
+    try:
+        return CommitInfo(url, published.message, "", published.version, _endpoint=address)
+    except (TypeError, ValueError):  # of a release with other parameters
+        return published
+
+
+# The end
+
+
+def finish_pushes(parts: TrainerParts, limit: float | None = None) -> None:
+    """Work off the outbox for `outbox_grace` seconds, or `limit`, and warn about what is left. On rank 0."""
+    if parts.adapters.collectives.rank != 0:
+        return
+    seconds = parts.args.outbox_grace if limit is None else min(limit, parts.args.outbox_grace)
+    bars: list[Any] = []
+    left = parts.publisher.finish(seconds, lambda left: None if parts.args.disable_tqdm else _show(bars, left))
+    for bar in bars:
+        bar.close()
+    if left:
+        warnings.warn(_what_is_left(left, parts.publisher.folder), stacklevel=2)
+
+
+def _show(bars: list[Any], left: int) -> None:
+    """Show in a progress bar, which is made if there is none yet, how many pushes are left."""
+    if not bars:
+        bars.append(new_bar(left, name="Publishing", unit="push"))
+    bars[0].update(bars[0].total - left - bars[0].n)
+
+
+def _what_is_left(left: Sequence[Intent], folder: str) -> str:
+    listed = "".join(
+        f"\n  {intent.number}: {subject_of(intent)}"
+        f"{', refused' if intent.refused else ''}{f' ({intent.problem})' if intent.problem else ''}"
+        for intent in left
+    )
+    refused = all(intent.refused for intent in left)
+    command = "retry" if refused else "flush"
+    return (
+        f"Not published yet, and kept in the outbox:{listed}\nOnce the cause is gone, finish with: hexloop outbox "
+        f"{command} {folder}"
+    )

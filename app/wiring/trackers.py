@@ -1,0 +1,162 @@
+"""Makes the loggers of trackers, and the spools that keep what they do not have yet."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+from hexloop.adapters.clock import SystemClock
+from hexloop.adapters.spool import FileSpool, MemorySpool
+from hexloop.app.arguments import TrainingArguments
+from hexloop.app.callbacks.trackers import TrackerCallback
+from hexloop.app.engines import find_plugin
+from hexloop.app.trackers import TRACKERS
+from hexloop.app.wiring.outboxes import state_folder, take_lock
+from hexloop.domain.background_logger import Receiver
+from hexloop.domain.delivery import Backoff
+from hexloop.domain.outbox import OUTBOX
+from hexloop.domain.redaction import is_secret_name
+from hexloop.domain.tracking import Tracking
+from hexloop.ports.logger import Logger
+from hexloop.ports.spool import Spool
+
+LOGS = "logs-"
+"""The names of folders with spools in that of outboxes, before the name of their run."""
+
+TRACKER, PLUGIN, VALUES, OPTIONS = "tracker", "plugin", "values", "options"
+"""The facts from which another process makes the logger again."""
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
+
+
+def logging_folder(args: TrainingArguments) -> str | None:
+    """Return the folder that the user chose for TensorBoard; None if there is none."""
+    return args.logging_dir or os.environ.get("TENSORBOARD_LOGGING_DIR")
+
+
+def named_loggers(loggers: Iterable[Logger]) -> dict[str, Logger]:
+    """Return loggers by the names of their classes, further ones of a class with a number."""
+    named: dict[str, Logger] = {}
+    for logger in loggers:
+        named[unused_name(type(logger).__name__, named)] = logger
+    return named
+
+
+def unused_name(name: str, taken: Iterable[str]) -> str:
+    """Return a name that can be that of a file, with a number if it is taken."""
+    safe, taken = _UNSAFE.sub("-", name).lstrip(".")[:100] or "logger", set(taken)
+    number = 2
+    while (found := safe if number == 2 else f"{safe}-{number - 1}") in taken:
+        number += 1
+    return found
+
+
+def logger_of(callback: TrackerCallback, args: TrainingArguments) -> Logger:
+    """Return the logger of a callback, which is made once. Raises ConfigurationError if its library is too old."""
+    if callback.logger is None:
+        options = callback.options
+        if callback.tracker == "tensorboard" and not (callback.values or options):
+            options = {"folder": logging_folder(args)}
+        callback.logger = make_logger(callback.tracker, callback.values, options)
+    return callback.logger
+
+
+def make_logger(tracker: str, values: Iterable[Any] = (), options: Mapping[str, Any] | None = None) -> Logger:
+    """Return a new logger of a tracker. Raises ConfigurationError if its library is missing or too old."""
+    made: Logger = resolve_name(TRACKERS[tracker].adapter)(*values, **(options or {}))
+    return made
+
+
+def receiver_of(name: str, logger: Logger, facts: Mapping[str, Any]) -> Receiver:
+    """Return a logger with what it can do beyond the port. facts: see `facts_of` and `facts_of_plugin`."""
+    return Receiver(
+        name,
+        logger,
+        write_all=getattr(logger, "write_all", None),
+        save=getattr(logger, "save", None),
+        models=getattr(logger, "models", "none") if hasattr(logger, "save") else "none",
+        facts=facts,
+    )
+
+
+def facts_of(callback: TrackerCallback) -> dict[str, Any]:
+    """Return the facts from which another process makes the logger of a callback again, without secrets."""
+    options = {name: value for name, value in callback.options.items() if not is_secret_name(name)}
+    facts = {TRACKER: callback.tracker, VALUES: list(callback.values), OPTIONS: options}
+    try:
+        json.dumps(facts)
+    except (TypeError, ValueError):  # an object of the tracker's library
+        return {}
+    return facts
+
+
+def facts_of_plugin(name: str, logger: Logger) -> dict[str, Any]:
+    """Return the facts of a logger that an installed package offers under a name; none for any other logger."""
+    plugin = find_plugin("loggers", name)
+    return {PLUGIN: name} if isinstance(plugin, type) and type(logger) is plugin else {}
+
+
+def made_from(facts: Mapping[str, Any]) -> Logger | None:
+    """Return the logger that facts describe; None if only the program that made it can make it again."""
+    tracker, plugin = facts.get(TRACKER), facts.get(PLUGIN)
+    values, options = facts.get(VALUES, []), facts.get(OPTIONS, {})
+    if tracker in TRACKERS and isinstance(values, list) and isinstance(options, dict):
+        return make_logger(str(tracker), values, options)
+    factory = find_plugin("loggers", plugin) if isinstance(plugin, str) else None
+    return None if factory is None else factory()
+
+
+def is_in_loop(logger: Logger) -> bool:
+    """Return whether the loop calls a logger itself."""
+    return bool(getattr(logger, "in_loop", False))
+
+
+def tracking_in(spool: Spool) -> Tracking:
+    """Return what calls loggers in the background. Their problems are logged by `hexloop.loggers`."""
+    backoff = Backoff()
+    report: Callable[[str], None] = logging.getLogger("hexloop.loggers").warning
+    return Tracking(spool, SystemClock(), backoff.pause, report)
+
+
+def open_spool(location: str, run: str) -> Spool:
+    """Return the spool of a run; one in memory, with a warning, if its folder cannot be written to or is in use."""
+    folder = state_folder(location)
+    name = f"{LOGS}{unused_name(run, ())}"
+    try:
+        spool = locked_spool(folder, name)
+    except OSError as error:
+        problem = str(error)
+    else:
+        if spool is not None:
+            return spool
+        problem = "another process uses it"
+    warnings.warn(
+        f"What trackers do not receive in time cannot be kept in {folder} ({problem}), and is lost if this process "
+        "ends before.",
+        stacklevel=2,
+    )
+    return MemorySpool()
+
+
+def _release(lock: Any, path: Path) -> None:
+    """Let other processes use a spool, and remove what is empty."""
+    if not path.exists():
+        with suppress(OSError):
+            os.remove(f"{path}.lock")
+    lock.release()
+    with suppress(OSError):
+        path.parent.rmdir()
+
+
+def locked_spool(folder: str, name: str) -> FileSpool | None:
+    """Return the spool of that name in a state folder; None if a live process uses it. Raises OSError."""
+    lock, path = take_lock(folder, name), Path(folder, OUTBOX, name)
+    return None if lock is None else FileSpool(path, lambda: _release(lock, path))

@@ -1,0 +1,305 @@
+"""A logger that is called from a thread of its own, so that it costs the run nothing, whatever it does."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from typing import Any, Literal
+
+from attrs import evolve, field, frozen
+
+from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.log_entries import Item, is_for, item_of, run_entry
+from hexloop.domain.redaction import redact
+from hexloop.ports.clock import Clock
+from hexloop.ports.logger import Logger, Outcome, Record, RunInformation, SavedModel
+from hexloop.ports.spool import Spool
+
+IN_MEMORY = 1000
+"""Items that wait in memory; further ones are read from the spool."""
+
+AT_ONCE = 100
+"""Records that a logger receives in one call, if it takes several."""
+
+LONGEST_IDENTIFIER = 1000
+"""Characters of what identifies a run for a logger."""
+
+LASTING = (ConfigurationError, FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
+"""Errors that do not pass by themselves."""
+
+_PASSING = re.compile(r"Timeout|TimedOut|Connection|Unavailable|RateLimit|TooManyRequests|CommError|ServerError")
+_STATUS = re.compile(r"\b(?:408|429|50[0234])\b")
+
+
+def may_pass(error: BaseException) -> bool:
+    """Return whether an error may be gone later, such as that of a network."""
+    if not isinstance(error, Exception) or isinstance(error, LASTING):
+        return False
+    names = [kind.__name__ for kind in type(error).__mro__]
+    return isinstance(error, OSError) or any(map(_PASSING.search, names)) or bool(_STATUS.search(str(error)))
+
+
+@frozen
+class Receiver:
+    """A logger, and what else it can do.
+
+    name: identifies it in the run's state. write_all: takes several records at once. save, models: takes models, and
+    which. facts: what another process needs to make the logger again.
+    """
+
+    name: str
+    logger: Logger
+    write_all: Callable[[Sequence[Record]], None] | None = None
+    save: Callable[[SavedModel], None] | None = None
+    models: Literal["none", "final", "checkpoints"] = "none"
+    facts: Mapping[str, Any] = field(factory=dict)
+
+
+@frozen
+class Surroundings:
+    """What loggers in the background share. pause: the seconds to wait after a number of failures in a row.
+
+    report: is called once with a sentence when a logger fails, from its thread. saved: is called from there with the
+    name of a logger, and a model that it has or does not need any more.
+    """
+
+    spool: Spool
+    clock: Clock
+    pause: Callable[[int], float]
+    report: Callable[[str], None]
+    saved: Callable[[str, SavedModel], None] = lambda name, model: None
+
+
+class BackgroundLogger:
+    """Calls a logger from a daemon thread: `start`, then with each item in order, then `finish`.
+
+    What does not fit into memory is read from the spool. After an error that may pass, the call is repeated; after
+    another one, the logger is left alone, and what it lacks stays in the spool.
+
+    identifier: what the logger returned at the start. started: whether it has. finishing: whether the items include
+    the end. ended: whether it has everything, and was finished. waiting: how many items it lacks. left_out: how many
+    are lost, because there was no room. problem: why it does not make progress; empty if it does. saving: the folder of
+    the model that it is receiving.
+    """
+
+    def __init__(self, receiver: Receiver, around: Surroundings) -> None:
+        self.receiver, self._around = receiver, around
+        self.identifier: str | None = None
+        self.started = self.finishing = self.ended = self.stopped = False
+        self.problem = self.saving = ""
+        self.waiting = self.left_out = 0
+        self._changed = threading.Condition()
+        self._items: deque[tuple[int, Item]] = deque()
+        self._position = around.spool.position(receiver.name)
+        self._newest_model = 0
+        self._last_in_spool = 0
+        self._hurried = False
+        self._reported = False
+        for number, item in self._in_spool(self._position):
+            self.waiting += 1
+            self._last_in_spool = number
+            self._note(number, item)
+
+    def start(self, run: RunInformation) -> None:
+        """Start the thread, which starts the logger with this run, `tracked_as` included."""
+        self.identifier = run.tracked_as
+        name = f"hexloop logs to {self.receiver.name}"
+        threading.Thread(target=self._run, args=(run,), name=name, daemon=True).start()
+
+    def put(self, number: int, item: Item, spooled: bool) -> None:
+        """Add an item. spooled: whether it is in the spool as well."""
+        with self._changed:
+            in_memory = not self.stopped and self._last_in_spool <= self._position and len(self._items) < IN_MEMORY
+            self._note(number, item)
+            if in_memory:
+                self._items.append((number, item))
+            elif spooled:
+                self._last_in_spool = number
+            else:
+                self.left_out += 1
+                return
+            self.waiting += 1
+            self._changed.notify_all()
+
+    def await_start(self, ends_at: float) -> bool:
+        """Wait until the logger has started or failed, at most until this time of the clock; return whether."""
+        return self._await(lambda: self.started or self.stopped or bool(self.problem), ends_at)
+
+    def await_end(self, ends_at: float) -> bool:
+        """Wait until the logger has everything, or failed for good, or until this time; return whether it has all."""
+        self._await(lambda: self.ended or self.stopped, ends_at)
+        return self.ended
+
+    def hurry(self) -> None:
+        """Repeat a call that failed without waiting for its pause."""
+        with self._changed:
+            self._hurried = True
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Start no further call. The thread ends after the current one, if that ever returns."""
+        with self._changed:
+            self.stopped = True
+            self._changed.notify_all()
+
+    def _await(self, is_so: Callable[[], bool], ends_at: float) -> bool:
+        clock = self._around.clock
+        with self._changed:
+            while not is_so() and (left := ends_at - clock.monotonic()) > 0:
+                self._changed.wait(min(left, 1.0))
+            return is_so()
+
+    # In the thread
+
+    def _run(self, run: RunInformation) -> None:
+        try:
+            if self._attempt("start", partial(self._start, run)):
+                while items := self._next():
+                    if not self._attempt(_action(items[-1][1]), partial(self._deliver, items)):
+                        break
+        except BaseException as error:  # of the spool; a thread has no one to raise it to
+            self._fail("start or write", error, passing=False)
+        self.stop()
+
+    def _attempt(self, action: str, act: Callable[[], None]) -> bool:
+        """Do something until it succeeds; return False if it cannot, or the thread is to end."""
+        failures = 0
+        while not self.stopped:
+            try:
+                act()
+            except BaseException as error:  # libraries raise SystemExit, too
+                failures += 1
+                passing = may_pass(error)
+                self._fail(action, error, passing)
+                if not passing:
+                    return False
+                self._pause(self._around.pause(failures))
+            else:
+                self.problem = ""
+                return True
+        return False
+
+    def _start(self, run: RunInformation) -> None:
+        identifier = self.receiver.logger.start(run)
+        with self._changed:
+            if identifier is not None:
+                self.identifier = str(identifier)[:LONGEST_IDENTIFIER]
+            self._describe(evolve(run, tracked_as=self.identifier))
+            self.started = True
+            self._changed.notify_all()
+
+    def _describe(self, run: RunInformation) -> None:
+        facts = self._around.spool.facts(self.receiver.name)
+        if facts is not None:
+            with suppress(OSError):
+                self._around.spool.describe(self.receiver.name, {**facts, "run": run_entry(run)})
+
+    def _next(self) -> list[tuple[int, Item]]:
+        """Return the next items, several only if they can be written at once; none if the thread is to end."""
+        with self._changed:
+            while not self.stopped and not self.ended:
+                if self._items:
+                    return _together(list(self._items)[: self._most])
+                if self._last_in_spool > self._position:
+                    break
+                self._changed.wait()
+            if self.stopped or self.ended:
+                return []
+        items = _together([*islice(self._in_spool(self._position), self._most)])
+        if not items:  # what was there is damaged
+            with self._changed:
+                self._position, self.waiting = self._last_in_spool, len(self._items)
+            return self._next()
+        return items
+
+    def _deliver(self, items: list[tuple[int, Item]]) -> None:
+        receiver, (number, item) = self.receiver, items[-1]
+        if isinstance(item, Outcome):
+            receiver.logger.finish(item)
+        elif isinstance(item, SavedModel):
+            self._save(number, item)
+        elif receiver.write_all is not None:
+            receiver.write_all([each for _, each in items if isinstance(each, Record)])
+        else:
+            receiver.logger.write(item)
+        with suppress(OSError):  # at worst the items come twice
+            self._around.spool.move(receiver.name, number)
+        with self._changed:
+            self._position = number
+            while self._items and self._items[0][0] <= number:
+                self._items.popleft()
+            self.waiting -= len(items)
+            self.ended = isinstance(item, Outcome)
+            self._changed.notify_all()
+
+    def _save(self, number: int, model: SavedModel) -> None:
+        """Pass on a model, unless there is a newer one."""
+        save = self.receiver.save
+        with self._changed:
+            wanted = number >= self._newest_model or model.final
+            self.saving = model.folder if wanted else ""
+        location = self._around.spool.location(model.folder)
+        try:
+            if save is not None and wanted and location is not None:
+                save(evolve(model, folder=location))
+        finally:
+            self.saving = ""
+        self._around.saved(self.receiver.name, model)
+
+    @property
+    def _most(self) -> int:
+        return AT_ONCE if self.receiver.write_all is not None else 1
+
+    def _in_spool(self, after: int) -> Iterator[tuple[int, Item]]:
+        return items_in(self._around.spool, self.receiver.name, after)
+
+    def _note(self, number: int, item: Item) -> None:
+        if isinstance(item, SavedModel):
+            self._newest_model = number
+        self.finishing = self.finishing or isinstance(item, Outcome)
+
+    def _fail(self, action: str, error: BaseException, passing: bool) -> None:
+        text = redact(f"{type(error).__name__}: {error}")
+        with self._changed:
+            self.problem = text
+            self._changed.notify_all()
+        if not self._reported:
+            self._reported = True
+            then = "it is tried again" if passing else "the logger is left alone"
+            with suppress(Exception):
+                self._around.report(
+                    f"The logger {self.receiver.name} failed to {action} ({text}). The run continues, and {then}."
+                )
+
+    def _pause(self, seconds: float) -> None:
+        clock = self._around.clock
+        ends_at = clock.monotonic() + seconds
+        with self._changed:
+            while not self.stopped and not self._hurried and (left := ends_at - clock.monotonic()) > 0:
+                self._changed.wait(min(left, 1.0))
+            self._hurried = False
+
+
+def items_in(spool: Spool, name: str, after: int) -> Iterator[tuple[int, Item]]:
+    """Yield the items in a spool that a logger receives, with numbers above `after`."""
+    while entries := spool.read(after, IN_MEMORY):
+        for number, entry in entries:
+            after = number
+            item = item_of(entry) if is_for(entry, name) else None
+            if item is not None:
+                yield number, item
+
+
+def _action(item: Item) -> str:
+    return "finish" if isinstance(item, Outcome) else "save" if isinstance(item, SavedModel) else "write"
+
+
+def _together(items: list[tuple[int, Item]]) -> list[tuple[int, Item]]:
+    """Return the first records of a list, or its first item of another kind."""
+    count = next((place for place, (_, item) in enumerate(items) if not isinstance(item, Record)), len(items))
+    return items[: max(count, 1)]

@@ -1,0 +1,206 @@
+"""The loggers of a run that are called in the background, and what they do not have yet.
+
+Every item is numbered and written to the spool once, for all of them, before a thread receives it. So a slow logger
+costs the run nothing, and the death of the process loses nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable
+
+from attrs import evolve, frozen
+
+from hexloop.domain.background_logger import BackgroundLogger, Receiver, Surroundings, items_in
+from hexloop.domain.log_entries import Item, entry_of, item_of, remains, run_entry, run_of
+from hexloop.ports.clock import Clock
+from hexloop.ports.logger import Outcome, Record, RunInformation, SavedModel
+from hexloop.ports.spool import Spool
+
+SET_UP = 10.0
+"""Seconds for which a run waits until its loggers have started."""
+
+UNKNOWN_END = Outcome("preempted", "The process ended without finishing the run.")
+
+SOON = 1.0
+"""Seconds of waiting after which this is reported."""
+
+
+@frozen
+class Left:
+    """What a logger does not have at the end. left_out: how many of its items are lost, because there was no room."""
+
+    name: str
+    count: int
+    left_out: int
+    problem: str
+
+
+class Tracking:
+    """Calls loggers in the background, with a spool that they share.
+
+    pause: the seconds before a call is repeated, by the number of failures in a row. report: is called with a sentence
+    when a logger fails for the first time, also from other threads.
+    """
+
+    def __init__(
+        self, spool: Spool, clock: Clock, pause: Callable[[int], float], report: Callable[[str], None]
+    ) -> None:
+        self._spool, self._clock, self._report = spool, clock, report
+        self._around = Surroundings(spool, clock, pause, report, self._saved)
+        self._loggers: dict[str, BackgroundLogger] = {}
+        self._number = 0
+        self._is_full = False
+        self._models: dict[str, set[str]] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Return the number of loggers."""
+        return len(self._loggers)
+
+    @property
+    def identifiers(self) -> dict[str, str]:
+        """What the loggers have returned at the start, by name."""
+        found = {name: logger.identifier for name, logger in self._loggers.items()}
+        return {name: identifier for name, identifier in found.items() if identifier is not None}
+
+    def resume(self, step: int) -> None:
+        """Drop what earlier processes of the run left in the spool for steps after this one. Called first."""
+        self._number = self._spool.keep(lambda entry: remains(entry, step))
+
+    def take_over(self) -> None:
+        """Keep what earlier processes left in the spool, for `deliver`. Called first."""
+        self._number = self._spool.keep(lambda entry: item_of(entry) is not None)
+
+    def start(self, receiver: Receiver, run: RunInformation, tracked_as: str | None = None) -> None:
+        """Start a logger in the background. It continues the run `tracked_as`, or the one that the spool names."""
+        earlier = self._spool.facts(receiver.name)
+        known = None if earlier is None else run_of(earlier.get("run"))
+        tracked_as = (known.tracked_as if known else None) or tracked_as
+        run = evolve(run, tracked_as=tracked_as)
+        try:
+            self._spool.describe(receiver.name, {**receiver.facts, "run": run_entry(run)})
+        except OSError as error:
+            self._report(f"The logs of the run cannot be kept for {receiver.name} ({error}).")
+        logger = BackgroundLogger(receiver, self._around)
+        self._loggers[receiver.name] = logger
+        logger.start(run)
+
+    def await_start(self, limit: float = SET_UP) -> None:
+        """Wait until the loggers have started, at most `limit` seconds; report those that have not."""
+        ends_at = self._clock.monotonic() + limit
+        late = [name for name, logger in self._loggers.items() if not logger.await_start(ends_at)]
+        if late:
+            self._report(
+                f"{' and '.join(late)} {'has' if len(late) == 1 else 'have'} not started within {limit:g} s. The run "
+                "continues, and what it logs is delivered later."
+            )
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the loggers that were started."""
+        return list(self._loggers)
+
+    def has_started(self, name: str) -> bool:
+        """Return whether a logger has started."""
+        return name in self._loggers and self._loggers[name].started
+
+    def write(self, record: Record, to: Collection[str] | None = None) -> None:
+        """Pass a record to all loggers, or to some."""
+        self._put(record, to)
+
+    def takes(self, final: bool) -> list[str]:
+        """Return the names of the loggers that take a checkpoint's model, or that of the end."""
+        wanted = ("final", "checkpoints") if final else ("checkpoints",)
+        return [name for name, each in self._loggers.items() if each.receiver.models in wanted]
+
+    def save(self, model: SavedModel, files: Iterable[tuple[str, str]], to: Collection[str] | None = None) -> None:
+        """Pass a model to the loggers that take it. files: its files, by path; they are linked, or copied.
+
+        Raises OSError if they cannot be kept.
+        """
+        takers = [name for name in self.takes(model.final) if to is None or name in to]
+        if not takers:
+            return
+        folder = self._spool.hold(model.name, files)
+        with self._lock:
+            self._models[folder] = set(takers)
+        self._put(evolve(model, folder=folder), takers)
+        self._drop_models()
+
+    def finish(self, outcome: Outcome, limit: float, progress: Callable[[int], None] = lambda left: None) -> list[Left]:
+        """Finish all loggers, and wait at most `limit` seconds in total; return what is left.
+
+        progress: is called about once a second with the number of items that are left.
+        """
+        self._put(outcome, None)
+        return self.deliver(limit, progress)
+
+    def end_unfinished(self) -> None:
+        """Pass an outcome to loggers that no process has finished."""
+        for name, logger in self._loggers.items():
+            if not logger.finishing:
+                self._put(UNKNOWN_END, [name])
+
+    def deliver(self, limit: float, progress: Callable[[int], None] = lambda left: None) -> list[Left]:
+        """Wait until all loggers have everything, at most `limit` seconds in total; return what is left."""
+        started = self._clock.monotonic()
+        ends_at = started + limit
+        for logger in self._loggers.values():
+            logger.hurry()
+        for logger in self._loggers.values():
+            soon = self._clock.monotonic() + SOON
+            while not logger.await_end(min(soon, ends_at)) and not logger.stopped and soon < ends_at:
+                progress(sum(each.waiting for each in self._loggers.values()))
+                soon = self._clock.monotonic() + SOON
+        for logger in self._loggers.values():
+            logger.stop()
+        left = [
+            Left(name, each.waiting, each.left_out, each.problem or ("" if each.ended else "it did not answer in time"))
+            for name, each in self._loggers.items()
+        ]
+        self._spool.close(remove=not self._is_anything_left())
+        return [each for each in left if each.count or each.left_out]
+
+    def _is_anything_left(self) -> bool:
+        """Return whether a logger lacks something that is in the spool, also one of an earlier process."""
+        return any(
+            not logger.ended
+            if (logger := self._loggers.get(name))
+            else any(items_in(self._spool, name, self._spool.position(name)))
+            for name in self._spool.receivers()
+        )
+
+    def _put(self, item: Item, to: Collection[str] | None) -> None:
+        with self._lock:
+            self._number += 1
+            problem = "there is no more room to keep it"
+            try:
+                spooled = self._spool.append(self._number, entry_of(item, to))
+            except OSError as error:
+                spooled, problem = False, str(error)
+            receiving = [each for name, each in self._loggers.items() if to is None or name in to]
+            for logger in receiving:
+                logger.put(self._number, item, spooled)
+            lacking = [logger.receiver.name for logger in receiving if logger.left_out]
+        if lacking and not self._is_full:
+            self._is_full = True
+            self._report(f"What {' and '.join(lacking)} cannot receive in time is left out: {problem}.")
+
+    def _saved(self, name: str, model: SavedModel) -> None:
+        """Remove the files of a model that all loggers have."""
+        with self._lock:
+            lacking = self._models.get(model.folder, {name})
+            lacking.discard(name)
+            if lacking:
+                return
+            self._models.pop(model.folder, None)
+        self._spool.release(model.folder)
+
+    def _drop_models(self) -> None:
+        """Remove the files of models for which there is a newer one, but for the oldest, which may be on its way."""
+        with self._lock:
+            for folder in list(self._models)[1:-1]:
+                if not any(folder == logger.saving for logger in self._loggers.values()):
+                    del self._models[folder]
+                    self._spool.release(folder)

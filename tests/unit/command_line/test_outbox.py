@@ -1,0 +1,123 @@
+"""`hexloop outbox`: what is left of runs that published on a folder's hub."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hexloop.adapters.hub import FolderHub
+from hexloop.app.wiring.outboxes import open_outbox, state_folder
+from hexloop.app.wiring.publishing import Publisher, Push
+from hexloop.domain.delivery import Backoff
+from hexloop.domain.errors import RefusedError, UnavailableError
+from hexloop.domain.outbox import Intent
+from tests.unit.command_line.commands import Commands
+
+
+class FullHub(FolderHub):
+    def publish(self, *_: object, **__: object) -> str:
+        raise UnavailableError("the disk is full.")
+
+
+class ForbiddingHub(FolderHub):
+    def create(self, name: str, private: bool | None = None) -> str:
+        raise RefusedError("403: this token may not write here.")
+
+
+def leave(kind: type[FolderHub], folder: str = "run", message: str = "step 3") -> Intent:
+    """Enter a push that a hub does not take, and end without having published it."""
+    hub = kind("hub")
+    publisher = Publisher(hub, folder, backoff=Backoff((0.0,)))
+    push = Push(hub.address, "me/model", message, ["model"])
+
+    def fill(held: Path) -> None:
+        (held / "weights").write_bytes(b"123")
+
+    intent = publisher.push(push, fill)
+    with pytest.raises((UnavailableError, RefusedError)):
+        publisher.wait(intent, 0.05)
+    publisher.close()
+    return intent
+
+
+def published() -> dict[str, bytes]:
+    return {file.path: b"".join(file.chunks) for file in FolderHub("hub").fetch("me/model")}
+
+
+def test_what_is_left_is_listed_and_finished(commands: Commands) -> None:
+    """`list` names each entry with the reason, and `flush` publishes it."""
+    Path("run").mkdir()
+    assert commands("outbox", "list", "run").output == "Nothing is left in the outbox of run.\n"
+    intent = leave(FullHub)
+    listed = commands("outbox", "list", "run")
+    assert listed.code == 1
+    assert f"{intent.number}" in listed.output
+    assert "waits, tried" in listed.output
+    assert "'step 3' to me/model on file://" in listed.output
+    assert "  the disk is full." in listed.output
+
+    assert commands("outbox", "flush", "run").code == 0
+    assert published() == {"weights": b"123"}
+    assert commands("outbox", "list", "run").code == 0
+
+
+def test_what_was_refused_is_retried_on_request(commands: Commands) -> None:
+    """`flush` leaves it alone, and `retry` publishes it."""
+    leave(ForbiddingHub)
+    entries = json.loads(commands("outbox", "list", "run", "--json").output)["entries"]
+    assert [(each["refused"], each["problem"]) for each in entries] == [(True, "403: this token may not write here.")]
+    flushed = commands("outbox", "flush", "run")
+    assert flushed.code == 1
+    assert "refused, tried 1 time" in flushed.output
+    assert commands("outbox", "retry", "run").code == 0
+    assert published() == {"weights": b"123"}
+
+
+def test_entries_are_dropped_by_their_numbers(commands: Commands) -> None:
+    """`drop` removes what it is told to, and says what that was."""
+    one = leave(FullHub, message="one")
+    assert "name entries" in commands("outbox", "drop", "run").errors
+    assert "no entry 5" in commands("outbox", "drop", "run", "5").errors
+    assert commands("outbox", "drop", "run", str(one.number)).output.startswith(f"Dropped {one.number}: 'one' to me")
+    assert commands("outbox", "list", "run").code == 0
+    leave(FullHub, message="two")
+    assert commands("outbox", "drop", "run", "--all").output.count("Dropped") == 1
+    assert [path.name for path in Path("run/.outbox/hub").iterdir()] == []
+
+
+def test_an_outbox_in_use_is_left_alone(commands: Commands) -> None:
+    """It belongs to the process that works on it; another run of the folder gets its own, and later takes over both."""
+    leave(FullHub)
+    held = open_outbox("run")
+    assert held is not None
+    assert "A live process uses the outbox hub" in commands("outbox", "flush", "run").errors
+    leave(FullHub, message="of another run")
+    assert commands("outbox", "list", "run").output.count("waits") == 2
+    held.close()
+    assert commands("outbox", "flush", "run").code == 0
+    assert len([path for path in Path("hub/me/model").iterdir() if path.name.isdecimal()]) == 2
+
+
+def test_a_missing_folder_and_damaged_entries_are_reported(commands: Commands) -> None:
+    """Neither ends in a traceback."""
+    assert commands("outbox", "list", "nowhere").code == 2
+    intent = leave(FullHub)
+    path = Path("run/.outbox/hub") / next(each.name for each in Path("run/.outbox/hub").glob("*.json"))
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, "details": {"hub": 5}}))
+    assert "a damaged entry for me/model" in commands("outbox", "list", "run").output
+    assert commands("outbox", "flush", "run").code == 1
+    assert commands("outbox", "drop", "run", str(intent.number)).code == 0
+
+
+def test_the_outbox_of_a_url_is_in_the_state_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its place is chosen by two environment variables, and is another one for each URL."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    one, other = state_folder("s3://bucket/run a"), state_folder("s3://other/run a")
+    assert Path(one).parent == tmp_path / "hexloop"
+    assert Path(one).name.startswith("run-a-")
+    assert one != other
+    monkeypatch.setenv("HEXLOOP_STATE_HOME", str(tmp_path / "mine"))
+    assert Path(state_folder("s3://bucket/run a")).parent == tmp_path / "mine"
