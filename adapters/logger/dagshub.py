@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from hexloop.adapters.logger.mlflow import MLflow, is_set
@@ -47,15 +49,12 @@ class DagsHub(MLflow):
         folder = self._folder
         if folder is None or outcome.kind not in UPLOADED_AFTER or not Path(folder).is_dir():
             return
-        import httpx
         from dagshub.upload import Repo
 
         owner, name = self._repository
-        repository = Repo(owner=owner, name=name, branch=os.environ.get("BRANCH") or "main")
-        try:
+        with _unreachable_as_connection_errors():
+            repository = Repo(owner=owner, name=name, branch=os.environ.get("BRANCH") or "main")
             repository.directory("artifacts").add_dir(folder)
-        except httpx.TransportError as error:
-            raise ConnectionError(f"{folder} could not be uploaded to dagshub: {error}") from error
         self._folder = None
 
 
@@ -70,6 +69,16 @@ def _repository(address: str) -> tuple[str, str]:
     return parts[-2], parts[-1].removesuffix(".mlflow")
 
 
+@contextmanager
+def _unreachable_as_connection_errors() -> Iterator[None]:
+    import httpx
+
+    try:
+        yield
+    except httpx.TransportError as error:
+        raise ConnectionError(f"dagshub cannot be reached: {error}") from error
+
+
 def _check_login() -> None:
     """Raise instead of letting dagshub ask in a browser."""
     from dagshub.auth import get_token
@@ -77,8 +86,9 @@ def _check_login() -> None:
     if os.environ.get("DAGSHUB_USERNAME") and os.environ.get("DAGSHUB_PASSWORD"):
         return
     try:
-        get_token(fail_if_no_token=True)
-    except RuntimeError as error:
+        with _unreachable_as_connection_errors():
+            get_token(fail_if_no_token=True)
+    except (RuntimeError, ValueError) as error:
         raise ConfigurationError(
             "Uploads to dagshub require a token: set DAGSHUB_USER_TOKEN or run `dagshub login`, or unset "
             f"HF_DAGSHUB_LOG_ARTIFACTS ({error})"
