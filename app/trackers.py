@@ -82,8 +82,12 @@ def available_trackers() -> list[str]:
 
 
 def chosen_trackers(names: list[str]) -> list[str]:
-    """Return the trackers among the names of `report_to`; a package's logger of the same name comes in place of one."""
+    """Return the trackers among the names of `report_to`; a package's logger of the same name comes in place of one.
+
+    In a job of Kubeflow, its own tracker is always one of them, as in transformers.
+    """
     chosen = available_trackers() if names == ["all"] else [name for name in names if name in TRACKERS]
+    chosen += ["kubeflow"] if _is_usable("kubeflow") else []
     return [name for name in dict.fromkeys(chosen) if name not in plugin_names("loggers")]
 
 

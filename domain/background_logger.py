@@ -49,7 +49,8 @@ class Receiver:
     """A logger, and what else it can do.
 
     name: identifies it in the run's state. write_all: takes several records at once. save, models: takes models, and
-    which. facts: what another process needs to make the logger again.
+    which. only_live: what it receives describes this moment or process, so no other process delivers it later.
+    facts: what another process needs to make the logger again.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Receiver:
     write_all: Callable[[Sequence[Record]], None] | None = None
     save: Callable[[SavedModel], None] | None = None
     models: Literal["none", "final", "checkpoints"] = "none"
+    only_live: bool = False
     facts: Mapping[str, Any] = field(factory=dict)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 
 from attrs import evolve, frozen
 
@@ -74,6 +75,8 @@ class Tracking:
 
     def start(self, receiver: Receiver, run: RunInformation, tracked_as: str | None = None) -> None:
         """Start a logger in the background. It continues the run `tracked_as`, or the one that the spool names."""
+        if receiver.only_live:
+            self.forget(receiver.name)
         earlier = self._spool.facts(receiver.name)
         known = None if earlier is None else run_of(earlier.get("run"))
         tracked_as = (known.tracked_as if known else None) or tracked_as
@@ -155,17 +158,26 @@ class Tracking:
                 soon = self._clock.monotonic() + SOON
         for logger in self._loggers.values():
             logger.stop()
-        left = [
-            Left(name, each.waiting, each.left_out, each.problem or ("" if each.ended else "it did not answer in time"))
-            for name, each in self._loggers.items()
-        ]
+        left = [self._left_for(name, logger) for name, logger in self._loggers.items()]
         self._spool.close(remove=not self._is_anything_left())
         return [each for each in left if each.count or each.left_out]
+
+    def forget(self, name: str) -> None:
+        """Leave out what a logger does not have."""
+        with suppress(OSError):
+            self._spool.move(name, self._number)
+
+    def _left_for(self, name: str, logger: BackgroundLogger) -> Left:
+        problem = logger.problem or ("" if logger.ended else "it did not answer in time")
+        if not logger.receiver.only_live:
+            return Left(name, logger.waiting, logger.left_out, problem)
+        self.forget(name)
+        return Left(name, 0, logger.left_out + logger.waiting, problem)
 
     def _is_anything_left(self) -> bool:
         """Return whether a logger lacks something that is in the spool, also one of an earlier process."""
         return any(
-            not logger.ended
+            not (logger.ended or logger.receiver.only_live)
             if (logger := self._loggers.get(name))
             else any(items_in(self._spool, name, self._spool.position(name)))
             for name in self._spool.receivers()

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import sys
 from collections import Counter
 from typing import Any, ClassVar, Literal
 
@@ -91,18 +92,23 @@ class ClearML:
     def save(self, model: SavedModel) -> None:
         """Upload a folder as an output model, and remove the oldest ones beyond `save_total_limit`.
 
-        The final model is left out if the checkpoint of its step was uploaded.
+        The final model is left out if the checkpoint of its step was uploaded. The library cannot save output models in
+        its offline mode, so there the folder is an artifact of the task.
         """
         if model.final and model.step == self._last_saved:
             return
-        from clearml import OutputModel
+        from clearml import OutputModel, Task
 
-        output = OutputModel(task=self._task, name=model.name + self._suffix)
-        output.connect(task=self._task, name=model.name + self._suffix)
+        self._last_saved = model.step
+        name = model.name + self._suffix
+        if Task.is_offline():
+            self._task.upload_artifact(name, artifact_object=model.folder, wait_on_upload=True)
+            return
+        output = OutputModel(task=self._task, name=name)
+        output.connect(task=self._task, name=name)
         output.update_weights_package(
             weights_path=model.folder, target_filename=model.name, iteration=model.step, auto_delete_file=False
         )
-        self._last_saved = model.step
         self._saved.append(output)
         while self._most_models is not None and len(self._saved) > self._most_models:
             self._remove(self._saved.pop(0))
@@ -156,10 +162,8 @@ class ClearML:
             _logger.warning("ClearML has curves of finite numbers only; %s=%r is in the log of its task.", name, value)
 
     def _remove(self, output: Any) -> None:
-        from clearml import Model, Task
+        from clearml import Model
 
-        if Task.is_offline():
-            return
         try:
             Model.remove(output.id, delete_weights_file=True, force=True, raise_on_errors=True)
         except Exception as error:
@@ -170,15 +174,20 @@ class ClearML:
 
 def _users_task() -> Any:
     """Return the task that the user has started in this process, or None; one that runs remotely does not count."""
-    import clearml
+    if "clearml" not in sys.modules:  # then there is none, and nobody waits for the import
+        return None
+    from clearml import Task
 
-    return clearml.Task.current_task() if clearml.Task.running_locally() else None
+    return Task.current_task() if Task.running_locally() else None
 
 
 def _new_task(run: RunInformation) -> Any:
     from clearml import Task
     from clearml.backend_api.session.defs import MissingConfigError
 
+    # The library reports from a fork of the process, which has threads and perhaps a GPU; if the fork happens while the
+    # library starts git, both wait for each other. Threads report as well.
+    Task._report_subprocess_enabled = False
     # A number for continue_last_task is added to all steps. Without an id, it continues what ran last on the machine.
     continued = {} if run.tracked_as is None else {"continue_last_task": 0}
     try:

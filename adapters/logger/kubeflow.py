@@ -32,7 +32,8 @@ TOKEN_SECONDS = 300.0
 """For how long a token is used before its file is read again; Kubernetes replaces it from time to time."""
 
 TIMEOUT = 5.0
-LAST_TRIES = 3
+"""Seconds for which an answer is awaited."""
+
 LONGEST_VALUE = 256
 """Characters of a value that is a text."""
 
@@ -49,7 +50,7 @@ class Kubeflow:
 
     The controller says in environment variables where it listens. Raises ConfigurationError if it does not, so outside
     of a TrainJob, or if the address is none. An update that fails is replaced by the next one and warned of once; only
-    the last one is tried again, and raises OSError if it cannot be delivered. `monotonic` returns seconds.
+    the last one raises OSError, so that the run tries it again. `monotonic` returns seconds.
     """
 
     def __init__(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -85,22 +86,19 @@ class Kubeflow:
             self._attempt(self._progress(), self._remaining())
 
     def finish(self, outcome: Outcome = FINISHED) -> None:
-        """Post the last values, with 100 % if the run finished, and otherwise how it ended."""
+        """Post the last values, with 100 % if the run finished, and otherwise how it ended.
+
+        Raises OSError if the controller does not take them; it may be called again then.
+        """
         if self._client is None:
             return
-        client, self._client = self._client, None
         finished = outcome.kind == "finished"
         if not finished:
             problem = f"{outcome.kind}: {redact(outcome.problem)}" if outcome.problem else outcome.kind
             self._metrics["hexloop/outcome"] = problem[:LONGEST_VALUE]
-        for remaining in reversed(range(LAST_TRIES)):
-            try:
-                self._post(client, 100 if finished else self._progress(), 0 if finished else self._remaining())
-                return
-            except OSError:
-                if not remaining:
-                    raise
-                time.sleep(1.0)
+        progress, remaining = (100, 0) if finished else (self._progress(), self._remaining())
+        self._post(self._client, progress, remaining)
+        self._client = None
 
     def _forget(self) -> None:
         self._metrics: dict[str, Any] = {}
@@ -148,7 +146,8 @@ class Kubeflow:
             if error.code == 401:
                 self._token.forget()
             error.close()
-            raise ConnectionError(f"{self._url} answered {error.code} {error.reason}.") from None
+            kind = PermissionError if error.code in (401, 403) else ConnectionError  # trying again helps the latter
+            raise kind(f"{self._url} answered {error.code} {error.reason}.") from None
         except HTTPException as error:
             raise ConnectionError(f"{self._url} did not answer as HTTP does: {error!r}.") from None
 

@@ -97,6 +97,9 @@ def _start(tracking: Tracking, spool: FileSpool, name: str) -> str:
         return redact(f"{type(error).__name__}: {error}")
     if logger is None:
         return OF_A_PROGRAM
+    if receiver_of(name, logger, {}).only_live:
+        tracking.forget(name)
+        return ""
     tracking.start(receiver_of(name, logger, {key: each for key, each in facts.items() if key != "run"}), run)
     return ""
 

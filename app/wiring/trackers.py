@@ -82,6 +82,7 @@ def receiver_of(name: str, logger: Logger, facts: Mapping[str, Any]) -> Receiver
         logger,
         write_all=getattr(logger, "write_all", None),
         save=getattr(logger, "save", None),
+        only_live=bool(getattr(logger, "only_live", False)),
         models=getattr(logger, "models", "none") if hasattr(logger, "save") else "none",
         facts=facts,
     )

@@ -13,6 +13,7 @@ from tests.trackers.contract import CONFIGURATION, FIRST, LAST, TrackerContract,
 from tests.trackers.running import SentRun, StoredRun
 
 USERS_OWN_TASK = """
+import os
 from clearml import Task
 from hexloop.adapters.logger.clearml import ClearML
 from hexloop.ports.logger import Outcome, Record, RunInformation
@@ -26,6 +27,7 @@ for loss in (0.5, 0.25):
     logger.finish(Outcome("failed", "ValueError: no"))
 task.get_logger().report_scalar("own", "value", 1.0, 6)
 task.close()
+os.environ.pop("CLEARML_LOG_MODEL")
 assert ClearML().models == "checkpoints"
 """
 A_STATUS_IS_SENT = """
@@ -43,6 +45,41 @@ for outcome in (Outcome("failed", "ValueError: no"), Outcome("preempted", "SIGTE
     assert sent[-1][1] == identity
     assert Task.current_task() is None
 print([(kind, words["status_message"]) for kind, _, words in sent])
+"""
+MODELS_ARE_SENT = """
+import clearml
+from hexloop.adapters.logger.clearml import ClearML
+from hexloop.ports.logger import RunInformation, SavedModel
+
+sent = []  # no server can be had here: what the library would send to it
+
+class OutputModel:
+    def __init__(self, task, name):
+        assert task is clearml.Task.current_task()
+        self.name, self.id = name, f"id of {name}"
+
+    def connect(self, task, name):
+        assert name == self.name
+
+    def update_weights_package(self, weights_path, target_filename, iteration, auto_delete_file):
+        assert not auto_delete_file and weights_path == target_filename
+        sent.append(("upload", target_filename, iteration))
+
+class Model:
+    @staticmethod
+    def remove(identity, delete_weights_file, force, raise_on_errors):
+        sent.append(("remove", identity))
+        raise ValueError("the server is busy")
+
+logger = ClearML()
+logger.start(RunInformation("digits", {"save_total_limit": 1}))
+clearml.OutputModel, clearml.Model = OutputModel, Model
+offline, clearml.Task.is_offline = clearml.Task.is_offline, lambda: False
+for step in (10, 20):
+    logger.save(SavedModel(f"checkpoint-{step}", f"checkpoint-{step}", step, 0.5))
+clearml.Task.is_offline = offline
+logger.finish()
+print(sent)
 """
 
 
@@ -106,8 +143,8 @@ class TestClearML(TrackerContract):
         assert printed == "[('failed', 'ValueError: no'), ('stopped', 'preempted: SIGTERM')]"
 
     @pytest.mark.matrix
-    def test_checkpoints_are_models_of_the_task(self, tmp_path: Path) -> None:
-        """Each is an output model; the final one is left out, because the checkpoint has it."""
+    def test_checkpoints_are_in_the_task(self, tmp_path: Path) -> None:
+        """Offline, each is an artifact; the final one is left out, because the checkpoint has it."""
         models = []
         for name in ("checkpoint-20", "checkpoint-40", "model"):
             (tmp_path / name).mkdir()
@@ -119,8 +156,14 @@ class TestClearML(TrackerContract):
         assert answer.error is None, answer.output
         [one] = self.read(tmp_path)
         assert (one.name, one.more["project"]) == ("mine", "digits")
-        assert [each["init"]["name"] for each in one.more["models"]] == ["checkpoint-20", "checkpoint-40"]
-        assert [each["weights"]["iteration"] for each in one.more["models"]] == [20, 40]
+        assert one.more["artifacts"] == {f"checkpoint-{step}": {"weights": f"checkpoint-{step}"} for step in (20, 40)}
+
+    @pytest.mark.matrix
+    def test_checkpoints_are_output_models_on_a_server(self, tmp_path: Path) -> None:
+        """Each is uploaded as one, and the oldest ones beyond save_total_limit are removed; a failure is a warning."""
+        printed = self.run(tmp_path, MODELS_ARE_SENT).splitlines()[-1]
+        sent = [f"('upload', 'checkpoint-{step}', {step})" for step in (10, 20)]
+        assert printed == f"[{sent[0]}, {sent[1]}, ('remove', 'id of checkpoint-10')]"
 
     @pytest.mark.matrix
     def test_a_trial_is_a_task(self, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.trackers.contract import FIRST, OUTCOMES, information
-from tests.trackers.running import Answer, SentRun, pinned, run, track
+from tests.trackers.running import PROGRAMS, Answer, SentRun, pinned, run, track
 
 ROCM = """
 import torch
@@ -75,6 +75,14 @@ def test_a_run_at_a_url_writes_beside_the_program(tmp_path: Path) -> None:
     assert answer.error is None, answer.output
     assert rows == []
     assert (tmp_path / "emissions.csv").exists()
+
+
+@pytest.mark.matrix
+def test_a_trainer_measures_its_run(tmp_path: Path) -> None:
+    """`report_to="codecarbon"` writes a row into the output folder."""
+    run("trackers", PROGRAMS / "training.py", "codecarbon", "finish", folder=tmp_path, variables={})
+    [row] = csv.DictReader((tmp_path / "out" / "emissions.csv").read_text().splitlines())
+    assert float(row["duration"]) > 0
 
 
 @pytest.mark.matrix

@@ -14,14 +14,22 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [event for line in path.read_text().splitlines() for event in json.loads(line)] if path.exists() else []
 
 
+def files_of(path: str) -> dict[str, str]:
+    """Return the files in an archive."""
+    with ZipFile(path.removeprefix("file://")) as opened:
+        return {name: opened.read(name).decode() for name in opened.namelist()}
+
+
 def read(folder: Path) -> dict[str, Any]:
     """Return the content of one session."""
     task = json.loads((folder / "task.json").read_text())
     archive = folder.with_suffix(".zip")
     if archive.exists():
         with ZipFile(archive) as opened:
-            assert opened.read("task.json") == (folder / "task.json").read_bytes()
-            assert opened.read("metrics.jsonl") == (folder / "metrics.jsonl").read_bytes()
+            names = {name: opened.read(name) for name in opened.namelist()}
+        assert names == {
+            str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+        }
     history: dict[str, list[Any]] = {}
     summary: dict[str, Any] = {}
     for event in lines(folder / "metrics.jsonl"):
@@ -48,7 +56,7 @@ def read(folder: Path) -> dict[str, Any]:
         "more": {
             "project": task["project_name"],
             "configurations": configurations,
-            "models": task.get("offline_output_models"),
+            "artifacts": {each["key"]: files_of(each["uri"]) for each in task["execution"]["artifacts"]},
             "log": "".join(event["msg"] for event in lines(folder / "log.jsonl")),
         },
     }

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from hexloop.adapters.hub import MESSAGE, FolderHub
+from hexloop.adapters.logger import RecordingLogger
+from hexloop.adapters.spool import MemorySpool
+from hexloop.app.trackers import is_installed
 from hexloop.app.wiring.outboxes import open_outbox, state_folder
 from hexloop.app.wiring.publishing import Publisher
 from hexloop.app.wiring.pushes import Push
+from hexloop.app.wiring.trackers import locked_spool, open_spool, receiver_of, tracking_in
 from hexloop.domain.delivery import Backoff
 from hexloop.domain.errors import RefusedError, UnavailableError
 from hexloop.domain.outbox import Intent
+from hexloop.ports.logger import Outcome, Record, RunInformation
 from tests.unit.command_line.commands import Commands
 
 
@@ -183,3 +189,98 @@ def test_the_outbox_of_a_url_is_in_the_state_folder(monkeypatch: pytest.MonkeyPa
     assert one != other
     monkeypatch.setenv("HEXLOOP_STATE_HOME", str(tmp_path / "mine"))
     assert Path(state_folder("s3://bucket/run a")).parent == tmp_path / "mine"
+
+
+class Refusing(RecordingLogger):
+    """A logger that an installed package offers, and that fails for good."""
+
+    def __init__(self) -> None:
+        super().__init__(failure=ValueError("no such project"), in_loop=False)
+
+
+class Taking(RecordingLogger):
+    """The same, once its fault is gone."""
+
+    received: ClassVar[list[object]] = []
+
+    def __init__(self) -> None:
+        super().__init__(in_loop=False)
+        self.records = self.received  # type: ignore[assignment]
+
+
+def leave_logs(logger: RecordingLogger, facts: dict[str, object], run: str = "r1") -> None:
+    """Log to a logger, and end without its having received everything."""
+    tracking = tracking_in(open_spool("run", run))
+    tracking.resume(0)
+    tracking.start(receiver_of("mine", logger, facts), RunInformation("a run", run=run))
+    for step in (1, 2):
+        tracking.write(Record(step, 0.0, {"loss": 1.0}))
+    assert [left.count for left in tracking.finish(Outcome("stopped", "enough"), 5.0)] == [3]
+
+
+def test_logs_that_are_left_are_listed_and_delivered(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`flush` makes the logger again, which receives the records once."""
+    Path("run").mkdir()
+    leave_logs(Refusing(), {"plugin": "mine"})
+    listed = commands("outbox", "list", "run")
+    assert (listed.code, listed.output) == (1, "3 records of a run for mine, in logs-r1\n")
+    [entry] = json.loads(commands("outbox", "list", "run", "--json").output)["logs"]
+    assert entry == {"spool": "logs-r1", "logger": "mine", "run": "a run", "count": 3}
+
+    monkeypatch.setattr("hexloop.app.wiring.trackers.find_plugin", lambda port, name: Refusing)
+    failed = commands("outbox", "flush", "run")
+    assert (failed.code, failed.output) == (1, "3 records for mine: ValueError: no such project\n")
+
+    monkeypatch.setattr("hexloop.app.wiring.trackers.find_plugin", lambda port, name: Taking)
+    assert commands("outbox", "flush", "run").output == "Nothing is left in the outbox of run.\n"
+    assert [getattr(record, "step", None) for record in Taking.received] == [1, 2]
+    assert not Path("run", ".outbox").exists()
+
+
+def test_logs_of_a_program_of_its_own_wait_for_it(commands: Commands) -> None:
+    """Only the program can make its logger; `drop --all` removes what is left."""
+    Path("run").mkdir()
+    leave_logs(Refusing(), {})
+    flushed = commands("outbox", "flush", "run")
+    assert flushed.code == 1
+    assert "3 records for mine: it is known to the program only that logs to it" in flushed.output
+    assert commands("outbox", "drop", "run", "--all").output == "Dropped 3 records of a run for mine\n"
+    assert commands("outbox", "list", "run").code == 0
+
+
+def test_damaged_descriptions_and_missing_libraries_are_reported(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is lost by that."""
+    Path("run").mkdir()
+    leave_logs(Refusing(), {"tracker": "swanlab", "values": [], "options": {"wrong": 1}})
+    assert "3 records for mine: TypeError: " in commands("outbox", "flush", "run").output or not is_installed("swanlab")
+    [facts] = Path("run", ".outbox", "logs-r1").glob("*.receiver.json")
+    facts.write_text("{}")
+    assert "3 records for mine: its description in the outbox is damaged" in commands("outbox", "flush", "run").output
+
+
+def test_logs_of_a_live_run_are_its_own(commands: Commands) -> None:
+    """A flush leaves them alone."""
+    Path("run").mkdir()
+    leave_logs(Refusing(), {})
+    spool = locked_spool("run", "logs-r1")
+    assert spool is not None
+    for command in (("flush", "run"), ("drop", "run", "--all")):
+        refused = commands("outbox", *command)
+        assert refused.code == 1
+        assert "A live run logs to logs-r1" in refused.output + refused.errors
+    spool.close(remove=False)
+
+
+def test_runs_that_share_a_name_do_not_share_a_spool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """The second one keeps its logs in memory, and says so; so does one whose folder cannot be written to."""
+    monkeypatch.chdir(tmp_path)
+    first = open_spool("run", "r1")
+    assert isinstance(open_spool("run", "r1"), MemorySpool)
+    Path("file").write_text("")
+    assert isinstance(open_spool("file", "r1"), MemorySpool)
+    assert ["another process uses it" in str(each.message) for each in recwarn] == [True, False]
+    first.close(remove=True)

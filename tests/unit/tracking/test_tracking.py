@@ -489,6 +489,22 @@ def test_what_an_earlier_logger_lacks_is_kept(begin: Callable[..., Tracking], fo
     assert FileSpool(folder).receivers() == ["new", "old"]
 
 
+def test_what_describes_a_moment_is_not_delivered_later(begin: Callable[..., Tracking], folder: Path) -> None:
+    """At the end of its process, what such a logger does not have is lost, and a resumed run starts afresh."""
+    gate = Gate()
+    first = begin(Receiver("live", Diary(gate), only_live=True))
+    first.write(record(1))
+    logger = Diary()
+    second = begin(Receiver("live", logger, only_live=True), spool=FileSpool(folder), step=1)
+    second.write(record(2))
+    assert reached(lambda: len(logger.calls) == 2)
+    assert logger.calls == [("start", None), 2]
+    [left] = first.finish(FINISHED, 0.0)
+    assert (left.count, left.left_out) == (0, 2)
+    assert not folder.exists()
+    gate.open()
+
+
 class CommError(Exception):
     pass
 
