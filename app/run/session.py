@@ -12,6 +12,7 @@ from attrs import define, frozen
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler
 from hexloop.app.callbacks.progress import ProgressDisplay
+from hexloop.app.control.listening import listener_for
 from hexloop.app.run import checks, messages
 from hexloop.app.run.checkpoints import RunCheckpoints, callbacks_state, mark_finished, refuse_unwritable, restore
 from hexloop.app.run.compatibility import same_global_batch
@@ -78,6 +79,11 @@ class Session:
         """Return the tokens per second since the start, if there are `tokens` by now."""
         start = self.run.start
         return speed_metrics("train", self.run.clock.monotonic() - start.at, tokens=tokens - start.tokens)
+
+    @property
+    def logger_events(self) -> dict[type[AnyEvent], Callable[[Any], None]]:
+        """The event handlers that pass models to the loggers."""
+        return {} if self.loggers is None else self.loggers.events()
 
     def start_reporting(self) -> tuple[Callable[[], None], ...]:
         """Start the loggers and the sources of interrupts; return the functions that stop them."""
@@ -213,16 +219,28 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         messages.log_nothing_left(run, resumed, resume_from)
         stop_reporting = session.start_reporting()
         outcome = _watch_outcome(host, session)
+        followers = publishing_events(parts, run, checkpoints.latest), session.logger_events
+        checkpoints.on_late = [each[CheckpointPublished] for each in followers if CheckpointPublished in each]
+        follow_commands, stop_commands = _listen(parts, run)
         parts.dispatcher.observe(
             prepared.journal.follow(run),
             outcome,
             messages.end_messages(parts, run),
-            publishing_events(parts, run),
-            session.loggers.events() if session.loggers is not None else {},
+            follow_commands,
+            *followers,
             *prepared.observers,
         )
-        run.cleanups = (undo.pop_all().close, prepared.journal.close, *stop_reporting)
+        run.cleanups = (undo.pop_all().close, prepared.journal.close, *stop_reporting, *stop_commands)
     return session
+
+
+def _listen(parts: TrainerParts, run: Run[Any, Any]) -> tuple[Observer, Sequence[Callable[[], None]]]:
+    """Read the commands of the board from now on; return the event handlers, and what ends it."""
+    listener = listener_for(parts.args, parts.adapters, parts.requests, run.state.run, lambda: run.state.step)
+    if listener is None:
+        return {}, ()
+    listener.start()
+    return listener.handlers(), (listener.stop,)
 
 
 def _prepare(parts: TrainerParts, resume_from: str | bool | None, undo: ExitStack) -> Preparation:
