@@ -73,18 +73,39 @@ class SaveNote(Open):
 
 
 @frozen
+class PausedNote(Open):
+    """A pause."""
+
+    step: Count
+
+
+@frozen
+class CommandNote(Open):
+    """What became of a command of the board."""
+
+    sequence: Count
+    outcome: str
+    action: str | None = None
+
+
+@frozen
 class EndedNote(Open):
     """The end of a session."""
 
     step: Count
 
 
-SCHEMAS: dict[str, type[AnyNote | BeganNote | StepNote | LossesNote | LoggedNote | SaveNote | EndedNote]] = {
+SCHEMAS: dict[
+    str,
+    type[AnyNote | BeganNote | StepNote | LossesNote | LoggedNote | SaveNote | PausedNote | CommandNote | EndedNote],
+] = {
     "began": BeganNote,
     "step": StepNote,
     "losses": LossesNote,
     "logged": LoggedNote,
     "save": SaveNote,
+    "paused": PausedNote,
+    "command": CommandNote,
     "ended": EndedNote,
 }
 """The schema of each kind of note."""

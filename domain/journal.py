@@ -7,6 +7,8 @@
 | `losses` | `first` (a step), `losses` of that step and the following ones |
 | `logged` | `step`, `values`, `random` |
 | `save` | `phase`, `checkpoint`; once published also `weights`, a digest for each file of weights |
+| `paused` | `step` |
+| `command` | of the board: `sequence`, `action`, `by`, `outcome` and `step`, `checkpoint` or `reason` |
 | `ended` | `step`, `stopped`, `reasons`; only `step` if an error ended the run |
 
 Every note also has `time`, in seconds since the epoch.

@@ -44,6 +44,11 @@ class Limits:
     log_bytes: int = field(
         default=1 << 30, metadata={"help": "bytes of a journal or log that a report reads: half of each end"}
     )
+    outbox_bytes: int = field(
+        default=1 << 38,
+        metadata={"help": "bytes that waiting pushes to a hub may keep of checkpoints that are removed otherwise"},
+    )
+    command_bytes: int = field(default=4 << 10, metadata={"help": "size of a command of the board to a run"})
     spool_bytes: int = field(
         default=256 * MIB, metadata={"help": "size of the logs of a run that wait for its trackers"}
     )

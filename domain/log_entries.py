@@ -22,12 +22,18 @@ LONGEST_TEXT = 10_000
 
 def entry_of(item: Item, to: Collection[str] | None = None) -> Entry:
     """Return an item as an entry. to: the names of the loggers that receive it; None for all."""
-    kind = next(name for name, kind in KINDS.items() if isinstance(item, kind))
-    entry: dict[str, Any] = {"item": kind, **asdict(item)}
-    for name in ("values", "metrics"):
-        if name in entry:
-            entry[name] = {str(key): plain(value) for key, value in entry[name].items()}
+    entry: dict[str, Any]
+    if isinstance(item, Record):  # by far the most frequent
+        entry = {"item": "record", "step": item.step, "epoch": item.epoch, "values": _plain_values(item.values)}
+    elif isinstance(item, SavedModel):
+        entry = {"item": "model", **asdict(item, recurse=False), "metrics": _plain_values(item.metrics)}
+    else:
+        entry = {"item": "outcome", **asdict(item)}
     return entry if to is None else {**entry, "to": sorted(to)}
+
+
+def _plain_values(values: Mapping[str, Any]) -> dict[str, Value]:
+    return {str(name): value if type(value) is float else plain(value) for name, value in values.items()}
 
 
 def plain(value: object) -> Value:

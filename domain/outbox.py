@@ -101,6 +101,11 @@ class Outbox:
         """Return the pending intents that the destination has not refused, in order."""
         return tuple(intent for intent in self.pending() if not intent.refused)
 
+    def waiting(self) -> tuple[Intent, ...]:
+        """Return the pending intents that are not being carried out, in order."""
+        with self.changed:
+            return tuple(intent for intent in self.pending() if intent.number != self._attempted)
+
     def first(self) -> Intent | None:
         """Return the next deliverable intent; None if there is none or it is not active yet."""
         with self.changed:
@@ -160,7 +165,7 @@ class Outbox:
         One that is being carried out is completed first, so that a destination slower than the run is not starved.
         """
         with self.changed:
-            old = [each for each in self.pending() if each.number != self._attempted and replaces(each)]
+            old = [each for each in self.waiting() if replaces(each)]
             self.during(lambda: None, action, path, source, details=details)
             new = self._intents[self._latest]
             for intent in old:

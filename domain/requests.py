@@ -111,7 +111,7 @@ class Requests:
         self._notify()
 
     def wait_while_paused(self, timeout: float | None = None) -> bool:
-        """Wait until the run is no longer paused. Return False if `timeout` seconds passed before that."""
+        """Wait until the run is no longer paused, or has a save to write. Return False after `timeout` seconds."""
         with self._changed:
             if timeout is not None:
                 return self._changed.wait_for(self._may_continue, timeout)
@@ -144,7 +144,7 @@ class Requests:
         self._notify()
 
     def _may_continue(self) -> bool:
-        return "pause" not in self.pending or "stop" in self.pending
+        return "pause" not in self.pending or not self.pending.isdisjoint(("stop", "save"))
 
     def _notify(self) -> None:
         with self._changed:

@@ -14,11 +14,17 @@ from time import time
 from typing import Any, NoReturn
 
 from hexloop.domain.errors import RefusedError, StorageError, UnavailableError
-from hexloop.domain.redaction import remember_secrets
+from hexloop.domain.redaction import redact, remember_secrets
 from hexloop.ports.storage import File
 
 DEFINITE = frozenset({400, 401, 403, 404, 405, 410, 413, 422})
 """The status codes of requests that will not be accepted if they are repeated."""
+
+TEXTS = (".json", ".jsonl", ".txt", ".md", ".yaml", ".jinja", ".py")
+"""The endings of files that a hub keeps in the repository itself unless they are large."""
+
+LARGE = 5_000_000
+"""Bytes, half of those from which on the Hugging Face Hub keeps the content of any file apart."""
 
 _ADVICE = {
     400: "Check the name and the files",
@@ -37,11 +43,12 @@ class HuggingFaceHub:
 
     Each version is one commit, whose name is its hash. A commit that deletes files has the version that it was made
     from as its parent, so that it is not made on top of another one. Files that are unchanged are not sent, and a
-    commit without a change is not made.
+    commit without a change is not made. A branch such as "refs/pr/3" is an open pull request.
     """
 
     def __init__(self, endpoint: str | None = None, token: str | None = None) -> None:
         self._endpoint, self._token = endpoint, token
+        self._private: dict[str, bool | None] = {}
         if token is not None:
             remember_secrets([token])
 
@@ -54,6 +61,7 @@ class HuggingFaceHub:
         """Create a model's repository; see `Hub.create`."""
         with self._converting_errors(f"create {name}"):
             created: str = self._api.create_repo(name, private=private, exist_ok=True).repo_id
+            self._private[created] = private
             return created
 
     def publish(
@@ -106,6 +114,7 @@ class HuggingFaceHub:
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
         operations: list[Any] = [CommitOperationAdd(path, local) for path, local in files.items()]
+        self._upload(name, operations, branch, review)
         if delete:
             newest = str(self._api.repo_info(name, revision=branch).sha)
             parent = newest if parent is None else parent
@@ -120,6 +129,16 @@ class HuggingFaceHub:
         )
         return str(made.oid)
 
+    def _upload(self, name: str, operations: Sequence[Any], branch: str | None, review: bool) -> None:
+        """Upload the content of large files, one after the other.
+
+        Together, the package would upload them in threads that Python waits for at its exit, however slow the hub is.
+        """
+        large = [each for each in operations if _may_be_large(each.path_in_repo, each.upload_info.size)]
+        if len(large) > 1:
+            for each in large:
+                self._api.preupload_lfs_files(name, [each], revision=branch, create_pr=review, free_memory=False)
+
     def _with_repository(self, name: str, branch: str | None, commit: Callable[[], str]) -> str:
         """Call `commit`, again after making the repository or the branch if there was none."""
         from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
@@ -127,10 +146,10 @@ class HuggingFaceHub:
         try:
             return commit()
         except RepositoryNotFoundError:
-            self._api.create_repo(name, exist_ok=True)
+            self._api.create_repo(name, private=self._private.get(name), exist_ok=True)
         except RevisionNotFoundError:
             pass
-        if branch is not None:
+        if branch is not None and not branch.startswith("refs/"):
             self._api.create_branch(name, branch=branch, exist_ok=True)
         return commit()
 
@@ -163,7 +182,7 @@ class HuggingFaceHub:
         while _response(cause) is None and cause.__cause__ is not None:  # an upload in a thread of the package
             cause = cause.__cause__
         response = _response(cause)
-        reason = " ".join(str(cause).split()) or type(cause).__name__
+        reason = redact(" ".join(str(cause).split())) or type(cause).__name__
         problem = f"Cannot {action} on {self.address}: {reason}".rstrip(".")
         if response is not None and response.status_code in DEFINITE:
             advice = _ADVICE.get(response.status_code, "Check the name and the files")
@@ -171,6 +190,11 @@ class HuggingFaceHub:
         if isinstance(error, HFValidationError) or type(error) is ValueError:  # not one of its kinds, as for bad JSON
             raise RefusedError(f"{problem}. Correct it.") from error
         raise UnavailableError(f"{problem}.", None if response is None else _retry_after(response)) from error
+
+
+def _may_be_large(path: str, size: int) -> bool:
+    """Return whether a hub may keep the content of a file apart from the repository, by its kind and size."""
+    return size > LARGE or not path.endswith(TEXTS)
 
 
 def _response(error: BaseException) -> Any:

@@ -28,10 +28,12 @@ def require(module: str, package: str, extra: str, at_least: str | None = None) 
 
 
 def _is_found(module: str) -> bool:
+    """Return whether a module can be imported; a folder of its name, such as the one that wandb writes, is not one."""
     try:
-        return find_spec(module) is not None
+        spec = find_spec(module)
     except (ModuleNotFoundError, ValueError):  # of a parent, or of a module that a test put in its place
         return False
+    return spec is not None and spec.origin is not None
 
 
 def _numbers(release: str) -> tuple[int, ...]:

@@ -75,7 +75,20 @@ class JournalArguments(ArgumentGroup):
 
 
 @argument_group
-class HexloopArguments(JournalArguments, PreemptionArguments):
+class BoardArguments(ArgumentGroup):
+    """What `hexloop board` may do.
+
+    board_control: whether the board can pause, resume, save and stop the run, by files in the folder `commands` of the
+        output folder. A thread of the first process looks for them twice a second; steps cost nothing.
+    """
+
+    board_control: bool = argument(
+        default=True, help="let `hexloop board` pause, resume, save and stop the run, through files in output_dir"
+    )
+
+
+@argument_group
+class HexloopArguments(JournalArguments, BoardArguments, PreemptionArguments):
     """hexloop's own.
 
     reproduce: `transformers` makes a run draw the random numbers of transformers' Trainer, at the same moments, and

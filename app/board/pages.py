@@ -10,16 +10,18 @@ from urllib.parse import urlencode
 from hexloop.app.checkpoint_rows import format_age
 from hexloop.app.report.listing import RunListing
 from hexloop.app.report.markup import Markup, joined, table, tag
-from hexloop.app.report.page import Content, Frame, Section, content_of, page_of
+from hexloop.app.report.page import Content, Frame, Section, page_of
 from hexloop.app.report.parts import NOT_KNOWN, state_of
-from hexloop.app.report.reading import RunRecord
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
     "form-action 'self'"
 )
 
-SCRIPTS = ("echarts.min.js", "report.js", "board.js")
+SCRIPTS = ("echarts.min.js", "report.js", "search.js", "board.js")
+DRAWN = ("curves", "search")
+"""The sections whose charts a script keeps up to date."""
+
 """The scripts of a page with curves, in order."""
 
 
@@ -45,17 +47,23 @@ def list_page(content: Content, version: str) -> str:
     return page_of(content, frame)
 
 
-def runs_page(records: Sequence[RunRecord], folders: Sequence[str], version: str, now: float) -> str:
+def runs_page(content: Content, folders: Sequence[str], version: str) -> str:
     """Return the page of runs. folders: by which the board knows them."""
     updates = f"updates?{address_of(folders)}"
     links = tag("p", tag("a", "All runs", href="."))
     frame = Frame(POLICY, _style(), list(map(_script, SCRIPTS)), _live(), links, _attributes(updates, version))
-    return page_of(content_of(records, now), frame)
+    return page_of(content, frame)
+
+
+def lines_page(content: Content, folder: str) -> str:
+    """Return a page with lines of a run. It does not change while it is read."""
+    links = tag("p", tag("a", "All runs", href="."), " ", tag("a", "The run", href=f"runs?{address_of([folder])}"))
+    return page_of(content, Frame(POLICY, _style(), [], Markup(), links))
 
 
 def update_of(content: Content, version: str) -> dict[str, Any]:
-    """Return what a page that is open needs to show the present content. Curves are in the document."""
-    sections = {each.identifier: str(each.content) for each in content.sections if each.identifier != "curves"}
+    """Return what a page that is open needs to show the present content. Charts are in the document."""
+    sections = {each.identifier: str(each.content) for each in content.sections if each.identifier not in DRAWN}
     return {"version": version, "sections": sections, "document": content.document}
 
 

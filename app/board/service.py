@@ -16,10 +16,14 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from attrs import define, field
 
-from hexloop.app.board.pages import POLICY, SCRIPTS, list_content, list_page, runs_page, update_of
+from hexloop.app.board.controls import give_command, with_controls
+from hexloop.app.board.lines import files_with_lines, last_lines, lines_content, with_last_lines
+from hexloop.app.board.pages import POLICY, SCRIPTS, lines_page, list_content, list_page, runs_page, update_of
 from hexloop.app.board.watching import WatchedRuns
 from hexloop.app.report.page import Content, asset, content_of
+from hexloop.app.report.reading import RunRecord
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.json_documents import read_json
 
 HOST = "127.0.0.1"
 
@@ -70,6 +74,8 @@ class Board:
                 web.get("/{token}/runs", self._show),
                 web.get("/{token}/updates", self._update),
                 web.get("/{token}/assets/{name}", self._asset),
+                web.get("/{token}/lines", self._lines),
+                web.post("/{token}/commands", self._command),
             ]
         )
         return made
@@ -80,6 +86,8 @@ class Board:
             """Refuse requests of other sites, under another host name, or without the token."""
             host = request.headers.get("Host", "")
             is_ours = (host.rpartition(":")[0] or host) in (HOST, "localhost")
+            own = f"http://{host}"
+            is_ours &= request.headers.get("Origin", own if request.method in ("GET", "HEAD") else "") == own
             if not is_ours or request.headers.get("Sec-Fetch-Site") in FROM_ELSEWHERE:
                 raise web.HTTPForbidden(text="Open the board by the address that hexloop board has printed.")
             given = request.match_info.get("token", "")
@@ -115,8 +123,29 @@ class Board:
             version = self._runs.version(folders)
             if version == known:
                 return web.Response(status=UNCHANGED)
-            content = await asyncio.to_thread(lambda: content_of(self._runs.records(folders), time.time()))
+            content = await asyncio.to_thread(partial(self._content, folders))
         return web.Response(status=UNCHANGED) if version == known else web.json_response(update_of(content, version))
+
+    async def _lines(self, request: web.Request) -> web.Response:
+        """Answer with a part of a file of lines: the last, or the one that ends before a byte."""
+        folder, name, before = (request.query.get(each, "") for each in ("run", "file", "before"))
+        if before and not (before.isascii() and before.isdecimal() and len(before) < 19):
+            raise web.HTTPBadRequest(text="There are no lines before that.")
+        return _html(await asyncio.to_thread(partial(self._lines_page, folder, name, int(before) if before else None)))
+
+    async def _command(self, request: web.Request) -> web.Response:
+        """Write a command into the folder of a run, and answer with its number. The run reports what becomes of it."""
+        if request.content_type != "application/json":  # a page of another site cannot send this without asking
+            raise web.HTTPUnsupportedMediaType(text="A command is a JSON document.")
+        try:
+            document = read_json(await request.read())
+        except ValueError as error:
+            raise web.HTTPBadRequest(text=f"The command cannot be read: {error}.") from error
+        try:
+            sequence = await asyncio.to_thread(partial(give_command, self._runs, document, time.time()))
+        except ConfigurationError as error:
+            raise web.HTTPConflict(text=str(error)) from error
+        return web.json_response({"sequence": sequence})
 
     async def _asset(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
@@ -140,7 +169,23 @@ class Board:
     def _page(self, folders: list[str]) -> str:
         self._know(folders)
         version = self._runs.version(folders)
-        return runs_page(self._runs.records(folders), folders, version, time.time())
+        return runs_page(self._content(folders), folders, version)
+
+    def _lines_page(self, folder: str, name: str, before: int | None) -> str:
+        self._know([folder])
+        path = self._runs.path(folder)
+        if name not in files_with_lines(path):
+            raise ConfigurationError(f"The run {folder} has no file {name!r:.200} with lines to show.")
+        return lines_page(lines_content(folder, name, last_lines(path / name, before)), folder)
+
+    def _content(self, folders: list[str]) -> Content:
+        now = time.time()
+
+        def build(records: list[RunRecord]) -> Content:
+            return with_controls(content_of(records, now), folders, records, now)
+
+        content = self._runs.show(folders, build)
+        return with_last_lines(content, folders[0], self._runs.path(folders[0])) if len(folders) == 1 else content
 
     def _know(self, folders: list[str]) -> None:
         """List the runs if one of these is not known, as one may have started meanwhile."""

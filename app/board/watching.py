@@ -5,20 +5,28 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
+from typing import TypeVar
 
 from attrs import define, field
 
+from hexloop.app.control.files import FOLDER as COMMANDS
 from hexloop.app.report.listing import RunIndex, RunListing
-from hexloop.app.report.reading import LOG, RunRecord, locate, read_run, with_unique_labels
+from hexloop.app.report.reading import LOG, RunReader, RunRecord, locate, with_unique_labels
 from hexloop.app.wiring.adapters import JOURNAL
 from hexloop.domain.checkpoints.manifest import MANIFEST, step_of
 from hexloop.domain.errors import ConfigurationError
 
+Shown = TypeVar("Shown")
+
 MOST_KEPT = 32
 """How many runs are kept in memory, those that were shown last."""
+
+MOST_POINTS_KEPT = 6_000_000
+"""How many points of curves are kept in memory, of 16 bytes each."""
 
 MOST_COMPARED = 20
 """How many runs are shown on one page."""
@@ -34,7 +42,7 @@ class WatchedRuns:
     root: Path
     _index: RunIndex = field(init=False)
     _listed: dict[str, RunListing] = field(factory=dict, init=False)
-    _read: OrderedDict[str, tuple[str, RunRecord]] = field(factory=OrderedDict, init=False)
+    _readers: OrderedDict[str, RunReader] = field(factory=OrderedDict, init=False)
     _lock: Lock = field(factory=Lock, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -49,10 +57,13 @@ class WatchedRuns:
 
     def version(self, folders: Sequence[str]) -> str:
         """Return a text that differs once a file of one of these runs has changed. Raises ConfigurationError."""
-        return ".".join(_version(self._folder(each)) for each in folders)
+        return ".".join(_version(self.path(each)) for each in folders)
 
-    def records(self, folders: Sequence[str]) -> list[RunRecord]:
-        """Return these runs. Raises ConfigurationError, with every problem, if one does not exist or cannot be read."""
+    def show(self, folders: Sequence[str], build: Callable[[list[RunRecord]], Shown]) -> Shown:
+        """Return what `build` makes of these runs, which must not be kept: their curves grow with the next call.
+
+        Raises ConfigurationError, with every problem, if one does not exist or cannot be read.
+        """
         if len(folders) > MOST_COMPARED:
             raise ConfigurationError(
                 f"You chose {len(folders)} runs, and at most {MOST_COMPARED} are shown at once; choose fewer."
@@ -60,26 +71,33 @@ class WatchedRuns:
         problems: list[str] = []
         with self._lock:
             found = [record for each in folders if (record := self._record(each, problems)) is not None]
-        if problems:
-            raise ConfigurationError(problems)
-        return with_unique_labels(found)
+            if problems:
+                raise ConfigurationError(problems)
+            self._forget(len(folders))
+            return build(with_unique_labels(found))
 
     def _record(self, folder: str, problems: list[str]) -> RunRecord | None:
-        path = self._folder(folder)
-        version = _version(path)
-        kept = self._read.get(folder)
-        if kept is None or kept[0] != version:
+        path = self.path(folder)
+        reader = self._readers.get(folder)
+        if reader is None:
             located = locate(str(path), problems)
-            record = None if located is None else read_run(located, quick=True, problems=problems)
-            if record is None:
+            if located is None:
                 return None
-            kept = self._read[folder] = (version, record)
-        self._read.move_to_end(folder)
-        while len(self._read) > MOST_KEPT:
-            self._read.popitem(last=False)
-        return kept[1]
+            reader = self._readers[folder] = RunReader(located)
+        self._readers.move_to_end(folder)
+        record = reader.read(True, problems, _checkpoints_of(path))
+        if record is None:
+            del self._readers[folder]
+        return record
 
-    def _folder(self, folder: str) -> Path:
+    def _forget(self, needed: int) -> None:
+        """Drop the runs that were shown longest ago, beyond those that are needed, until few enough points are kept."""
+        points = [reader.points for reader in self._readers.values()]
+        while len(self._readers) > needed and (sum(points) > MOST_POINTS_KEPT or len(points) > MOST_KEPT):
+            self._readers.popitem(last=False)
+            points.pop(0)
+
+    def path(self, folder: str) -> Path:
         """Return the path of a run that was listed. Raises ConfigurationError for anything else."""
         if folder not in self._listed:
             raise ConfigurationError(f"There is no run {folder!r:.200} in {self.root}; go back to the list of runs.")
@@ -95,10 +113,17 @@ def _version(path: Path) -> str:
         except OSError:
             continue
         states.append((name, status.st_ino, status.st_size, status.st_mtime_ns))
+    with suppress(OSError):
+        states.append((COMMANDS, os.lstat(path / COMMANDS).st_mtime_ns))
+    states.append(_checkpoints_of(path))
+    return hashlib.blake2b(repr(states).encode(), digest_size=8).hexdigest()
+
+
+def _checkpoints_of(path: Path) -> list[tuple[str, bool]]:
+    """Return the names of the checkpoints in a folder, and whether each is complete."""
     try:
         with os.scandir(path) as entries:
-            checkpoints = sorted(entry.name for entry in entries if step_of(entry.name) is not None)
+            names = sorted(entry.name for entry in entries if step_of(entry.name) is not None)
     except OSError:
-        checkpoints = []
-    states += [(name, os.path.lexists(path / name / MANIFEST)) for name in checkpoints]
-    return hashlib.blake2b(repr(states).encode(), digest_size=8).hexdigest()
+        return []
+    return [(name, os.path.lexists(path / name / MANIFEST)) for name in names]

@@ -381,8 +381,10 @@ def _add_outbox(commands: Commands) -> None:
         parser.add_argument("folder", metavar="FOLDER", help="the output folder of a run, or its URL")
     parsers["list"].add_argument("--json", action="store_true", help="print JSON")
     help = "how long to try (default: 600)"
+    hub = "a hub that may get what is left there and your token: its URL, or a folder; the Hugging Face Hub always may"
     for name in ("flush", "retry"):
         add = parsers[name].add_argument
+        add("--hub", dest="hubs", action="append", default=[], metavar="HUB", help=hub)
         add("--for", dest="limit_seconds", type=float, default=600.0, metavar="SECONDS", help=help)
     parsers["drop"].add_argument("entries", metavar="ENTRY", nargs="*", type=int, help="the numbers that `list` shows")
     parsers["drop"].add_argument("--all", action="store_true", help="drop everything")

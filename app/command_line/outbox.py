@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from attrs import asdict
@@ -14,9 +16,10 @@ from hexloop.app.command_line import ExitCode
 from hexloop.app.printing import print_document, print_lines
 from hexloop.app.wiring.log_delivery import deliver_logs, drop_logs, spools_in, waiting_logs
 from hexloop.app.wiring.outboxes import intents_in, names_in, state_folder
-from hexloop.app.wiring.publishing import Publisher, Push, hub_at, subject_of
+from hexloop.app.wiring.publishing import Publisher
+from hexloop.app.wiring.pushes import FOLDER_SCHEME, HUGGING_FACE, Push, hub_at, subject_of
 from hexloop.app.wiring.storage import has_unsent_files, is_missing, storage_for
-from hexloop.domain.errors import ConfigurationError, RefusedError, RunStateError, StorageError
+from hexloop.domain.errors import ConfigurationError, RunStateError, StorageError
 from hexloop.domain.outbox import Intent
 
 
@@ -56,7 +59,7 @@ def drop(options: Namespace) -> ExitCode:
         raise ConfigurationError("You chose to drop, but not what; name entries that `list` shows, or give --all.")
     folder, dropped = _folder(options.folder), list[Intent]()
     for name in names_in(folder):
-        with _opened(folder, name, deliver=False) as publisher:
+        with _opened(options.folder, name, deliver=False) as publisher:
             dropped += publisher.drop(() if options.all else options.entries)
     unknown = {*options.entries} - {intent.number for intent in dropped}
     if unknown and not options.all:
@@ -72,9 +75,10 @@ def drop(options: Namespace) -> ExitCode:
 
 
 def _work_off(options: Namespace, retries: bool) -> ExitCode:
-    folder, left = _folder(options.folder), list[Intent]()
-    for name in names_in(folder):
-        with _opened(folder, name) as publisher:
+    folder, left, used = _folder(options.folder), list[Intent](), list[str]()
+    if any(intents_in(folder, name) for name in names_in(folder)):
+        with _opened(options.folder, objection=partial(_objection, _trusted(options.hubs))) as publisher:
+            used = publisher.outboxes_of_others()
             if retries:
                 publisher.retry()
             left += publisher.finish(options.limit_seconds)
@@ -83,21 +87,35 @@ def _work_off(options: Namespace, retries: bool) -> ExitCode:
     logs = [each for name in spools_in(folder) for each in deliver_logs(folder, name, options.limit_seconds)]
     for each in logs:
         print_lines(f"{_amount(each.count)} for {each.name}{f': {each.problem}' if each.problem else ''}")
+    if used:
+        raise _in_use(folder, used[0])
     if not left and not logs:
         print_lines(f"Nothing is left in the outbox of {options.folder}.")
     return ExitCode.FAILED if left or logs else ExitCode.DONE
 
 
+def _trusted(given: Sequence[str]) -> frozenset[str]:
+    """Return the addresses of the hubs that may get what is left, and the user's token."""
+    named = (each if "://" in each else FOLDER_SCHEME + os.path.abspath(each) for each in given)
+    return frozenset({HUGGING_FACE, hub_at().address, *(each.rstrip("/") for each in named)})
+
+
+def _objection(trusted: Collection[str], push: Push) -> str:
+    if push.hub in trusted or "://" not in push.hub:
+        return ""
+    return f"It is for {push.hub}. If that may get it and your token, add to the command: retry --hub {push.hub}"
+
+
 @contextmanager
-def _opened(folder: str, name: str, deliver: bool = True) -> Iterator[Publisher]:
+def _opened(
+    given: str, name: str | None = None, objection: Callable[[Push], str] = lambda push: "", deliver: bool = True
+) -> Iterator[Publisher]:
     """Open an outbox, and work it off if asked to. Raises RunStateError if a live process uses it."""
-    hubs = [hub for intent in intents_in(folder, name) if (hub := _hub_of(intent)) is not None]
-    publisher = Publisher(hub_at(hubs[0] if hubs else "https://huggingface.co"), folder)
+    folder = state_folder(given)
+    publisher = Publisher(hub_at(), folder, storage_for(given), objection=objection)
     try:
         if not publisher.open(name, deliver):
-            raise RunStateError(
-                f"A live process uses the outbox {name} in {folder} and publishes what is in it; wait until it ends."
-            )
+            raise _in_use(folder, str(name))
     except OSError as error:
         if isinstance(error, StorageError):
             raise
@@ -108,14 +126,10 @@ def _opened(folder: str, name: str, deliver: bool = True) -> Iterator[Publisher]
         publisher.close()
 
 
-def _hub_of(intent: Intent) -> str | None:
-    """Return the address of the hub of an intent; None if it is that of a program's own."""
-    try:
-        address = Push.of(intent).hub
-        hub_at(address)
-    except RefusedError:
-        return None
-    return address
+def _in_use(folder: str, name: str) -> RunStateError:
+    return RunStateError(
+        f"A live process uses the outbox {name} in {folder} and publishes what is in it; wait until it ends."
+    )
 
 
 def _folder(given: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 from attrs import frozen
 
 from hexloop.app.report.history import LOSS_OF_STEP
@@ -133,10 +134,9 @@ def _place(name: str) -> tuple[int, int, str]:
 def _speed(times: Series) -> Series:
     """Return the steps per second between logs at later and later times."""
     speed = Series()
-    for number in range(1, len(times)):
-        seconds = times.values[number] - times.values[number - 1]
-        if seconds > 0:
-            speed.add(times.steps[number], (times.steps[number] - times.steps[number - 1]) / seconds)
+    steps, seconds = np.array(times.steps), np.diff(np.array(times.values))
+    later = seconds > 0
+    speed.append_block(steps[1:][later], np.diff(steps)[later] / seconds[later])
     return speed
 
 

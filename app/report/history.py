@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
+import numpy as np
 from attrs import define, field
 
-from hexloop.app.report.series import MOST_STEPS, Series
+from hexloop.app.report.series import MOST_STEPS, Block, Series
 from hexloop.domain.checkpoints.manifest import step_of
 
 MOST_SERIES = 300
@@ -85,6 +86,18 @@ class Save:
 
 
 @define
+class CommandRecord:
+    """What became of a command of the board. by: the user who gave it. detail: a step, a checkpoint or a reason."""
+
+    sequence: int
+    action: str
+    by: str
+    outcome: str
+    time: float | None
+    detail: str = ""
+
+
+@define
 class Bounded:
     """A list whose middle is dropped when it grows too long. dropped: how many entries were."""
 
@@ -103,7 +116,8 @@ class Bounded:
 class RunHistory:
     """One run. name: its identifier in checkpoints and journals. settings, command: those of the last start.
 
-    series: the curves by name. times: at which time, in seconds since the epoch, a step was logged.
+    series: the curves by name. times: at which time, in seconds since the epoch, a step was logged. commands: of the
+    board. paused_at: the step at which the run is paused now.
     """
 
     name: str
@@ -113,7 +127,9 @@ class RunHistory:
     saves: Bounded = field(factory=Bounded)
     series: dict[str, Series] = field(factory=dict)
     times: Series = field(factory=Series)
+    commands: Bounded = field(factory=Bounded)
     last_step: int = 0
+    paused_at: int | None = None
     total_steps: int | None = None
     left_out: set[str] = field(factory=set)
 
@@ -134,14 +150,45 @@ class RunHistory:
             session.seen = time
         if step is not None and kind in ("logged", "step", "ended"):
             session.last = self.last_step = step
+        if kind in ("logged", "step", "ended"):
+            self.paused_at = None
         if kind == "logged" and step is not None:
             self._log(step, time, note.get("values"))
         elif kind == "losses":
             self._losses(note)
         elif kind == "save":
             self._save(note, time)
+        elif kind == "paused":
+            session.last = self.last_step = self.last_step if step is None else step
+            self.paused_at = self.last_step
+        elif kind == "command":
+            self._command(note, time)
         elif kind == "ended":
             _end(session, note)
+
+    def take_logged(self, notes: Sequence[Mapping[str, Any]]) -> bool:
+        """Add notes of logs of the same names at once; False, and nothing is added, if `take` may do otherwise.
+
+        notes: each with an object of values.
+        """
+        block = block_of(notes) if len(notes) >= SMALLEST_BLOCK else None
+        if block is None:
+            return False
+        steps, times, columns = block
+        first = int(steps[0])
+        wanted = [self.series.get(name) for name in columns] + [self.times]
+        new = sum(each is None for each in wanted)
+        if len(self.series) + new > MOST_SERIES or not all(each is None or each.may_append(first) for each in wanted):
+            return False
+        session = self._session(number_of(notes[0].get("time")))
+        session.last = self.last_step = int(steps[-1])
+        self.paused_at = None
+        if times is not None:
+            session.seen = float(times[-1])
+            self.times.append_block(steps, times)
+        for name, values in columns.items():
+            self.series.setdefault(name, Series()).append_block(steps, values)
+        return True
 
     def add_logged(self, step: int, values: Mapping[str, Any]) -> None:
         """Add values that were logged at a step, at an unknown time."""
@@ -164,6 +211,7 @@ class RunHistory:
 
     def _begin(self, note: Mapping[str, Any], step: int, time: float | None) -> None:
         """Start a session. What an earlier one reported after its step is void."""
+        self.paused_at = None
         for each in self.series.values():
             each.forget_after(step)
         repeated = max(self.last_step - step, 0) if self.sessions.entries else 0
@@ -229,6 +277,24 @@ class RunHistory:
         if phase == "written":
             save.size = step_in(note.get("bytes"))
 
+    def _command(self, note: Mapping[str, Any], time: float | None) -> None:
+        sequence, outcome = step_in(note.get("sequence")), str(note.get("outcome"))[:LONGEST_TEXT]
+        if sequence is None:
+            return
+        action, by = (str(note.get(name) or "")[:LONGEST_TEXT] for name in ("action", "by"))
+        step, known = step_in(note.get("step")), note.get("checkpoint") or note.get("reason")
+        detail = str(known)[:LONGEST_TEXT] if known else "" if step is None else f"at step {step:,}"
+        last: list[CommandRecord] = self.commands.entries[-8:]
+        found = next((each for each in reversed(last) if each.sequence == sequence and each.action == action), None)
+        if found is None or outcome in ("accepted", "refused"):
+            self.commands.append(CommandRecord(sequence, action, by, outcome, time, detail))
+        else:
+            found.outcome, found.detail = outcome, detail
+        if action == "resume" and outcome == "accepted":
+            self.paused_at = None
+        elif action == "pause" and outcome == "done":
+            self.paused_at = self.last_step
+
     def _last_save(self, checkpoint: str) -> Save | None:
         last: list[Save] = self.saves.entries[-8:]
         return next((each for each in reversed(last) if each.checkpoint == checkpoint), None)
@@ -243,6 +309,49 @@ LOSS_OF_STEP = "loss of each step"
 
 PHASES = ("began", "taken", "first_byte", "written", "published")
 """The phases of a save that are timed."""
+
+
+SMALLEST_BLOCK = 8
+"""How many logs are added at once at least; fewer are added one by one."""
+
+
+def block_of(notes: Sequence[Mapping[str, Any]]) -> tuple[Block, Block | None, dict[str, Block]] | None:
+    """Return the steps, times and values by name of logs of the same names.
+
+    None if steps do not ascend, or if any of them is not an ordinary number: each note is then looked at by itself.
+    """
+    found = [_numbers([note.get(name) for note in notes]) for name in ("step", "time")]
+    steps, times = found
+    if (
+        steps is None
+        or steps.dtype.kind != "i"
+        or steps[0] < 0
+        or steps[-1] >= MOST_STEPS
+        or (np.diff(steps) <= 0).any()
+    ):
+        return None
+    if times is None and any("time" in note for note in notes):
+        return None
+    columns = {}
+    for name in notes[0]["values"]:
+        if name in ("epoch", "step"):
+            continue
+        column = _numbers([note["values"][name] for note in notes])
+        if column is None or not isinstance(name, str) or len(name) > LONGEST_TEXT:
+            return None
+        columns[name] = column
+    return steps, times, columns
+
+
+def _numbers(column: list[Any]) -> Block | None:
+    """Return finite numbers as an array; None if one of them is something else, or too large."""
+    if not set(map(type, column)) <= {int, float}:
+        return None
+    try:
+        values = np.array(column)
+    except OverflowError:
+        return None
+    return values if values.dtype.kind in "if" and np.isfinite(values).all() else None
 
 
 def number_of(value: object) -> float | None:

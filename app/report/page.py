@@ -20,6 +20,7 @@ from hexloop.app.report.parts import (
     results_part,
 )
 from hexloop.app.report.reading import RunRecord
+from hexloop.app.report.search import Search, search_data, search_of, search_part
 from hexloop.app.report.timeline import moment, saves_part, timeline_part
 
 ECHARTS = "6.1.0"
@@ -66,7 +67,7 @@ class Frame:
 def report_page(records: Sequence[RunRecord], now: float) -> str:
     """Return the page for runs. now: the time of the report, in seconds since the epoch."""
     style, style_digest = inline("style", asset("report.css"))
-    scripts = [inline("script", asset(name)) for name in ("echarts/echarts.min.js", "report.js")]
+    scripts = [inline("script", asset(name)) for name in ("echarts/echarts.min.js", "report.js", "search.js")]
     policy = (
         f"default-src 'none'; script-src {' '.join(digest for _, digest in scripts)}; style-src {style_digest}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
@@ -80,8 +81,10 @@ def content_of(records: Sequence[RunRecord], now: float) -> Content:
     labels = [record.label for record in records]
     charts = charts_of(records)
     named = [(f"chart-{number}", chart) for number, chart in enumerate(charts[:MOST_CHARTS])]
-    sections = [each for each in _sections(records, named, len(charts), now) if each.content]
-    document = {"runs": list(map(clean, labels)), "charts": [chart_data(chart, name) for name, chart in named]}
+    search = search_of(records)
+    sections = [each for each in _sections(records, named, len(charts), search, now) if each.content]
+    drawn = [chart_data(chart, name) for name, chart in named]
+    document = {"runs": list(map(clean, labels)), "charts": drawn, "search": search_data(search)}
     return Content(_title(labels), sections, document)
 
 
@@ -122,7 +125,11 @@ def asset(name: str) -> str:
 
 
 def _sections(
-    records: Sequence[RunRecord], charts: Sequence[tuple[str, Chart]], all_charts: int, now: float
+    records: Sequence[RunRecord],
+    charts: Sequence[tuple[str, Chart]],
+    all_charts: int,
+    search: Search | None,
+    now: float,
 ) -> list[Section]:
     remarks = [f"{record.label}: {remark}" for record in records for remark in record.remarks]
     if len(remarks) > MOST_REMARKS:
@@ -130,6 +137,7 @@ def _sections(
     return [
         Section("runs", "Runs" if len(records) > 1 else "The run", overview_part(records, now)),
         Section("curves", "Curves", _curves(records, charts, all_charts)),
+        Section("search", "Arguments and results", search_part(search, [record.label for record in records])),
         Section("timeline", "Time line", timeline_part(records, now)),
         Section("checkpoints", "Checkpoints", checkpoints_part(records, now)),
         Section("saves", "What saving cost", saves_part(records)),

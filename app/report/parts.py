@@ -44,6 +44,8 @@ def state_of(history: RunHistory, total: int | None, now: float) -> str:
     if not sessions:
         return "unknown: there is no journal"
     words = outcome_of(sessions[-1], now)
+    if history.paused_at is not None and sessions[-1].outcome is Outcome.LOST:
+        return f"paused at step {history.paused_at:,}"
     if sessions[-1].outcome is Outcome.FINISHED and total and history.last_step < total:
         return "finished early"
     return words

@@ -118,38 +118,89 @@ def locate(given: str, problems: list[str]) -> RunFolder | None:
 
 def read_run(folder: RunFolder, quick: bool, problems: list[str]) -> RunRecord | None:
     """Read a run; None, with a problem added, if there is no trace of one, or not of the one that is meant."""
-    remarks: list[str] = []
-    journal = _lines(folder.journal, journal_note, remarks)
-    log = None if journal is not None and any(run.series for run in journal.runs.values()) else folder.log
-    logged = _lines(log, log_note, remarks)
-    storage, rows = _checkpoints(folder, quick, remarks)
-    if journal is None and logged is None and not rows:
-        nothing = f"it has no journal ({JOURNAL}), no log ({LOG}) and no checkpoint; name the output_dir of a run."
-        problems.append(f"You chose the run {folder.given}, but {remarks[0] if remarks else nothing}")
-        return None
-    names = list(dict.fromkeys([*_names(logged), *_names(journal)])) or _runs_of(rows)
-    name = _chosen(folder, names, problems)
-    if name is None:
-        return None
-    own = [row for row in rows if row.found.manifest is None or not name or row.found.manifest.run == name]
-    state = _newest_state(storage, own)
-    history, source = _history_of(name, journal, logged, state)
-    if history.left_out:
-        remarks.append(f"Curves beyond {len(history.series)} are left out, such as {sorted(history.left_out)[0]}.")
-    results = Results() if is_elsewhere(folder.location) else results_in(folder.location)
-    return RunRecord(
-        folder.given,
-        os.path.basename(os.path.normpath(folder.location)) or folder.location,
-        folder.location,
-        history,
-        source,
-        own,
-        results,
-        state,
-        next((row.found.manifest.environment for row in reversed(own) if row.found.manifest is not None), {}),
-        [each for each in names if each != name],
-        [*remarks, *results.remarks],
-    )
+    return RunReader(folder).read(quick, problems)
+
+
+@define
+class RunReader:
+    """Reads a run as often as it is asked to: of its files only what was appended since, of checkpoints what is new.
+
+    The curves of the records that it returns are its own, and grow with the next call.
+    """
+
+    folder: RunFolder
+    _kept: dict[Path, RunLines] = field(factory=dict, init=False)
+    _saved: tuple[object, Storage, list[CheckpointRow]] | None = field(default=None, init=False)
+    _states: dict[str, Mapping[str, Any]] = field(factory=dict, init=False)
+
+    @property
+    def points(self) -> int:
+        """How many points of curves are kept."""
+        runs = [run for lines in self._kept.values() for run in lines.runs.values()]
+        return sum(len(series) for run in runs for series in (*run.series.values(), run.times))
+
+    def read(self, quick: bool, problems: list[str], checkpoints: object = None) -> RunRecord | None:
+        """Read what is new, and return the run; see `read_run`.
+
+        checkpoints: the checkpoints are read again only if this differs from the last call; None reads them.
+        """
+        folder, remarks = self.folder, list[str]()
+        journal = self._lines(folder.journal, journal_note, remarks)
+        has_curves = journal is not None and any(run.series for run in journal.runs.values())
+        logged = self._lines(None if has_curves else folder.log, log_note, remarks)
+        storage, rows = self._checkpoints(quick, checkpoints, remarks)
+        if journal is None and logged is None and not rows:
+            nothing = f"it has no journal ({JOURNAL}), no log ({LOG}) and no checkpoint; name the output_dir of a run."
+            problems.append(f"You chose the run {folder.given}, but {remarks[0] if remarks else nothing}")
+            return None
+        names = list(dict.fromkeys([*_names(logged), *_names(journal)])) or _runs_of(rows)
+        name = _chosen(folder, names, problems)
+        if name is None:
+            return None
+        own = [row for row in rows if row.found.manifest is None or not name or row.found.manifest.run == name]
+        if name not in self._states:
+            self._states[name] = _newest_state(storage, own)
+        history, source = _history_of(name, journal, logged, self._states[name])
+        if history.left_out:
+            remarks.append(f"Curves beyond {len(history.series)} are left out, such as {sorted(history.left_out)[0]}.")
+        results = Results() if is_elsewhere(folder.location) else results_in(folder.location)
+        return RunRecord(
+            folder.given,
+            os.path.basename(os.path.normpath(folder.location)) or folder.location,
+            folder.location,
+            history,
+            source,
+            own,
+            results,
+            self._states[name],
+            next((row.found.manifest.environment for row in reversed(own) if row.found.manifest is not None), {}),
+            [each for each in names if each != name],
+            [*remarks, *results.remarks],
+        )
+
+    def _lines(self, path: Path | None, convert: Convert, remarks: list[str]) -> RunLines | None:
+        """Read a journal or log; None if it does not exist, or, with a remark, if it cannot be read."""
+        if path is None or not os.path.lexists(path):
+            return None
+        lines = self._kept.setdefault(path, RunLines(path, convert))
+        try:
+            lines.refresh()
+        except OSError as error:
+            remarks.append(f"{path.name} cannot be read: {error.strerror or error}.")
+            return None
+        remarks += lines.read.remarks(path.name)
+        if lines.dropped:
+            remarks.append(f"{lines.dropped:,} earlier runs of {path.name} are left out.")
+        return lines
+
+    def _checkpoints(self, quick: bool, version: object, remarks: list[str]) -> tuple[Storage, list[CheckpointRow]]:
+        if self._saved is not None and version is not None and self._saved[0] == version:
+            return self._saved[1:]
+        self._states.clear()
+        before = len(remarks)
+        storage, rows = _checkpoints(self.folder, quick, remarks)
+        self._saved = (version if len(remarks) == before else None, storage, rows)
+        return storage, rows
 
 
 def _chosen(folder: RunFolder, names: Sequence[str], problems: list[str]) -> str | None:
@@ -169,7 +220,8 @@ def _history_of(
     found = [
         (lines.runs[name], lines.path.name) for lines in (journal, logged) if lines is not None and name in lines.runs
     ]
-    history = found[0][0] if found else RunHistory(name)
+    history = evolve(found[0][0]) if found else RunHistory(name)
+    history.series = dict(history.series)  # what is added from elsewhere must not grow with the next reading
     for other, source in found:
         if other.series:
             history.series, history.times = other.series, other.times
@@ -211,22 +263,6 @@ def _with_name(record: RunRecord, number: int) -> str:
 
 def _with_number(record: RunRecord, number: int) -> str:
     return f"{record.label} ({number})"
-
-
-def _lines(path: Path | None, convert: Convert, remarks: list[str]) -> RunLines | None:
-    """Read a journal or log; None if it does not exist, or, with a remark, if it cannot be read."""
-    if path is None or not os.path.lexists(path):
-        return None
-    lines = RunLines(path, convert)
-    try:
-        lines.refresh()
-    except OSError as error:
-        remarks.append(f"{path.name} cannot be read: {error.strerror or error}.")
-        return None
-    remarks += lines.read.remarks(path.name)
-    if lines.dropped:
-        remarks.append(f"{lines.dropped:,} earlier runs of {path.name} are left out.")
-    return lines
 
 
 def _names(lines: RunLines | None) -> list[str]:

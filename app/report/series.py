@@ -6,8 +6,10 @@ import math
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from attrs import define, field, frozen
 
 MOST_POINTS = 2_000
@@ -18,6 +20,10 @@ MOST_GAPS = 50
 
 MOST_STEPS = 2**53
 """Steps from here on cannot be told apart in a browser, and do not occur."""
+
+
+Block = npt.NDArray[Any]
+"""Steps or values of consecutive points."""
 
 
 @define
@@ -40,6 +46,15 @@ class Series:
             self.values.append(value)
         else:
             self.gaps.append(step)
+
+    def may_append(self, step: int) -> bool:
+        """Return whether `step` is after all points."""
+        return not ((self.steps and self.steps[-1] >= step) or (self.gaps and self.gaps[-1] >= step))
+
+    def append_block(self, steps: Block, values: Block) -> None:
+        """Add points that are after all others. The caller has checked that steps ascend and values are finite."""
+        self.steps.frombytes(steps.astype(np.int64).tobytes())
+        self.values.frombytes(values.astype(np.float64).tobytes())
 
     def forget_after(self, step: int) -> None:
         """Remove the points after `step`."""

@@ -16,7 +16,7 @@ from attrs import define, field
 from hexloop.app.run.command import command_of_process
 from hexloop.app.wiring.data import batch_fingerprint, random_fingerprint
 from hexloop.app.wiring.parts import TrainerParts
-from hexloop.domain.events import AnyEvent, EpochBegan, Logged, SaveFailed, StepEnded, TrainBegan, TrainEnded
+from hexloop.domain.events import AnyEvent, EpochBegan, Logged, Paused, SaveFailed, StepEnded, TrainBegan, TrainEnded
 from hexloop.domain.redaction import redacted
 from hexloop.domain.run import Run
 from hexloop.ports.collectives import Collectives, Reduction
@@ -46,6 +46,7 @@ class RunJournal:
     _losses: list[list[Any]] = field(factory=list, init=False)
     _run: Run[Any, Any] | None = field(default=None, init=False)
     _failed: bool = field(default=False, init=False)
+    _paused_at: int | None = field(default=None, init=False)
 
     def fingerprinted(self, transfer: Transfer) -> Transfer:
         """Return `transfer`; if steps are recorded, one that first takes the fingerprint of each batch."""
@@ -61,10 +62,11 @@ class RunJournal:
 
     def follow(self, run: Run[Any, Any]) -> dict[type[AnyEvent], Callable[[Any], None]]:
         """Start with a run; return the event handlers."""
-        self._run = run
+        self._run, self._paused_at = run, None
         handlers: dict[type[AnyEvent], Callable[[Any], None]] = {
             TrainBegan: self._safely(self._began),
             Logged: self._logged,
+            Paused: self._safely(self._paused),
             SaveFailed: self._safely(self._save_failed),
             TrainEnded: self._safely(self._ended),
         }
@@ -114,6 +116,12 @@ class RunJournal:
             self.journal.note("losses", first=event.step - len(losses) + 1, losses=list(losses))
         values = {name: value for name, value in event.values.items() if isinstance(value, int | float | str)}
         self.journal.note("logged", step=event.step, values=values, random=self.random())
+
+    def _paused(self, event: Paused) -> None:
+        """Record a pause once; the event comes again and again while the run is paused."""
+        if event.step != self._paused_at:
+            self._paused_at = event.step
+            self.journal.note("paused", step=event.step)
 
     def _save_failed(self, event: SaveFailed) -> None:
         self.journal.note("save", phase="failed", step=event.step, error=str(event.error))

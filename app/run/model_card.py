@@ -10,6 +10,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 
+from hexloop.app.run.reproduction import reproduction_of
 from hexloop.app.run.saving import write_atomically
 from hexloop.app.wiring.data import global_batch_size
 from hexloop.app.wiring.parts import TrainerParts
@@ -183,6 +184,10 @@ def _card(parts: TrainerParts, facts: CardFacts) -> str:
         "### Training hyperparameters",
         "",
         *(f"- {name}: {value}" for name, value in _hyperparameters(parts).items()),
+        "",
+        "### How to repeat the run",
+        "",
+        *(f"- {fact}" for fact in reproduction_of(parts)),
         "",
         "### Training results",
         "",

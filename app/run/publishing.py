@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import atexit
 import os
 import shutil
 import warnings
@@ -17,13 +17,15 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.choices import HubStrategy, SaveStrategy
 from hexloop.app.callbacks.console import new_bar
 from hexloop.app.wiring.checkpoint_files import TRAINER_STATE, is_model_weights, is_run_file
+from hexloop.app.wiring.outboxes import note_pushed, pushed_in
 from hexloop.app.wiring.parts import TrainerParts
-from hexloop.app.wiring.publishing import Published, Push, create_in_time, link_or_copy, subject_of
+from hexloop.app.wiring.publishing import Published, Publisher, create_in_time, finishing_command
+from hexloop.app.wiring.pushes import Push, link_or_copy, subject_of
 from hexloop.app.wiring.storage import as_location, is_elsewhere
 from hexloop.domain.checkpoints.manifest import MANIFEST, step_of
 from hexloop.domain.checkpoints.reading import read_manifest
 from hexloop.domain.errors import CheckpointError, ConfigurationError, RefusedError, StorageError, UnavailableError
-from hexloop.domain.events import AnyEvent, CheckpointPublished, Saved
+from hexloop.domain.events import AnyEvent, CheckpointPublished, Saved, TrainBegan
 from hexloop.domain.json_documents import read_bytes, read_json
 from hexloop.domain.outbox import Intent
 from hexloop.domain.ranks import run_on_rank0
@@ -32,6 +34,9 @@ from hexloop.domain.wording import Problem
 from hexloop.ports.hub import Hub
 
 MODEL = "model"
+FOLDER = "folder"
+"""What a push brings up to date: the model, and what else is in the output folder, such as the model card."""
+
 LAST_CHECKPOINT = "last-checkpoint"
 
 ANSWER_WITHIN = 10.0
@@ -46,7 +51,8 @@ ADAPTERS = "adapter_config.json", "adapter_model.safetensors"
 KEPT_HERE = frozenset({"journal.jsonl", "finished.json", "log.jsonl"})
 """Files of the output folder that are hexloop's own, and are not part of a model."""
 
-LOGGER = logging.getLogger("hexloop.hub")
+_at_exit: list[Publisher] = []
+"""Those that are finished when the program exits, because it did not wait for a push."""
 
 
 def repository_of(args: TrainingArguments) -> str:
@@ -81,9 +87,12 @@ def create_repository(parts: TrainerParts, hub: Hub, private: bool | None) -> st
 # Checkpoints
 
 
-def publishing_events(parts: TrainerParts, run: Run[Any, Any]) -> dict[type[AnyEvent], Callable[[Any], None]]:
+def publishing_events(
+    parts: TrainerParts, run: Run[Any, Any], resumed: str | None
+) -> dict[type[AnyEvent], Callable[[Any], None]]:
     """Return the event handlers that publish checkpoints; none if the arguments do not ask for that, or on other ranks.
 
+    resumed: the checkpoint in the run's own storage that it continues; None if there is none.
     They never raise: a push that cannot be entered into the outbox is reported, and the run continues.
     """
     args = parts.args
@@ -93,19 +102,41 @@ def publishing_events(parts: TrainerParts, run: Run[Any, Any]) -> dict[type[AnyE
         parts.publisher.open()
 
     best = set[str]()
+    strategy = args.hub_strategy
+
+    def push(name: str) -> None:
+        with _reporting(name):
+            parts.hooks.push_from_checkpoint(os.path.join(str(args.output_dir), name))
+            note_pushed(parts.publisher.folder, name)
+
+    def on_began(event: TrainBegan) -> None:
+        """Push what the run resumes from, if its process died between publishing it and entering its push."""
+        if resumed is None or resumed == pushed_in(parts.publisher.folder):
+            return
+        if strategy != HubStrategy.BEST or run.state.best_step == step_of(resumed):
+            push(resumed)
 
     def on_saved(event: Saved) -> None:
         if run.state.best_step == event.step:
             best.add(event.name)
 
     def on_published(event: CheckpointPublished) -> None:
-        is_best = event.name in best
-        if args.hub_strategy == HubStrategy.END or (args.hub_strategy == HubStrategy.BEST and not is_best):
-            return
-        with _reporting(event.name):
-            parts.hooks.push_from_checkpoint(os.path.join(str(args.output_dir), event.name))
+        if strategy != HubStrategy.BEST or event.name in best:
+            push(event.name)
 
-    return {Saved: on_saved, CheckpointPublished: on_published}
+    if strategy == HubStrategy.END:
+        return {}
+    return {TrainBegan: on_began, Saved: on_saved, CheckpointPublished: on_published}
+
+
+def objection_to(left: Push, hub: str, repository: str) -> str:
+    """Return why a run that publishes to a repository on a hub does not make a push that was in its outbox.
+
+    Anybody who can write to the folder can add one, and it is made with the token of the user who trains. "" for none.
+    """
+    if left.hub == hub and left.name.rpartition("/")[2] == repository.rpartition("/")[2]:
+        return ""
+    return f"It was left in the outbox by another run, and this one publishes to {repository} on {hub}."
 
 
 class _reporting:  # noqa: N801  # used like `contextlib.suppress`
@@ -133,7 +164,7 @@ def push_checkpoint(parts: TrainerParts, name: str) -> None:
     parts.dispatcher.call("on_push_begin")
     args, storage = parts.args, parts.adapters.storage
     paths = [*read_manifest(storage, name).files, MANIFEST]
-    published = {path: f"{name}/{path}" for path in _model_paths(paths)}
+    published = {path: f"{name}/{path}" for path in model_paths(paths)}
     strategy, into = args.hub_strategy, None
     if strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
         into = LAST_CHECKPOINT if strategy == HubStrategy.CHECKPOINT else name
@@ -151,7 +182,7 @@ def push_checkpoint(parts: TrainerParts, name: str) -> None:
     parts.publisher.push(push, None if root is None else fill, replaces=not args.hub_always_push)
 
 
-def _model_paths(paths: Sequence[str]) -> list[str]:
+def model_paths(paths: Sequence[str]) -> list[str]:
     """Return the files of the model in a checkpoint; for an adapter of PEFT, without the weights of the whole model."""
     chosen = [path for path in paths if not is_run_file(path) and path != MANIFEST and _is_published(path)]
     if all(name in chosen for name in ADAPTERS):
@@ -165,7 +196,7 @@ def _is_published(path: str) -> bool:
 
 def _progress_message(parts: TrainerParts, name: str) -> str:
     """Return the message of a checkpoint's commit. Training may have gone further since it was saved."""
-    if parts.args.save_strategy != SaveStrategy.EPOCH:
+    if parts.args.save_strategy == SaveStrategy.STEPS:
         return f"Training in progress, step {step_of(name)}"
     saved = read_json(read_bytes(parts.adapters.storage.read(f"{name}/{TRAINER_STATE}")), finite=False)
     return f"Training in progress, epoch {int(saved.get('epoch') or 0)}"
@@ -180,9 +211,10 @@ def _push_of(parts: TrainerParts, message: str, covers: Sequence[str]) -> Push:
 # The final model
 
 
-def push_folder(parts: TrainerParts, message: str, revision: str | None, private: bool | None) -> Intent:
+def push_folder(
+    parts: TrainerParts, message: str, revision: str | None, private: bool | None, review: bool = False
+) -> Intent:
     """Enter a push of the files in the output folder into the outbox, which keeps a copy of them. On rank 0."""
-    parts.dispatcher.call("on_push_begin")
     source = Path(as_location(str(parts.args.output_dir)))
     if is_elsewhere(str(parts.args.output_dir)):
         raise ConfigurationError(
@@ -194,9 +226,10 @@ def push_folder(parts: TrainerParts, message: str, revision: str | None, private
     def fill(folder: Path) -> None:
         shutil.copytree(source, folder, dirs_exist_ok=True, ignore=lambda at, names: _left_out(source, at, names))
 
-    push = _push_of(parts, message, [MODEL])
+    push = _push_of(parts, message, [MODEL, FOLDER])
     private = push.private if private is None else private
-    return parts.publisher.push(evolve(push, branch=revision or push.branch, private=private), fill)
+    push = evolve(push, branch=revision or push.branch, private=private, review=review)
+    return parts.publisher.push(push, fill)
 
 
 def _left_out(root: Path, folder: str, names: Sequence[str]) -> set[str]:
@@ -207,11 +240,14 @@ def _left_out(root: Path, folder: str, names: Sequence[str]) -> set[str]:
     return left
 
 
-def wait_for(parts: TrainerParts, intent: Intent) -> Any:
-    """Wait for a push, and return it as huggingface_hub does; see `Publisher.wait` for what is raised."""
+def wait_for(parts: TrainerParts, intent: Intent) -> tuple[str, Any] | None:
+    """Wait for a push, and return the repository's full name and the commit as huggingface_hub states it.
+
+    None if a newer push replaced it. See `Publisher.wait` for what is raised.
+    """
     published = parts.publisher.wait(intent, parts.args.outbox_grace)
     parts.publisher.finish(0.0)
-    return None if published is None else _commit_info(parts, published)
+    return None if published is None else (published.name, _commit_info(parts, published))
 
 
 def future_of(parts: TrainerParts, intent: Intent) -> Future[Any]:
@@ -221,10 +257,16 @@ def future_of(parts: TrainerParts, intent: Intent) -> Future[Any]:
     def pass_on(done: Future[Published]) -> None:
         if done.cancelled():
             outcome.cancel()
+        elif (error := done.exception()) is not None:
+            outcome.set_exception(error)
         else:
             outcome.set_result(_commit_info(parts, done.result()))
 
-    parts.publisher.future(intent).add_done_callback(pass_on)
+    publisher, grace = parts.publisher, parts.args.outbox_grace
+    publisher.future(intent).add_done_callback(pass_on)
+    if publisher not in _at_exit:
+        _at_exit.append(publisher)
+        atexit.register(_finish, publisher, grace, not parts.args.disable_tqdm)
     return outcome
 
 
@@ -250,12 +292,16 @@ def finish_pushes(parts: TrainerParts, limit: float | None = None) -> None:
     if parts.adapters.collectives.rank != 0:
         return
     seconds = parts.args.outbox_grace if limit is None else min(limit, parts.args.outbox_grace)
+    _finish(parts.publisher, seconds, not parts.args.disable_tqdm)
+
+
+def _finish(publisher: Publisher, seconds: float, shows: bool) -> None:
     bars: list[Any] = []
-    left = parts.publisher.finish(seconds, lambda left: None if parts.args.disable_tqdm else _show(bars, left))
+    left = publisher.finish(seconds, lambda left: _show(bars, left) if shows else None)
     for bar in bars:
         bar.close()
     if left:
-        warnings.warn(_what_is_left(left, parts.publisher.folder), stacklevel=2)
+        warnings.warn(_what_is_left(left, publisher.folder), stacklevel=3)
 
 
 def _show(bars: list[Any], left: int) -> None:
@@ -268,12 +314,10 @@ def _show(bars: list[Any], left: int) -> None:
 def _what_is_left(left: Sequence[Intent], folder: str) -> str:
     listed = "".join(
         f"\n  {intent.number}: {subject_of(intent)}"
-        f"{', refused' if intent.refused else ''}{f' ({intent.problem})' if intent.problem else ''}"
+        f"{', refused' if intent.refused else ''} ({intent.problem or 'not sent yet'})"
         for intent in left
     )
-    refused = all(intent.refused for intent in left)
-    command = "retry" if refused else "flush"
     return (
-        f"Not published yet, and kept in the outbox:{listed}\nOnce the cause is gone, finish with: hexloop outbox "
-        f"{command} {folder}"
+        f"Not published yet, and kept in the outbox:{listed}\nOnce the cause is gone, finish with: "
+        f"{finishing_command(left, folder)}"
     )

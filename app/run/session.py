@@ -12,6 +12,7 @@ from attrs import define, frozen
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler
 from hexloop.app.callbacks.progress import ProgressDisplay
+from hexloop.app.control.listening import listener_for
 from hexloop.app.run import checks, messages
 from hexloop.app.run.checkpoints import RunCheckpoints, callbacks_state, mark_finished, refuse_unwritable, restore
 from hexloop.app.run.compatibility import same_global_batch
@@ -213,16 +214,27 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         messages.log_nothing_left(run, resumed, resume_from)
         stop_reporting = session.start_reporting()
         outcome = _watch_outcome(host, session)
+        follow_commands, stop_commands = _listen(parts, run)
         parts.dispatcher.observe(
             prepared.journal.follow(run),
             outcome,
             messages.end_messages(parts, run),
-            publishing_events(parts, run),
+            publishing_events(parts, run, checkpoints.latest),
+            follow_commands,
             session.loggers.events() if session.loggers is not None else {},
             *prepared.observers,
         )
-        run.cleanups = (undo.pop_all().close, prepared.journal.close, *stop_reporting)
+        run.cleanups = (undo.pop_all().close, prepared.journal.close, *stop_reporting, *stop_commands)
     return session
+
+
+def _listen(parts: TrainerParts, run: Run[Any, Any]) -> tuple[Observer, Sequence[Callable[[], None]]]:
+    """Read the commands of the board from now on; return the event handlers, and what ends it."""
+    listener = listener_for(parts.args, parts.adapters, parts.requests, run.state.run, lambda: run.state.step)
+    if listener is None:
+        return {}, ()
+    listener.start()
+    return listener.handlers(), (listener.stop,)
 
 
 def _prepare(parts: TrainerParts, resume_from: str | bool | None, undo: ExitStack) -> Preparation:

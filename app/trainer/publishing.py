@@ -11,7 +11,8 @@ from hexloop.app.run.model_card import as_list
 from hexloop.app.trainer.attributes import TrainerAttributes
 from hexloop.app.wiring.outboxes import state_folder
 from hexloop.app.wiring.parts import standard
-from hexloop.app.wiring.publishing import Publisher, hub_at
+from hexloop.app.wiring.publishing import Publisher
+from hexloop.app.wiring.pushes import with_token
 from hexloop.domain.errors import StorageError, UnavailableError
 
 
@@ -42,6 +43,8 @@ class TrainerPublishing(TrainerAttributes):
         if known is None or known.folder != folder:
             known = self._own_publisher = Publisher(hub, folder, storage)
         known.hub, known.storage = hub, storage
+        repository = self.hub_model_id or publishing.repository_of(self.args)
+        known.objection = lambda push: publishing.objection_to(push, hub.address, repository)
         return known
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
@@ -79,13 +82,14 @@ class TrainerPublishing(TrainerAttributes):
         """Save the model, write the model card, and publish the output folder as one commit. Collective.
 
         Checkpoints, hidden files and names that begin with "_" are left out. revision: the branch, by default
-        `hub_revision`. kwargs: those of `create_model_card`.
+        `hub_revision`. kwargs: those of `create_model_card`, and `create_pr=True` to open a pull request instead.
         Returns huggingface_hub's CommitInfo, without `blocking` a Future of it, and None in other processes than the
         first. With `blocking`, raises RefusedError if the hub refuses the commit, and UnavailableError, with the entry
         of the outbox that keeps it, if the hub has failed for `outbox_grace` seconds.
         """
         self._use_token(token)
         trainer: Any = self
+        trainer._dispatcher.call("on_push_begin")
         trainer.save_model(_internal_call=True)
         return self._publish_folder(commit_message or "End of training", blocking, revision, private, kwargs)
 
@@ -93,17 +97,22 @@ class TrainerPublishing(TrainerAttributes):
         self, message: str, blocking: bool, revision: str | None, private: bool | None, card: dict[str, Any]
     ) -> Any:
         """Publish the output folder, in which the model is saved."""
+        review = bool(card.pop("create_pr", False))
         if self.adapters.collectives.rank != 0:
             return None
         trainer: Any = self
         tags = [*as_list(card.pop("tags", None)), *as_list(getattr(self.model, "model_tags", None))]
         trainer.create_model_card(tags=list(dict.fromkeys(tags)), **card)
         parts = self._collect_parts()
-        intent = publishing.push_folder(parts, message, revision, private)
+        intent = publishing.push_folder(parts, message, revision, private, review)
         if not blocking:
             self.push_in_progress = publishing.future_of(parts, intent)
             return self.push_in_progress
-        return publishing.wait_for(parts, intent)
+        published = publishing.wait_for(parts, intent)
+        if published is None:
+            return None
+        self.hub_model_id, commit = published
+        return commit
 
     def _publish_saved_model(self, saved_here: bool) -> None:
         """Publish after `save_model`; a hub that fails is reported. A live run does not wait.
@@ -111,6 +120,7 @@ class TrainerPublishing(TrainerAttributes):
         saved_here: whether the output folder has the model already.
         """
         trainer: Any = self
+        trainer._dispatcher.call("on_push_begin")
         if not saved_here:
             trainer.save_model(_internal_call=True)
         try:
@@ -131,4 +141,4 @@ class TrainerPublishing(TrainerAttributes):
     def _use_token(self, token: str | None) -> None:
         """Publish with another token from now on."""
         if token is not None:
-            self.adapters.hub = hub_at(self.adapters.hub.address, token)
+            self.adapters.hub = with_token(self.adapters.hub, token)

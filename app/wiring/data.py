@@ -49,7 +49,15 @@ from hexloop.app.wiring.transfer import Inspect
 from hexloop.domain.errors import ConfigurationError, DataError
 from hexloop.ports.batches import Batches, Padding
 
-__all__ = ["batch_fingerprint", "example_count", "length_of", "map_entries", "random_fingerprint", "rows_to_keep"]
+__all__ = [
+    "batch_fingerprint",
+    "example_count",
+    "is_iterable",
+    "length_of",
+    "map_entries",
+    "random_fingerprint",
+    "rows_to_keep",
+]
 """Adapters' names that the rest of the app gets from here."""
 
 Loaders = TypeVar("Loaders", LoaderFactory, ReproducingFactory)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from attrs import define, field
 
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.app.wiring.storage import as_location, is_elsewhere
+from hexloop.domain.errors import StorageError
+from hexloop.domain.json_documents import read_bytes
+from hexloop.domain.limits import limits
 from hexloop.domain.outbox import OUTBOX, Intent, Outbox, read_intent
 
 PUSH = "push"
@@ -24,6 +28,9 @@ PUSH = "push"
 
 HUB = "hub"
 """The name of the outbox for hubs; further ones of processes that share the folder are hub-1, hub-2, ..."""
+
+PUSHED = f"{OUTBOX}/pushed"
+"""The file with the name of the newest checkpoint whose push was entered."""
 
 STATE_HOME = "HEXLOOP_STATE_HOME"
 """The environment variable with the folder for what belongs to runs whose output is not in a local folder."""
@@ -37,6 +44,7 @@ def state_folder(location: str | os.PathLike[str]) -> str:
     whole = as_location(location)
     if not is_elsewhere(whole):
         return whole
+    whole = whole.rstrip("/")
     home = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
     digest = hashlib.blake2b(whole.encode(), digest_size=8).hexdigest()
     name = "".join(letter if letter.isalnum() else "-" for letter in whole.rpartition("/")[2])[:40]
@@ -94,6 +102,23 @@ def intents_in(folder: str, name: str) -> list[Intent]:
     for intent in sorted((each for each in found if each is not None), key=lambda each: (each.number, each.revision)):
         latest[intent.number] = intent
     return list(latest.values())
+
+
+def note_pushed(folder: str, checkpoint: str) -> None:
+    """Note the newest checkpoint whose push was entered into an outbox of a folder."""
+    storage = LocalStorage(folder)
+    with suppress(StorageError):
+        storage.remove(PUSHED)
+    with suppress(StorageError):  # a checkpoint that is not noted is pushed again, which changes nothing on the hub
+        storage.write(PUSHED, [checkpoint.encode()])
+
+
+def pushed_in(folder: str) -> str | None:
+    """Return the checkpoint that was noted; None if there is none."""
+    try:
+        return read_bytes(LocalStorage(folder).read(PUSHED), limits().note_bytes).decode()
+    except (StorageError, ValueError):
+        return None
 
 
 def _candidates(storage: LocalStorage, folder: str) -> Iterator[str]:

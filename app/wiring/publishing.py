@@ -2,83 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import shutil
+import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from attrs import asdict, define, field, frozen
-from attrs.validators import instance_of, optional
 
-from hexloop.adapters.hub import FolderHub
-from hexloop.adapters.hub.hugging_face import HuggingFaceHub
-from hexloop.app.wiring.outboxes import PUSH, HeldOutbox, open_outbox
-from hexloop.app.wiring.storage import chunks_of, files_below, storage_for
+from hexloop.app.wiring.outboxes import PUSH, HeldOutbox, intents_in, names_in, open_outbox
+from hexloop.app.wiring.pushes import Push, files_of, hub_at, keep_files, link_or_copy, own_bytes, subject_of
+from hexloop.app.wiring.storage import files_below
 from hexloop.domain.delivery import Backoff, Delivery, RateLimit
 from hexloop.domain.errors import RefusedError, StorageError, UnavailableError
-from hexloop.domain.outbox import Intent
+from hexloop.domain.limits import limits
+from hexloop.domain.outbox import OUTBOX, Intent
 from hexloop.ports.hub import Hub
-from hexloop.ports.storage import File, Storage
+from hexloop.ports.storage import Storage
 
 BURST, INTERVAL = 20, 36.0
 """Commits at once, and seconds between further ones: at most 120 in an hour. The Hugging Face Hub takes 128."""
-
-
-def hub_at(address: str, token: str | None = None) -> Hub:
-    """Return the hub at an address that a hub's `address` states. Raises RefusedError for one of a run's own."""
-    if address.startswith(("http://", "https://")):
-        return HuggingFaceHub(address, token)
-    if address.startswith("file://"):
-        return FolderHub(address.removeprefix("file://"))
-    raise RefusedError(f"The hub {address!r} is known to the program that published on it only; run that again.")
-
-
-def _texts(_: object, attribute: Any, value: object) -> None:
-    if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
-        raise TypeError(f"{attribute.name} is not a list of texts")
-
-
-@frozen
-class Push:
-    """One commit to be made.
-
-    hub: the address of the hub. covers: what it brings up to date, such as "model" and "last-checkpoint"; a newer push
-    that covers at least the same replaces it. delete: see `Hub.publish`. files: the paths of the published files, from
-    their paths in the storage at the URL `storage`; None if they are kept in the outbox.
-    """
-
-    hub: str = field(validator=instance_of(str))
-    name: str = field(validator=instance_of(str))
-    message: str = field(validator=instance_of(str))
-    covers: Sequence[str] = field(validator=_texts)
-    delete: Sequence[str] = field(default=(), validator=_texts)
-    branch: str | None = field(default=None, validator=optional(instance_of(str)))
-    private: bool | None = field(default=None, validator=optional(instance_of(bool)))
-    review: bool = field(default=False, validator=instance_of(bool))
-    storage: str | None = field(default=None, validator=optional(instance_of(str)))
-    files: Mapping[str, str] | None = field(default=None, validator=optional(instance_of(dict)))
-
-    @classmethod
-    def of(cls, intent: Intent) -> Push:
-        """Return the push of an intent. Raises RefusedError if it is not one."""
-        try:
-            return cls(**intent.details)
-        except TypeError as error:
-            raise RefusedError(f"The entry {intent.number} of the outbox is damaged ({error}); drop it.") from error
-
-
-def subject_of(intent: Intent) -> str:
-    """Return what an intent publishes where, for a message."""
-    try:
-        push = Push.of(intent)
-    except RefusedError:
-        return f"a damaged entry for {intent.path}"
-    branch = f", branch {push.branch}" if push.branch else ""
-    return f"{push.message!r} to {push.name}{branch} on {push.hub}"
 
 
 @frozen
@@ -105,28 +49,34 @@ class Publisher:
     """Publishes on a hub in the background, through an outbox in `folder`.
 
     hub, storage: the run's own. The outbox is opened with the first push, or by `open`.
+    objection: returns why a push that another program left in the outbox is not made; "" if it is.
     """
 
     hub: Hub
     folder: str
     storage: Storage | None = None
     backoff: Backoff = field(factory=Backoff)
+    objection: Callable[[Push], str] = field(default=lambda push: "")
     _held: HeldOutbox | None = field(default=None, init=False)
     _delivery: Delivery | None = field(default=None, init=False)
-    _names: dict[str, str] = field(factory=dict, init=False)
+    _own: set[int] = field(factory=set, init=False)
+    _names: dict[tuple[str, str], str] = field(factory=dict, init=False)
     _futures: dict[int, Future[Published]] = field(factory=dict, init=False)
     _rate: RateLimit = field(factory=lambda: RateLimit(BURST, INTERVAL), init=False)
 
     def open(self, name: str | None = None, deliver: bool = True) -> bool:
         """Take over what earlier processes left, and start to work it off; return whether that is possible.
 
-        name: that of the outbox; None for any. deliver: whether to start now.
+        name: that of the outbox; None for any, which takes over those of all runs that have ended.
+        deliver: whether to start now.
         """
         if self._held is None:
             held = open_outbox(self.folder, name)
             if held is None:
                 return False
             self._held = held
+            if name is None:
+                self._adopt(held)
             self._delivery = Delivery(
                 held.outbox, self._carry_out, self.backoff, limit=0, rate=self._rate, name="hexloop push"
             )
@@ -134,44 +84,79 @@ class Publisher:
             self._opened[1].wake()
         return True
 
+    def _adopt(self, held: HeldOutbox) -> None:
+        """Move what other runs that have ended left in outboxes of their own to this one, unless it has newer."""
+        for name in names_in(self.folder):
+            other = open_outbox(self.folder, name) if f"{OUTBOX}/{name}" != held.folder else None
+            if other is None:
+                continue
+            try:
+                for intent in other.outbox.pending():
+                    self._take_over(held, other, intent)
+                    other.outbox.done(intent)
+            finally:
+                other.close()
+
+    @staticmethod
+    def _take_over(held: HeldOutbox, other: HeldOutbox, intent: Intent) -> None:
+        mine = held.outbox.pending()
+        if any(each.number > intent.number and _is_replaced(intent, each) for each in mine):
+            return
+        source = ""
+        if intent.source:
+            files = files_below(other.local_path(intent.source))
+
+            def fill(folder: Path) -> None:
+                for path, local in files.items():
+                    link_or_copy(local, folder / path)
+
+            source = keep_files(held, fill)
+        held.outbox.put(
+            PUSH, intent.path, intent.details, source,
+            lambda old: old.number < intent.number and _is_replaced(old, intent),
+        )  # fmt: skip
+
     def push(self, push: Push, fill: Callable[[Path], None] | None = None, replaces: bool = True) -> Intent:
         """Enter a push into the outbox; return when it is durable.
 
         fill: puts the files into a folder that it is given; the push keeps them. replaces: whether pushes that are
         covered by this one are dropped. Raises StorageError or OSError if that is not possible.
         """
-        self.open()
+        self.open(deliver=False)
         held, delivery = self._opened
-        source = ""
-        if fill is not None:
-            source = held.outbox.new_hold()
-            folder = held.local_path(source)
-            try:
-                folder.mkdir(parents=True)
-                fill(folder)
-                held.storage.sync([f"{source}/{path}" for path in files_below(folder)])
-            except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
-                raise
-        covered = {*push.covers}
-
-        def is_replaced(old: Intent) -> bool:
-            with suppress(RefusedError):
-                other = Push.of(old)
-                same = (other.hub, other.name, other.branch) == (push.hub, push.name, push.branch)
-                return replaces and same and {*other.covers} <= covered
-            return False
-
-        intent = held.outbox.put(PUSH, push.name, asdict(push), source, is_replaced)
+        source = "" if fill is None else keep_files(held, fill)
         with held.outbox.changed:
+            intent = held.outbox.put(PUSH, push.name, asdict(push), source, lambda old: replaces and push.replaces(old))
+            self._own.add(intent.number)
+            self._bound(held, intent)
             pending = {each.number for each in held.outbox.pending()}
             for number in self._futures.keys() - pending:
                 self._futures.pop(number).cancel()
         delivery.wake()
         return intent
 
+    @staticmethod
+    def _bound(held: HeldOutbox, newest: Intent) -> None:
+        """Drop the oldest pushes, with a warning, as long as the outbox alone keeps more bytes than it may."""
+        waiting = [each for each in held.outbox.waiting() if each.source and each.number != newest.number]
+        sizes = {each.number: own_bytes(held.local_path(each.source)) for each in waiting}
+        for intent in waiting:
+            if sum(sizes.values()) <= limits().outbox_bytes:
+                return
+            sizes.pop(intent.number)
+            held.outbox.done(intent)
+            warnings.warn(
+                f"The outbox keeps more than {limits().outbox_bytes:,} bytes for a hub that does not take them, so "
+                f"this push was dropped: {subject_of(intent)}{f' ({intent.problem})' if intent.problem else ''}. "
+                "Raise the limit outbox_bytes if the disk has room for more.",
+                stacklevel=3,
+            )
+
     def future(self, intent: Intent) -> Future[Published]:
-        """Return the outcome of a push, in the future; it is cancelled if a newer push replaces it."""
+        """Return the outcome of a push, in the future; it is cancelled if a newer push replaces it.
+
+        Its exception is a RefusedError if the hub refuses the push.
+        """
         held, _ = self._opened
         with held.outbox.changed:
             return self._futures.setdefault(intent.number, Future())
@@ -183,7 +168,7 @@ class Publisher:
         """
         held, delivery = self._opened
         future, failed_at = self.future(intent), float("inf")
-        while not future.done():
+        while not _has_succeeded(future):
             delivery.finish(0.2)
             ahead = [each for each in held.outbox.pending() if each.number <= intent.number]
             now = next((each for each in ahead if each.number == intent.number), None)
@@ -195,10 +180,10 @@ class Publisher:
                 kind = RefusedError if now.refused else UnavailableError
                 raise kind(
                     f"{(now if now.refused else failing[0]).problem} The push is kept as the entry {now.number} of the "
-                    f"outbox in {self.folder}. Once the cause is gone, finish it with: hexloop outbox "
-                    f"{'retry' if now.refused else 'flush'} {self.folder}"
+                    f"outbox in {self.folder}. Once the cause is gone, finish it with: "
+                    f"{finishing_command([now], self.folder)}"
                 )
-        return future.result() if future.done() and not future.cancelled() else None
+        return future.result() if _has_succeeded(future) else None
 
     def finish(self, limit: float, report: Callable[[int], None] = lambda left: None) -> tuple[Intent, ...]:
         """Work off what is left for at most `limit` seconds, and return what is left then, refused pushes included.
@@ -234,6 +219,11 @@ class Publisher:
             self._held.close()
             self._held = self._delivery = None
 
+    def outboxes_of_others(self) -> list[str]:
+        """Return the names of outboxes with pushes in the same folder that live processes work on."""
+        own = self._opened[0].folder
+        return [each for each in names_in(self.folder) if f"{OUTBOX}/{each}" != own and intents_in(self.folder, each)]
+
     @property
     def _opened(self) -> tuple[HeldOutbox, Delivery]:
         assert self._held is not None
@@ -241,46 +231,50 @@ class Publisher:
         return self._held, self._delivery
 
     def _carry_out(self, intent: Intent) -> None:
-        held, push = self._held, Push.of(intent)
+        held = self._held
         if held is None:
             raise UnavailableError("The outbox was closed.")
-        hub = self.hub if self.hub.address == push.hub else hub_at(push.hub)
-        if push.name not in self._names:
-            self._names[push.name] = hub.create(push.name, push.private)
-        name = self._names[push.name]
-        version = hub.publish(
-            name,
-            self._files(held, intent, push),
-            push.message,
-            delete=push.delete,
-            branch=push.branch,
-            review=push.review,
-        )
+        try:
+            published = self._publish(held, intent, Push.of(intent))
+        except RefusedError as error:
+            with held.outbox.changed:
+                if (future := self._futures.pop(intent.number, None)) is not None:
+                    future.set_exception(error)
+            raise
         with held.outbox.changed:
-            self._futures.setdefault(intent.number, Future()).set_result(Published(name, version, push.message))
+            self._futures.setdefault(intent.number, Future()).set_result(published)
 
-    def _files(self, held: HeldOutbox, intent: Intent, push: Push) -> Iterator[File]:
-        """Return the files of a push. Raises RefusedError if they are gone."""
-        if push.files is None or push.storage is None:
-            folder = held.local_path(intent.source)
-            return (File(path, chunks_of(local), str(local)) for path, local in files_below(folder).items())
-        storage = self.storage
-        if storage is None or storage.capabilities.location != push.storage:
-            storage = storage_for(push.storage)
-        folders = {path.rpartition("/")[0] for path in push.files.values()}
-        present = {f"{folder}/{entry.name}" for folder in folders for entry in storage.list(folder)}
-        if missing := sorted({*push.files.values()} - present):
-            raise RefusedError(f"{push.storage} no longer has {missing[0]}, which was to be published; drop the entry.")
-        return (File(path, storage.read(source)) for path, source in push.files.items())
+    def _publish(self, held: HeldOutbox, intent: Intent, push: Push) -> Published:
+        if intent.number not in self._own and (objection := self.objection(push)):
+            raise RefusedError(objection)
+        hub = self.hub if self.hub.address == push.hub else hub_at(push.hub)
+        files = files_of(push, intent, held, self.storage)
+        known = push.hub, push.name
+        if known not in self._names:
+            self._names[known] = hub.create(push.name, push.private)
+        name = self._names[known]
+        version = hub.publish(name, files, push.message, delete=push.delete, branch=push.branch, review=push.review)
+        return Published(name, version, push.message)
 
 
-def link_or_copy(source: str | os.PathLike[str], target: Path) -> None:
-    """Make a hard link to a file that does not change, or a copy where the file system has no links."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+def _is_replaced(old: Intent, new: Intent) -> bool:
     try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
+        return Push.of(new).replaces(old)
+    except RefusedError:
+        return False
+
+
+def _has_succeeded(future: Future[Published]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
+
+
+def finishing_command(left: Sequence[Intent], folder: str) -> str:
+    """Return the command that publishes pushes once what prevents it is gone."""
+    command = "retry" if all(intent.refused for intent in left) else "flush"
+    hubs = {hub for intent in left if "://" in (hub := str(intent.details.get("hub")))} - {hub_at().address}
+    place = next((str(url) for intent in left if (url := intent.details.get("storage"))), folder)
+    words = ["hexloop", "outbox", command, place, *(part for hub in sorted(hubs) for part in ("--hub", hub))]
+    return shlex.join(words)
 
 
 def create_in_time(hub: Hub, name: str, private: bool | None, seconds: float) -> str:

@@ -17,6 +17,7 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 from hexloop.app.command_line import main
+from hexloop.app.control.files import Action, CommandFolder, RunCommand
 from tests.end_to_end.small.trainers import small_trainer
 
 HOSTILE = "<script>window.attacked = 1</script>\x1b[31m"
@@ -56,10 +57,23 @@ def note(folder: Path, **facts: Any) -> None:
 
 
 def begin(folder: Path, name: str = "a", steps: int = 0) -> Path:
-    note(folder, kind="began", run=name, step=0, total_steps=100, settings={"seed": 1})
+    note(folder, kind="began", run=name, step=0, total_steps=100, settings={"seed": 1, "board_control": True})
     for step in range(1, steps + 1):
         note(folder, kind="logged", step=step, values={"loss": 1 / step})
     return folder
+
+
+def post(address: str, document: object, **headers: str) -> tuple[int, str]:
+    """Give a command as the page does; return the status and the text of the answer. Underscores stand for hyphens."""
+    place = urlsplit(address)
+    given = {"Content_Type": "application/json", "Origin": f"http://{place.netloc}"} | headers
+    connection = HTTPConnection(place.netloc, timeout=60)
+    sent = {name.replace("_", "-"): value for name, value in given.items() if value}
+    connection.request("POST", f"{place.path}commands", json.dumps(document), sent)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text
 
 
 @pytest.fixture(scope="module")
@@ -217,3 +231,148 @@ def test_a_port_that_is_taken_is_refused(served: tuple[Path, str], capsys: pytes
     folder, address = served
     assert main(["board", str(folder), "--port", str(urlsplit(address).port)]) == 2
     assert "choose another one with --port" in capsys.readouterr().err
+
+
+def test_a_command_is_written_into_the_folder_of_its_run(served: tuple[Path, str]) -> None:
+    """The page has buttons for it, says how many the run has not taken, and lists what became of those that it has."""
+    folder, address = served
+    run = begin(folder / "commanded", "the run", steps=2)
+    assert 'data-action="pause" data-folder="commanded" data-run="the%20run"' in get(address, "runs?run=commanded")[1]
+    assert post(address, {"folder": "commanded", "run": "the run", "action": "pause"}) == (200, '{"sequence": 1}')
+    assert CommandFolder(run, "the run").waiting() == [1]
+    version = "old"
+    text = json.loads(get(address, f"updates?run=commanded&version={version}")[1])["sections"]["control"]
+    assert "1 given, not taken" in text
+
+    (command,) = CommandFolder(run, "the run").take()
+    note(run, kind="command", sequence=1, action="pause", by="<b>me", outcome="done", step=2)
+    note(run, kind="paused", step=2)
+    text = get(address, "runs?run=commanded")[1]
+    assert command == RunCommand(1, Action.PAUSE, command.by)  # type: ignore[union-attr]
+    assert "done at step 2" in text
+    assert "&lt;b&gt;me" in text
+    assert "paused at step 2" in text
+    assert re.search(r'id="pause-0"[^>]* disabled', text)
+    assert "paused at step 2" in get(address)[1]
+
+
+@pytest.mark.parametrize(
+    ("document", "status", "words"),
+    [
+        ({"folder": "trained", "run": "RUN", "action": "stop"}, 409, "it has ended"),
+        ({"folder": "switched-off", "run": "a", "action": "stop"}, 409, "it was started with board_control=False"),
+        ({"folder": "silent", "run": "a", "action": "stop"}, 409, "it has not reported since"),
+        ({"folder": "early", "run": "a", "action": "stop"}, 409, "of an earlier release"),
+        ({"folder": "commandable", "run": "b", "action": "stop"}, 409, "Another run has started"),
+        ({"folder": "commandable", "run": "a", "action": "delete"}, 409, "one of the actions"),
+        ({"folder": "../outside", "run": "a", "action": "stop"}, 409, "There is no run"),
+        ({"folder": ["commandable"], "run": "a", "action": "stop"}, 409, "not an object of texts"),
+        ([1], 409, "not an object of texts"),
+        ({"folder": "x" * 2000, "run": "a", "action": "stop"}, 413, ""),
+    ],
+)
+def test_a_command_that_cannot_be_given_is_refused(
+    served: tuple[Path, str], document: Any, status: int, words: str
+) -> None:
+    """With the reason; nothing is written."""
+    folder, address = served
+    begin(folder / "commandable")
+    note(folder / "switched-off", kind="began", run="a", step=0, settings={"board_control": False})
+    note(folder / "silent", time=1.0, kind="began", run="a", step=0, settings={"board_control": True})
+    note(folder / "early", kind="began", run="a", step=0, settings={"seed": 1})
+    get(address)
+    if isinstance(document, dict) and document["run"] == "RUN":
+        document = {
+            **document,
+            "run": json.loads((folder / "trained" / "journal.jsonl").read_text().splitlines()[0])["run"],
+        }
+    answer = post(address, document)
+    assert answer[0] == status, answer
+    assert words in answer[1]
+    assert not list(folder.rglob("commands/*.json")) or document["folder"] not in ("commandable", "silent")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": ""},
+        {"Sec_Fetch_Site": "cross-site"},
+        {"Host": "evil.example"},
+        {"Content_Type": "text/plain"},
+        {"Content_Type": "application/x-www-form-urlencoded"},
+    ],
+)
+def test_commands_of_other_sites_are_refused(served: tuple[Path, str], headers: dict[str, str]) -> None:
+    """By their origin, and because a form of another site cannot send JSON. Without the token too."""
+    folder, address = served
+    begin(folder / "guarded")
+    get(address)
+    given = {"folder": "guarded", "run": "a", "action": "stop"}
+    assert post(address, given, **headers)[0] in (403, 415)
+    assert post(address.rpartition("/")[0] + "x/", given)[0] == 404
+    assert not (folder / "guarded" / "commands").exists()
+
+
+def test_lines_are_read_from_the_last_to_the_first(served: tuple[Path, str]) -> None:
+    """The page of a run has its last notes; each page of a file links the one before, until all were shown once."""
+    folder, address = served
+    run = begin(folder / "lines", steps=1_500)
+    text = get(address, "runs?run=lines")[1]
+    assert "logged step=1500 " in text
+    assert "logged step=1 " not in text
+    seen, path = list[str](), "lines?run=lines&file=journal.jsonl"
+    while path:
+        status, text, _ = get(address, path)
+        assert status == 200
+        seen = re.findall(r"logged step=(\d+) ", text) + seen
+        assert len(text) < 200_000
+        found = re.search(r'<a href="(lines[^"]*)" rel="prev"', text)
+        path = found[1].replace("&amp;", "&") if found else ""
+    assert seen == [str(step) for step in range(1, 1_501)]
+    assert run.exists()
+
+
+def test_output_of_programs_is_shown_as_text(served: tuple[Path, str]) -> None:
+    """Logs beside the journal, with HTML, control characters, secrets, very long lines and no line at all."""
+    folder, address = served
+    run = begin(folder / "printed", steps=1)
+    (run / "slurm-1.out").write_bytes(
+        HOSTILE.encode() + b"\n\xff\x00\n" + b"y" * 600_000 + b"\nhttps://user:hunter2secret@host/\nlast"
+    )
+    (run / "empty.log").touch()
+    (run / "linked.log").symlink_to(folder / "lines" / "journal.jsonl")
+    text = get(address, "runs?run=printed")[1]
+    assert 'file=slurm-1.out"' in text
+    assert "linked.log" not in text
+    status, text, _ = get(address, "lines?run=printed&file=slurm-1.out")
+    assert status == 200
+    assert "last</pre>" in text
+    assert "hunter2secret" not in text
+    assert len(text) < 20_000
+    path = re.search(r'<a href="(lines[^"]*)" rel="prev"', text)
+    while path is not None:
+        text = get(address, path[1].replace("&amp;", "&"))[1]
+        path = re.search(r'<a href="(lines[^"]*)" rel="prev"', text)
+    assert "&lt;script&gt;window.attacked = 1&lt;/script&gt;\\x1b[31m" in text
+    assert "There is no line yet" in get(address, "lines?run=printed&file=empty.log")[1]
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [
+        ("run=printed&file=../lines/journal.jsonl", 404),
+        ("run=printed&file=linked.log", 404),
+        ("run=printed&file=model.safetensors", 404),
+        ("run=..&file=journal.jsonl", 404),
+        ("run=printed", 404),
+        ("run=lines&file=journal.jsonl&before=-1", 400),
+        ("run=lines&file=journal.jsonl&before=99999999999999999999", 400),
+        ("run=lines&file=journal.jsonl&before=999999999999999", 200),
+        ("run=lines&file=journal.jsonl&before=0", 200),
+    ],
+)
+def test_only_files_with_lines_are_read(served: tuple[Path, str], query: str, status: int) -> None:
+    """Those that the page of a run offers, and no others in its folder or elsewhere."""
+    assert get(served[1], f"lines?{query}")[0] == status

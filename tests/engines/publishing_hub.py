@@ -49,7 +49,7 @@ class HubFault:
     """What the hub does instead of answering a request.
 
     matches: a part of the method and path. status: that of the answer; None to close the connection without one, in
-    the middle of what is sent if it is large. times: for how many requests. after: whether the request is carried out
+    the middle of what is sent. times: for how many requests. after: whether the request is carried out
     first, so that only its answer is lost.
     """
 
@@ -63,7 +63,8 @@ class HubFault:
 class PublishingHub(ThreadingHTTPServer):
     """Keeps models, as the Hugging Face Hub does.
 
-    faults: applied in order. delay: seconds before each answer. is_down: whether every connection is closed.
+    faults: applied in order. delay: seconds before each answer. rate: bytes a second at which it reads what is sent;
+    None for no limit. is_down: whether every connection is closed.
     requests: those received, as method and path. tokens: the Authorization headers of those.
     """
 
@@ -76,6 +77,7 @@ class PublishingHub(ThreadingHTTPServer):
         self.objects: dict[str, bytes] = {}
         self.faults: list[HubFault] = []
         self.delay, self.is_down = 0.0, False
+        self.rate: float | None = None
         self.requests: list[str] = []
         self.tokens: set[str | None] = set()
         self.lock = threading.RLock()
@@ -138,6 +140,7 @@ class PublishingHandler(BaseHTTPRequestHandler):
             if fault is not None:
                 fault.times -= 1
         if hub.is_down or (fault is not None and fault.status is None and not fault.after):
+            self.rfile.read(0 if hub.is_down else int(self.headers.get("Content-Length", 0)) // 2)
             self.close_connection = True
             return
         body = self._body()
@@ -145,7 +148,7 @@ class PublishingHandler(BaseHTTPRequestHandler):
             self._answer(int(fault.status or 0), {"error": "planned"}, fault.headers)
             return
         with hub.lock:
-            answer = self._respond(path, body)
+            answer = self._respond(urlsplit(self.path).path, body)
         if fault is not None:
             self.close_connection = True
             return
@@ -159,7 +162,13 @@ class PublishingHandler(BaseHTTPRequestHandler):
                 self.rfile.readline()
             self.rfile.readline()
             return b"".join(chunks)
-        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        left, parts = int(self.headers.get("Content-Length", 0)), list[bytes]()
+        while left > 0 and (part := self.rfile.read(left if self.server.rate is None else min(left, 100))):
+            parts.append(part)
+            left -= len(part)
+            if self.server.rate is not None:
+                time.sleep(len(part) / self.server.rate)
+        return b"".join(parts)
 
     def _respond(self, path: str, body: bytes) -> tuple[Any, ...]:
         hub = self.server
@@ -175,12 +184,12 @@ class PublishingHandler(BaseHTTPRequestHandler):
             return 404, {"error": "none"}, {"X-Error-Code": "RepoNotFound"}
         if action.startswith("branch/"):
             branches = hub.repositories[name].branches
-            branches.setdefault(action.partition("/")[2], list(branches["main"]))
+            branches.setdefault(unquote(action.partition("/")[2]), list(branches["main"]))
             return 200, {}
         if action == "info/lfs/objects/batch":
             return self._batch(json.loads(body))
         kind, _, rest = action.partition("/")
-        revision, _, below = rest.partition("/")
+        revision, below = (unquote(part) for part in rest.partition("/")[::2])
         commit = hub.find(name, revision or "main")
         if commit is None:
             return 404, {"error": "none"}, {"X-Error-Code": "RevisionNotFound"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from email.utils import formatdate
@@ -144,3 +146,41 @@ def test_a_file_of_this_machine_is_not_copied(
 
     hub.publish("someone/model", [File("model.safetensors", fail(), str(path))], "one")
     assert server.files("someone/model") == {"model.safetensors": b"123"}
+
+
+def test_a_private_repository_stays_private(server: PublishingHub, hub: HuggingFaceHub) -> None:
+    """Also if it is removed during a run, and made again by the next push."""
+    hub.create("someone/model", private=True)
+    server.repositories.clear()
+    hub.publish("someone/model", [WEIGHTS], "one")
+    assert server.repositories["someone/model"].private is True
+
+
+def test_an_open_pull_request_is_a_branch(server: PublishingHub, hub: HuggingFaceHub) -> None:
+    """Further commits go to it by its name; one that is not open is refused."""
+    hub.create("someone/model")
+    hub.publish("someone/model", [WEIGHTS], "proposed", review=True)
+    (name,) = server.repositories["someone/model"].branches.keys() - {"main"}
+    hub.publish("someone/model", [File("more", [b"1"])], "more", branch=name)
+    assert [commit.message for commit in server.commits("someone/model", name)] == ["proposed", "more"]
+    assert server.commits("someone/model") == []
+    with pytest.raises(RefusedError):
+        hub.publish("someone/model", [WEIGHTS], "none", branch="refs/pr/99")
+
+
+def test_uploads_do_not_keep_the_program_alive(server: PublishingHub) -> None:
+    """Python waits at its exit for the threads in which the package uploads several files, so it uploads one a time."""
+    server.rate = 10_000
+    program = f"""
+import threading, time
+from hexloop.adapters.hub.hugging_face import HuggingFaceHub
+from hexloop.ports.storage import File
+files = [File(name, [bytes([number]) * 1_000_000]) for number, name in enumerate(["a.bin", "b.bin", "c.bin"])]
+hub = HuggingFaceHub({server.address!r}, {TOKEN!r})
+threading.Thread(target=hub.publish, args=("someone/model", files, "one"), daemon=True).start()
+time.sleep(4)
+"""
+    started = time.monotonic()
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=200)
+    assert any("PUT /storage" in request for request in server.requests)
+    assert time.monotonic() - started < 90  # 100 s for a single file

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import socket
-import subprocess
-import time
-import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
@@ -16,7 +12,8 @@ import pytest
 
 from hexloop.ports.logger import SavedModel
 from tests.trackers.contract import CONFIGURATION, FIRST, PROBLEM, SECOND, TrackerContract, information
-from tests.trackers.running import SentRun, StoredRun, python_of, run, variables_for
+from tests.trackers.mlflow_server import mlflow_server
+from tests.trackers.running import SentRun, StoredRun, run
 
 USERS_OWN_RUN = """
 import mlflow
@@ -251,46 +248,10 @@ class TestMLflow(MLflowContract):
         assert answer.identities == []
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server of MLflow with a database and a folder of artifacts."""
-    folder = tmp_path_factory.mktemp("server")
-    port = free_port()
-    words = ["-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    words += [
-        "--backend-store-uri",
-        f"sqlite:///{folder}/store.db",
-        "--artifacts-destination",
-        str(folder / "artifacts"),
-    ]
-    with (folder / "log.txt").open("wb") as log:
-        process = subprocess.Popen(
-            [python_of("trackers"), *words], cwd=folder, env=variables_for(folder, {}), stdout=log, stderr=log
-        )
-        try:
-            wait_for(f"http://127.0.0.1:{port}/health", process, folder / "log.txt")
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            process.wait(30)
-
-
-def wait_for(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with urllib.request.urlopen(address, timeout=5):
-                return
-        except OSError:
-            time.sleep(0.2)
-    pytest.fail(log.read_text(errors="replace")[-3000:])
+    with mlflow_server("trackers", tmp_path_factory.mktemp("server")) as address:
+        yield address
 
 
 @pytest.mark.matrix

@@ -4,13 +4,17 @@
   const address = document.body.dataset.updates;
   const status = document.getElementById("live");
   const shown = new Map();
+  let answered = "";
   let version = document.body.dataset.version;
   let shape = chartsOf(JSON.parse(document.getElementById("report-data").textContent));
 
   document.body.classList.remove("no-script");
 
   function chartsOf(data) {
-    return JSON.stringify([data.runs, data.charts.map(function (chart) { return [chart.id, chart.title]; })]);
+    const search = data.search && [data.search.arguments, data.search.results].map(function (axes) {
+      return axes.map(function (axis) { return axis.name; });
+    });
+    return JSON.stringify([data.runs, data.charts.map(function (chart) { return [chart.id, chart.title]; }), search]);
   }
 
   function replace(identifier, html) {
@@ -25,6 +29,7 @@
       if (chosen.includes(box.value)) box.checked = true;
     });
     place.querySelectorAll("details").forEach(function (each, number) { each.open = Boolean(open[number]); });
+    say(answered);
     if (focused) document.getElementById(focused)?.focus();
   }
 
@@ -39,6 +44,32 @@
       document.dispatchEvent(new CustomEvent("report-data", { detail: fresh.document }));
     }
   }
+
+  function say(text) {
+    answered = text;
+    const place = document.getElementById("answer");
+    if (place && place.textContent !== text) place.textContent = text;
+  }
+
+  async function command(button) {
+    const words = button.textContent;
+    if (button.dataset.action === "stop" && !confirm("Save a checkpoint and stop the run?")) return;
+    const given = { folder: decodeURIComponent(button.dataset.folder), run: decodeURIComponent(button.dataset.run),
+                    action: button.dataset.action };
+    try {
+      const answer = await fetch("commands", { method: "POST", cache: "no-store", body: JSON.stringify(given),
+                                               headers: { "Content-Type": "application/json" } });
+      if (answer.ok) say(words + ": given as command " + (await answer.json()).sequence + ".");
+      else say(words + ": not given. " + (await answer.text()));
+    } catch (error) {
+      say(words + ": not given. The board does not answer.");
+    }
+  }
+
+  document.addEventListener("click", function (event) {
+    const button = event.target.closest("button.command");
+    if (button) command(button);
+  });
 
   async function look() {
     try {

@@ -40,6 +40,10 @@
     return chart.curves.filter(function (curve) { return !hidden.has(curve.run); });
   }
 
+  function widthOf(curve) {  // of few runs, equal curves are seen beneath each other
+    return data.runs.length > 4 ? 1.7 : 2 + data.runs.length - 1 - curve.run;
+  }
+
   function seriesOf(chart, curve, logarithmic) {
     const one = data.runs.length === 1;
     const shade = colour("c" + (one ? curve.dash : curve.run) % COLOURS);
@@ -47,7 +51,7 @@
     if (logarithmic) points = points.filter(function (point) { return point[1] > 0; });
     const line = {
       type: "line", name: label(curve, chart), color: shade, symbol: SYMBOLS[curve.run % SYMBOLS.length], symbolSize: 6,
-      showSymbol: points.length <= SHOWN_SYMBOLS, lineStyle: { width: 2 + Math.min(data.runs.length - 1 - curve.run, 4), type: DASHES[curve.dash % DASHES.length] },
+      showSymbol: points.length <= SHOWN_SYMBOLS, lineStyle: { width: widthOf(curve), type: DASHES[curve.dash % DASHES.length] },
       z: 3 + chart.curves.indexOf(curve), emphasis: { disabled: true }, data: state.smoothing > 0 ? smooth(points) : points,
       markLine: curve.gaps.length === 0 ? undefined : {
         silent: true, symbol: "none", animation: false, lineStyle: { color: shade, type: "dotted" },

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hexloop import TrainerCallback
+from hexloop import TrainerCallback, reading_limits
 from hexloop.adapters.hub import MemoryHub
+from hexloop.app.run import publishing
+from hexloop.app.run.publishing import model_paths
+from hexloop.app.wiring.publishing import BURST, INTERVAL
 from hexloop.domain.errors import ConfigurationError, RefusedError, StorageError, UnavailableError
 from hexloop.ports.storage import File
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
@@ -164,6 +169,19 @@ def test_a_saved_model_is_published(tmp_path: Path) -> None:
     assert len(outbox(tmp_path)) > 0
 
 
+def test_processes_agree_on_the_repository(tmp_path: Path) -> None:
+    """The name that the hub states is set on the Trainer, also by a push without push_to_hub=True."""
+
+    class CompletingHub(MemoryHub):
+        def create(self, name: str, private: bool | None = None) -> str:
+            return super().create(f"me/{name.rpartition('/')[2]}", private)
+
+    for push in (True, False):
+        trainer = small_trainer(tmp_path, parts={"hub": CompletingHub()}, push_to_hub=push, hub_model_id="model")
+        trainer.push_to_hub()
+        assert trainer.hub_model_id == "me/model"
+
+
 @pytest.mark.parametrize("save_strategy", ["epoch", "steps"])
 def test_messages_count_as_the_run_saves(tmp_path: Path, save_strategy: str) -> None:
     """Epochs if it saves after each, else steps."""
@@ -193,6 +211,40 @@ def test_a_hub_that_is_down_changes_nothing_in_a_run(tmp_path: Path) -> None:
     assert messages(hub)[-1] == "Training in progress, step 5"
     assert set(messages(hub)) <= {f"Training in progress, step {step}" for step in (1, 2, 3, 4, 5)}
     assert outbox(tmp_path / "run") == []
+
+
+def test_a_hub_that_does_not_answer_does_not_keep_a_run_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither at its start nor at its end; a progress bar shows that it waits."""
+    monkeypatch.setattr(publishing, "ANSWER_WITHIN", 0.05)
+    answers = threading.Event()
+
+    class SilentHub(MemoryHub):
+        def create(self, name: str, private: bool | None = None) -> str:
+            answers.wait()
+            return super().create(name, private)
+
+    hub = SilentHub()
+    with pytest.warns(UserWarning, match=r"memory did not answer within 0.05 s.*The run starts all the same"):
+        trainer = small_trainer(tmp_path, parts={"hub": hub}, **SAVING, outbox_grace=0.2, disable_tqdm=False)
+    with pytest.warns(UserWarning, match=r"step 4' to me/model on memory \(not sent yet\)"):
+        trainer.train()
+    assert "Publishing" in capsys.readouterr().err
+    answers.set()
+    trainer._finish_current_push()
+    assert messages(hub)[-1] == "Training in progress, step 4"
+
+
+def test_a_checkpoint_whose_process_died_before_its_push_is_published(tmp_path: Path) -> None:
+    """The next run pushes what it resumes from, unless its push was entered already; also if it has no step left."""
+    small_trainer(tmp_path, save_strategy="steps", save_steps=2).train()
+    hub = MemoryHub()
+    for _ in range(2):
+        small_trainer(tmp_path, parts={"hub": hub}, **SAVING, hub_strategy="checkpoint").train("auto")
+        assert messages(hub) == ["Training in progress, step 4"]
+    saved = (tmp_path / "checkpoint-4" / "model.safetensors").read_bytes()
+    assert newest(hub)["last-checkpoint/model.safetensors"] == newest(hub)["model.safetensors"] == saved
 
 
 def test_a_refusal_is_an_error_before_the_run(tmp_path: Path) -> None:
@@ -274,6 +326,135 @@ def test_an_overridden_method_publishes_itself(tmp_path: Path) -> None:
     small_trainer(tmp_path, Own, parts={"hub": hub}, **SAVING).train()
     assert calls == ["checkpoint-1", "checkpoint-2", "checkpoint-3", "checkpoint-4", "end"]
     assert messages(hub) == []
+
+
+def test_a_refused_push_is_the_exception_of_its_future(tmp_path: Path) -> None:
+    """A program that waits for it does not wait for ever."""
+    hub = FailingHub()
+    trainer = small_trainer(tmp_path, parts={"hub": hub}, hub_model_id="me/model")
+    hub.error = RefusedError("403: no.")
+    future = trainer.push_to_hub(blocking=False)
+    with pytest.raises(RefusedError, match="403: no"):
+        future.result(60)
+    with pytest.warns(UserWarning, match=r"(?s)'End of training' to me/model on memory, refused.*hexloop outbox retry"):
+        trainer._finish_current_push()
+
+
+def test_a_model_is_published_for_review(tmp_path: Path) -> None:
+    """With create_pr the change is proposed, and the main branch stays as it is."""
+    hub = MemoryHub()
+    trainer = small_trainer(tmp_path, parts={"hub": hub}, hub_model_id="me/model")
+    trainer.push_to_hub(create_pr=True)
+    assert [version.branch for version in hub.versions["me/model"]] == ["review-1"]
+
+
+def test_callbacks_are_called_before_the_model_is_saved(tmp_path: Path) -> None:
+    """What they change in the model, or write to the output folder, is published."""
+    hub = MemoryHub()
+
+    class Writes(TrainerCallback):
+        def on_push_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            (tmp_path / "notes.txt").write_text("mine")
+            assert "model" in kwargs
+            assert not (tmp_path / "model.safetensors").exists()
+
+    small_trainer(tmp_path, parts={"hub": hub, "callbacks": [Writes()]}, hub_model_id="me/model").push_to_hub()
+    assert newest(hub)["notes.txt"] == b"mine"
+
+
+def test_a_card_that_waits_is_not_replaced_by_a_checkpoint(tmp_path: Path) -> None:
+    """A checkpoint has neither a card nor other files of the output folder."""
+    hub = FailingHub()
+    trainer = small_trainer(tmp_path, parts={"hub": hub}, **SAVING)
+    hub.error = UnavailableError("down")
+    future = trainer.push_to_hub(blocking=False)
+
+    class Repairs(TrainerCallback):
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            hub.error = None
+
+    trainer.add_callback(Repairs())
+    trainer.train()
+    assert future.result(60).commit_message == "End of training"
+    assert messages(hub) == ["End of training", "Training in progress, step 4"]
+    assert "README.md" in newest(hub)
+
+
+@pytest.mark.filterwarnings("ignore:The hub cannot be reached")
+def test_the_outbox_is_bounded(tmp_path: Path) -> None:
+    """Beyond the limit, the oldest pushes are dropped, each with a warning, and the newest is kept."""
+    hub = FailingHub()
+    hub.error = UnavailableError("down")
+    given = {**SAVING, "hub_strategy": "all_checkpoints", "save_total_limit": 1, "outbox_grace": 0, "max_steps": 8}
+    trainer = small_trainer(tmp_path, parts={"hub": hub}, **given, save_async=False)
+    with reading_limits(outbox_bytes=1), warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        trainer.train()
+    texts = [str(each.message) for each in warned]
+    dropped = [text for text in texts if "this push was dropped: 'Training in progress, step" in text]
+    assert len(dropped) >= 4
+    assert "this push was dropped: 'Training in progress, step 8'" not in " ".join(texts)
+    assert any("step 8' to me/model on memory" in text for text in texts)
+
+
+def test_what_was_left_for_another_repository_stays(tmp_path: Path) -> None:
+    """A run publishes to its own repository; other entries may be anybody's who can write to the folder."""
+    hub = FailingHub()
+    first = small_trainer(tmp_path, parts={"hub": hub}, **{**SAVING, "hub_model_id": "me/other", "outbox_grace": 0})
+    hub.error = UnavailableError("down")
+    with pytest.warns(UserWarning, match="Not published yet"):
+        first.train()
+    first._publisher.close()
+    hub.error = None
+    second = small_trainer(tmp_path, parts={"hub": hub}, **SAVING, max_steps=5)
+    with pytest.warns(UserWarning, match=r"left in the outbox by another run, and this one publishes to me/model"):
+        second.train(True)
+    assert list(hub.versions) == ["me/other", "me/model"]
+    assert messages(hub, "me/other") == []
+    assert messages(hub)[-1] == "Training in progress, step 5"
+
+
+def test_adapters_are_published_without_the_whole_model() -> None:
+    """A checkpoint of a model with adapters of PEFT has both, because a run resumes from the whole model."""
+    adapters = ["adapter_config.json", "adapter_model.safetensors", "README.md", "tokenizer.json"]
+    run = ["model.safetensors", "optimizer.safetensors", "run_state.json", "trainer_state.json", "manifest.json"]
+    assert model_paths([*adapters, *run]) == adapters
+    assert model_paths(["config.json", "adapter_config.json", *run]) == [
+        "config.json",
+        "adapter_config.json",
+        "model.safetensors",
+    ]
+
+
+def test_a_run_that_saves_at_a_url_publishes_from_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its outbox is in the state folder of the user; what was left there is published by the next run."""
+    monkeypatch.setenv("HEXLOOP_STATE_HOME", str(tmp_path))
+    place: Any = f"memory://{tmp_path.name}/run"
+    hub, saving = FailingHub(), {**SAVING, "hub_strategy": "checkpoint"}
+
+    def trainer(**given: Any) -> Any:
+        return small_trainer(place, parts={"hub": hub}, **{**saving, **given})
+
+    first = trainer(outbox_grace=0)
+    hub.error = UnavailableError("down")
+    with pytest.warns(UserWarning, match=f"(?s)step 4.*hexloop outbox flush {place}$"):
+        first.train()
+    kept = [path.read_text() for path in sorted(tmp_path.glob("run-*/.outbox/hub/*.json"))]
+    assert "last-checkpoint" in kept[-1]
+    first._publisher.close()
+
+    hub.error = None
+    trainer(max_steps=5).train(True)
+    assert messages(hub)[-1] == "Training in progress, step 5"
+    assert {"model.safetensors", "last-checkpoint/manifest.json"} <= newest(hub).keys()
+    assert not list(tmp_path.glob("run-*/.outbox/hub/*.json"))
+    with pytest.raises(ConfigurationError, match="publishes the files of a local folder"):
+        trainer().push_to_hub()
+
+
+def test_commits_are_fewer_than_the_hub_takes_in_an_hour() -> None:
+    """The Hugging Face Hub takes 128."""
+    assert BURST + 3600 / INTERVAL < 128
 
 
 @pytest.mark.filterwarnings("ignore:Publishing")

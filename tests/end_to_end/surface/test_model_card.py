@@ -51,6 +51,28 @@ def test_a_card_of_a_plain_module_states_the_run(tmp_path: Path) -> None:
     assert [line.split(" | ")[2] for line in table[2:]] == ["2", "4", "6", "8"]
 
 
+def test_a_card_states_how_the_run_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command without folders, and a digest that is another one for each order of the data."""
+    command = ["/usr/bin/python3", "/home/me/train.py", "--data=/home/me/data", "--hub_token", "hf_0123456789abcdef"]
+    monkeypatch.setattr(sys, "orig_argv", command)
+
+    def facts_of(name: str, data: Any = None, **given: Any) -> list[str]:
+        trainer = small_trainer(tmp_path / name, parts={"train_dataset": data or rows(16)}, **given)
+        text = card_of(trainer, tmp_path / name).text
+        return [line for line in text.split("### How to repeat the run")[1].split("###")[0].splitlines() if line]
+
+    first, other = facts_of("first"), facts_of("other", data_seed=7)
+    assert first[0] == "- command: `python3 train.py --data=data --hub_token '***'`"
+    assert "- randomness: seed 42, 4 samples a batch" in first
+    assert "- randomness: seed 42, data seed 7, 4 samples a batch" in other
+    order, other_order = (next(each for each in lines if "order of the" in each) for lines in (first, other))
+    assert order.startswith("- order of the first epoch: `blake2b:")
+    assert order.endswith("(16 samples)")
+    assert order != other_order
+    assert order in facts_of("again", learning_rate=0.5)
+    assert not any("blake2b" in line for line in facts_of("theirs", reproduce="transformers"))
+
+
 def test_a_card_of_code_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Versions are those of the imported modules, so hexloop on PYTHONPATH, without a package's metadata, works."""
     monkeypatch.setattr(sys, "meta_path", [each for each in sys.meta_path if not hasattr(each, "find_distributions")])

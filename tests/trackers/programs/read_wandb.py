@@ -3,46 +3,12 @@
 from __future__ import annotations
 
 import json
-import struct
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from leveldb_log import records
 from wandb.proto import wandb_internal_pb2
-
-HEAD = 7
-"""Bytes before the first record, and of the head of each part: checksum, length, and which part it is."""
-BLOCK = 32768
-
-
-def parts(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the parts of a LevelDB log, with 1 for a whole record, 2 for a first part, and 4 for a last one."""
-    position = HEAD
-    while position + HEAD <= len(content):
-        left = BLOCK - position % BLOCK
-        if left < HEAD:
-            position += left
-            continue
-        _, length, kind = struct.unpack_from("<IHB", content, position)
-        position += HEAD
-        if kind == 0 or position + length > len(content):  # a torn end
-            return
-        yield kind, content[position : position + length]
-        position += length
-
-
-def records(path: Path) -> list[Any]:
-    """Return the records of a file, up to a torn one at the end."""
-    found, collected = [], b""
-    for kind, part in parts(path.read_bytes()):
-        collected += part
-        if kind in (1, 4):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(collected)
-            found.append(record)
-            collected = b""
-    return found
 
 
 def name_of(item: Any) -> str:
@@ -53,7 +19,9 @@ def stored(path: Path) -> dict[str, Any]:
     """Return what one file has of its run."""
     one: dict[str, Any] = {"identity": None, "parameters": {}, "history": {}, "summary": {}, "status": "running"}
     more: dict[str, Any] = {"artifacts": [], "axes": [], "x": {}}
-    for record in records(path):
+    for content in records(path):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(content)
         kind = record.WhichOneof("record_type")
         if kind == "run":
             one |= {"identity": record.run.run_id, "name": record.run.display_name}

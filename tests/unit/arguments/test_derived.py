@@ -123,7 +123,7 @@ def test_dictionaries_equal_transformers() -> None:
     ours = TrainingArguments("out", **given)
     theirs: Any = ReferenceArguments("out", **given)
     own = {"loss_weighting", "keyed_data_randomness", "save_async", "save_when_busy", "resume_despite"}
-    own |= {"rendezvous_timeout", "checkpoint_key", "outbox_grace", "logger_grace"}
+    own |= {"rendezvous_timeout", "checkpoint_key", "outbox_grace", "logger_grace", "board_control"}
     own |= {"reproduce", "predictions_folder", "journal", "interrupts", "stop_file", "stop_after", "stop_margin"}
     assert {name for group in HexloopArguments.__mro__ for name in vars(group).get(GROUP, ())} == own
     for mine, reference in (

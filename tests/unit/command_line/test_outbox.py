@@ -8,12 +8,13 @@ from typing import ClassVar
 
 import pytest
 
-from hexloop.adapters.hub import FolderHub
+from hexloop.adapters.hub import MESSAGE, FolderHub
 from hexloop.adapters.logger import RecordingLogger
 from hexloop.adapters.spool import MemorySpool
 from hexloop.app.trackers import is_installed
 from hexloop.app.wiring.outboxes import open_outbox, state_folder
-from hexloop.app.wiring.publishing import Publisher, Push
+from hexloop.app.wiring.publishing import Publisher
+from hexloop.app.wiring.pushes import Push
 from hexloop.app.wiring.trackers import locked_spool, open_spool, receiver_of, tracking_in
 from hexloop.domain.delivery import Backoff
 from hexloop.domain.errors import RefusedError, UnavailableError
@@ -32,14 +33,16 @@ class ForbiddingHub(FolderHub):
         raise RefusedError("403: this token may not write here.")
 
 
-def leave(kind: type[FolderHub], folder: str = "run", message: str = "step 3") -> Intent:
+def leave(
+    kind: type[FolderHub], folder: str = "run", message: str = "step 3", covers: str = "model", data: bytes = b"123"
+) -> Intent:
     """Enter a push that a hub does not take, and end without having published it."""
     hub = kind("hub")
     publisher = Publisher(hub, folder, backoff=Backoff((0.0,)))
-    push = Push(hub.address, "me/model", message, ["model"])
+    push = Push(hub.address, "me/model", message, [covers])
 
     def fill(held: Path) -> None:
-        (held / "weights").write_bytes(b"123")
+        (held / "weights").write_bytes(data)
 
     intent = publisher.push(push, fill)
     with pytest.raises((UnavailableError, RefusedError)):
@@ -50,6 +53,13 @@ def leave(kind: type[FolderHub], folder: str = "run", message: str = "step 3") -
 
 def published() -> dict[str, bytes]:
     return {file.path: b"".join(file.chunks) for file in FolderHub("hub").fetch("me/model")}
+
+
+def versions() -> list[tuple[str, bytes]]:
+    """Return the message and the weights of each version in the hub's folder."""
+    folders = [path for path in Path("hub/me/model").iterdir() if path.name.isdecimal()]
+    ordered = sorted(folders, key=lambda path: int(path.name))
+    return [((path / MESSAGE).read_text(), (path / "weights").read_bytes()) for path in ordered]
 
 
 def test_what_is_left_is_listed_and_finished(commands: Commands) -> None:
@@ -64,7 +74,7 @@ def test_what_is_left_is_listed_and_finished(commands: Commands) -> None:
     assert "'step 3' to me/model on file://" in listed.output
     assert "  the disk is full." in listed.output
 
-    assert commands("outbox", "flush", "run").code == 0
+    assert commands("outbox", "flush", "run", "--hub", "hub").code == 0
     assert published() == {"weights": b"123"}
     assert commands("outbox", "list", "run").code == 0
 
@@ -74,10 +84,10 @@ def test_what_was_refused_is_retried_on_request(commands: Commands) -> None:
     leave(ForbiddingHub)
     entries = json.loads(commands("outbox", "list", "run", "--json").output)["entries"]
     assert [(each["refused"], each["problem"]) for each in entries] == [(True, "403: this token may not write here.")]
-    flushed = commands("outbox", "flush", "run")
+    flushed = commands("outbox", "flush", "run", "--hub", "hub")
     assert flushed.code == 1
     assert "refused, tried 1 time" in flushed.output
-    assert commands("outbox", "retry", "run").code == 0
+    assert commands("outbox", "retry", "run", "--hub", "hub").code == 0
     assert published() == {"weights": b"123"}
 
 
@@ -94,16 +104,68 @@ def test_entries_are_dropped_by_their_numbers(commands: Commands) -> None:
 
 
 def test_an_outbox_in_use_is_left_alone(commands: Commands) -> None:
-    """It belongs to the process that works on it; another run of the folder gets its own, and later takes over both."""
-    leave(FullHub)
+    """It belongs to the process that works on it; another run of the folder gets its own."""
+    leave(FullHub, message="one", covers="one")
     held = open_outbox("run")
     assert held is not None
-    assert "A live process uses the outbox hub" in commands("outbox", "flush", "run").errors
-    leave(FullHub, message="of another run")
+    leave(FullHub, message="two", covers="two")
     assert commands("outbox", "list", "run").output.count("waits") == 2
+    flushed = commands("outbox", "flush", "run", "--hub", "hub")
+    assert "A live process uses the outbox hub" in flushed.errors
+    assert [message for message, _ in versions()] == ["two"]
     held.close()
-    assert commands("outbox", "flush", "run").code == 0
-    assert len([path for path in Path("hub/me/model").iterdir() if path.name.isdecimal()]) == 2
+    assert commands("outbox", "flush", "run", "--hub", "hub").code == 0
+    assert [message for message, _ in versions()] == ["two", "one"]
+
+
+def test_the_newest_push_of_several_runs_wins(commands: Commands) -> None:
+    """What two runs left in outboxes of their own is made in the order in which it was saved, without what is old."""
+    held = open_outbox("run")
+    assert held is not None
+    leave(FullHub, message="old", data=b"1")  # in hub-1
+    leave(FullHub, message="apart", covers="apart", data=b"2")
+    held.close()
+    leave(FullHub, message="new", data=b"3")  # adopts what is in hub-1
+    assert commands("outbox", "flush", "run", "--hub", "hub").code == 0
+    assert versions() == [("apart", b"2"), ("new", b"3")]
+    assert [path.name for path in Path("run/.outbox").rglob("*.json")] == []
+    assert [path.name for path in Path("run/.outbox").rglob("weights")] == []
+
+
+def test_a_hub_that_was_not_named_gets_nothing(commands: Commands) -> None:
+    """The entry could be anybody's who can write to the folder; it is refused with the option that allows it."""
+    leave(FullHub)
+    refused = commands("outbox", "flush", "run")
+    assert refused.code == 1
+    assert f"retry --hub file://{Path('hub').absolute()}" in refused.output
+    assert not list(Path("hub").rglob("weights"))
+    assert commands("outbox", "retry", "run", "--hub", "hub").code == 0
+
+
+@pytest.mark.parametrize("attack", ["source", "link", "folder", "storage"])
+def test_an_entry_publishes_nothing_from_elsewhere(commands: Commands, attack: str) -> None:
+    """An entry that names files outside of the folder, or has links to them, is refused."""
+    intent = leave(FullHub)
+    Path("private").mkdir()
+    Path("private/weights").write_text("secret")
+    kept = Path("run", intent.source)
+    entry = next(Path("run/.outbox/hub").glob("*.json"))
+    document = json.loads(entry.read_text())
+    if attack == "source":
+        document["source"] = ".outbox/hub/../../../private"
+    elif attack == "storage":
+        further = {"storage": f"file://{Path('private').absolute()}", "files": {"weights": "weights"}}
+        document |= {"source": "", "details": {**document["details"], **further}}
+    elif attack == "folder":
+        kept.rename("kept")
+        kept.symlink_to(Path("private").absolute())
+    else:
+        (kept / "weights").unlink()
+        (kept / "weights").symlink_to(Path("private/weights").absolute())
+    entry.write_text(json.dumps(document))
+
+    commands("outbox", "retry", "run", "--hub", "hub")
+    assert not list(Path("hub").rglob("weights"))
 
 
 def test_a_missing_folder_and_damaged_entries_are_reported(commands: Commands) -> None:
@@ -114,7 +176,7 @@ def test_a_missing_folder_and_damaged_entries_are_reported(commands: Commands) -
     document = json.loads(path.read_text())
     path.write_text(json.dumps({**document, "details": {"hub": 5}}))
     assert "a damaged entry for me/model" in commands("outbox", "list", "run").output
-    assert commands("outbox", "flush", "run").code == 1
+    assert commands("outbox", "flush", "run", "--hub", "hub").code == 1
     assert commands("outbox", "drop", "run", str(intent.number)).code == 0
 
 

@@ -169,8 +169,8 @@ def test_requests_before_the_first_step_are_handled_before_it() -> None:
 
 
 def test_a_thread_waiting_for_the_end_of_a_pause_is_woken() -> None:
-    """It continues when another thread resumes or stops the run."""
-    for wake in ("resume", "request_stop", "clear"):
+    """It continues when another thread resumes or stops the run, or requests a save, which is written in the pause."""
+    for wake in ("resume", "request_stop", "request_save", "clear"):
         requests = Requests()
         requests.pause()
         assert not requests.wait_while_paused(0.001)

@@ -1,0 +1,142 @@
+"""The lines of a run's journal and logs on pages: the last ones first, a part at a time, as text."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+from urllib.parse import urlencode
+
+from attrs import evolve, frozen
+
+from hexloop.app.report.history import number_of
+from hexloop.app.report.markup import Markup, joined, tag, text_lines
+from hexloop.app.report.page import Content, Section
+from hexloop.app.report.reading import LOG
+from hexloop.app.report.timeline import moment
+from hexloop.app.wiring.adapters import JOURNAL
+from hexloop.domain.regular_files import open_regular
+
+TEXTS = re.compile(r"[^.].*\.(?:log|out|err)")
+"""Names of files with the output of a program, as schedulers and shells write them."""
+
+MOST_ENTRIES = 10_000
+"""How many names of a folder are looked at."""
+
+MOST_TEXTS = 20
+"""How many files besides the journal and the log are offered."""
+
+PART = 256 << 10
+"""Bytes of a file that are read for a page of lines."""
+
+MOST_LINES = 200
+"""Lines on a page."""
+
+LAST_LINES = 15
+"""Lines on the page of a run."""
+
+LONGEST_LINE = 1_000
+"""Characters of a line that are shown."""
+
+
+@frozen
+class LinesPart:
+    """Consecutive lines of a file, and the bytes of it that they are."""
+
+    lines: list[str]
+    start: int
+    end: int
+    size: int
+
+
+def files_with_lines(folder: Path) -> list[str]:
+    """Return the names of the files in a folder whose lines can be read: the journal, the log, and output of programs.
+
+    Raises OSError.
+    """
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in islice(entries, MOST_ENTRIES) if entry.is_file(follow_symlinks=False)]
+    texts = sorted(name for name in names if TEXTS.fullmatch(name))[:MOST_TEXTS]
+    return [*(name for name in (JOURNAL, LOG) if name in names), *texts]
+
+
+def last_lines(path: Path, end: int | None = None, most: int = MOST_LINES) -> LinesPart:
+    """Return the last lines that end before the byte `end` of a file, by default at its end.
+
+    A line that is longer than what is read at once is given in pieces. Raises OSError.
+    """
+    descriptor = open_regular(path)
+    try:
+        size = os.fstat(descriptor).st_size
+        end = size if end is None else min(max(end, 0), size)
+        start = max(end - PART, 0)
+        os.lseek(descriptor, start, os.SEEK_SET)
+        data = os.read(descriptor, end - start)
+    finally:
+        os.close(descriptor)
+    if start > 0 and b"\n" in data[:-1]:  # the first line has lost its start
+        cut = data.index(b"\n") + 1
+        start, data = start + cut, data[cut:]
+    lines = data.splitlines(keepends=True)
+    start += sum(map(len, lines[:-most]))
+    return LinesPart([_readable(line) for line in lines[-most:]], start, start + sum(map(len, lines[-most:])), size)
+
+
+def with_last_lines(content: Content, folder: str, path: Path) -> Content:
+    """Return what the page of one run shows, with the last lines of its journal or log as another section."""
+    try:
+        names = files_with_lines(path)
+        part = last_lines(path / names[0], most=LAST_LINES) if names else None
+    except OSError:
+        return content
+    if part is None:
+        return content
+    links = [tag("li", tag("a", name, href=f"lines?{_query(folder, name)}")) for name in names]
+    section = Section("lines", "Lines", joined(_text(part), tag("p", "All lines of:"), tag("ul", links)))
+    *others, last = content.sections
+    return evolve(content, sections=[*others, section, last])
+
+
+def lines_content(folder: str, name: str, part: LinesPart) -> Content:
+    """Return a page of the lines of a file, with links to earlier and later ones."""
+    links = []
+    if part.start > 0:
+        links.append(tag("a", "Earlier lines", href=f"lines?{_query(folder, name, part.start)}", rel="prev"))
+    if part.end < part.size:
+        later = min(part.end + PART // 4, part.size)
+        links.append(tag("a", "Later lines", href=f"lines?{_query(folder, name, later)}", rel="next"))
+        links.append(tag("a", "Last lines", href=f"lines?{_query(folder, name)}"))
+    where = f"Bytes {part.start:,} to {part.end:,} of {part.size:,}. Times are in UTC."
+    around = tag("p", [joined(link, " ") for link in links], class_="pages")
+    body = joined(around, _text(part), around, tag("p", where, class_="note"))
+    return Content(f"{name} of {folder}", [Section("lines", "Lines", body)], {"runs": [], "charts": []})
+
+
+def _text(part: LinesPart) -> Markup:
+    if not part.lines:
+        return tag("p", "There is no line yet.", class_="note")
+    return tag("pre", text_lines(part.lines), tabindex="0", class_="lines")
+
+
+def _query(folder: str, name: str, before: int | None = None) -> str:
+    given = [("run", folder), ("file", name)]
+    return urlencode(given if before is None else [*given, ("before", str(before))], errors="replace")
+
+
+def _readable(line: bytes) -> str:
+    """Return a line as text; a note of a journal or log with its time, its kind, and then its facts."""
+    text = line.decode(errors="replace").rstrip("\r\n")
+    note: object = None
+    if text.startswith("{") and len(text) < PART:
+        try:
+            note = json.loads(text)
+        except (ValueError, RecursionError):
+            note = None
+    if isinstance(note, Mapping):
+        time, kind = number_of(note.get("time")), note.get("kind", note.get("event", ""))
+        facts = (f"{name}={json.dumps(value)}" for name, value in note.items() if name not in ("time", "kind", "event"))
+        text = " ".join(filter(None, ["" if time is None else moment(time), str(kind), *facts]))
+    return text if len(text) <= LONGEST_LINE else f"{text[:LONGEST_LINE]}... ({len(text):,} characters)"

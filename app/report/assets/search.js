@@ -1,0 +1,137 @@
+"use strict";
+(function () {
+  const CELLS = ["#00224e", "#35456c", "#666970", "#948e77", "#c8b866", "#fee838"];  // cividis
+  const LINES = { light: ["#00224e", "#4a5a80", "#8a8678", "#b08f00"], dark: ["#5b8def", "#9aa3b5", "#c9bd8a", "#fee838"] };
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  const places = ["parallel", "heat-map"].map(function (name) { return document.getElementById(name); });
+  const plots = new Map();
+  let search = JSON.parse(document.getElementById("report-data").textContent).search;
+  let labels = JSON.parse(document.getElementById("report-data").textContent).runs;
+  if (!search || !places[0]) return;
+
+  function colour(name) {
+    return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+  }
+
+  function short(value) {
+    if (typeof value !== "number") return value === null || value === undefined ? "-" : String(value);
+    const size = Math.abs(value);
+    if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2);
+    return String(Number(value.toPrecision(4)));
+  }
+
+  function cut(text) {
+    return text.length > 18 ? text.slice(0, 17) + "\u2026" : text;
+  }
+
+  function chosen(name, axes) {
+    const box = document.getElementById(name);
+    return axes[box ? Number(box.value) : 0];
+  }
+
+  function scale(values) {
+    const numbers = values.filter(function (value) { return typeof value === "number"; });
+    return { min: Math.min.apply(null, numbers), max: Math.max.apply(null, numbers) };
+  }
+
+  function legend(name, values, colours, dimension) {
+    const range = scale(values);
+    return { type: "continuous", calculable: false, ...range, dimension: dimension, inRange: { color: colours },
+             orient: "horizontal", left: "center", bottom: 0, itemHeight: 140, itemWidth: 12, precision: 6,
+             text: [short(range.max), cut(name) + "  " + short(range.min)], textStyle: { color: colour("ink") } };
+  }
+
+  function parallel() {
+    const axes = search.arguments.concat(search.results), shown = chosen("colour-of", search.results);
+    const soft = colour("soft");
+    return {
+      animation: false, backgroundColor: "transparent", textStyle: { color: colour("ink") },
+      parallel: { left: 40, right: 72, top: 72, bottom: 56,
+                  parallelAxisDefault: { nameLocation: "end", nameGap: 14, nameTextStyle: { color: colour("ink"), fontSize: 11 },
+                                         axisLine: { lineStyle: { color: soft } }, axisTick: { lineStyle: { color: soft } },
+                                         axisLabel: { color: soft, fontSize: 10, formatter: function (value) { return cut(short(value)); } } } },
+      parallelAxis: axes.map(function (axis, number) {
+        return { dim: number, name: cut(axis.name), type: axis.type, scale: true, inverse: false, nameRotate: axes.length > 6 ? 20 : 0,
+                 data: axis.type === "category" ? axis.categories : undefined };
+      }),
+      visualMap: legend(shown.name, shown.values, dark.matches ? LINES.dark : LINES.light, axes.indexOf(shown)),
+      tooltip: { renderMode: "richText", confine: true, backgroundColor: colour("band"), borderColor: colour("line"),
+                 textStyle: { color: colour("ink"), fontSize: 12 },
+                 formatter: function (found) {
+                   return [labels[found.dataIndex]].concat(axes.map(function (axis, number) {
+                     return axis.name + ": " + short(found.value[number]);
+                   })).join("\n").replace(/[{}|]/g, " ");
+                 } },
+      series: [{ type: "parallel", smooth: false, lineStyle: { width: 2.5, opacity: 0.85 }, inactiveOpacity: 0.05,
+                 data: labels.map(function (_, run) {
+                   return axes.map(function (axis) { return axis.values[run] === null ? "-" : axis.values[run]; });
+                 }) }]
+    };
+  }
+
+  function words(axis) {
+    const found = Array.from(new Set(axis.values.filter(function (value) { return value !== null; })));
+    return found.sort(function (one, other) { return typeof one === "number" ? one - other : String(one).localeCompare(other); });
+  }
+
+  function heat() {
+    const across = chosen("heat-x", search.arguments), down = chosen("heat-y", search.arguments);
+    const measured = chosen("heat-value", search.results), columns = words(across), rows = words(down), cells = new Map();
+    measured.values.forEach(function (value, run) {
+      if (typeof value !== "number" || across.values[run] === null || down.values[run] === null) return;
+      const key = columns.indexOf(across.values[run]) + "," + rows.indexOf(down.values[run]);
+      cells.set(key, (cells.get(key) || []).concat([value]));
+    });
+    const data = Array.from(cells, function (cell) {
+      const place = cell[0].split(",").map(Number);
+      return place.concat([cell[1].reduce(function (sum, value) { return sum + value; }, 0) / cell[1].length, cell[1].length]);
+    });
+    const axis = { type: "category", splitArea: { show: true, areaStyle: { color: [colour("band"), colour("paper")] } },
+                   axisLine: { lineStyle: { color: colour("soft") } }, nameLocation: "middle", nameTextStyle: { color: colour("ink") } };
+    const label = { color: colour("soft"), fontSize: 10, hideOverlap: true };
+    const few = data.length <= 60 && columns.length <= 8;
+    return {
+      animation: false, backgroundColor: "transparent", textStyle: { color: colour("ink") },
+      grid: { left: 44, right: 16, top: 12, bottom: 84, containLabel: true },
+      xAxis: { ...axis, name: across.name, nameGap: 30, data: columns.map(short), axisLabel: label },
+      yAxis: { ...axis, name: cut(down.name), nameGap: 58, data: rows.map(short), axisLabel: label },
+      visualMap: legend(measured.name, data.map(function (cell) { return cell[2]; }), CELLS, 2),
+      tooltip: { renderMode: "richText", confine: true, backgroundColor: colour("band"), borderColor: colour("line"),
+                 textStyle: { color: colour("ink"), fontSize: 12 },
+                 formatter: function (found) {
+                   const cell = found.value;
+                   return [across.name + ": " + short(columns[cell[0]]), down.name + ": " + short(rows[cell[1]]),
+                           measured.name + ": " + short(cell[2]) + (cell[3] > 1 ? " (mean of " + cell[3] + " runs)" : "")]
+                          .join("\n").replace(/[{}|]/g, " ");
+                 } },
+      series: [{ type: "heatmap", data: data, itemStyle: { borderColor: colour("paper"), borderWidth: 1 },
+                 label: { show: few, fontSize: 11, color: "#ffffff", textBorderColor: "#000000", textBorderWidth: 2.5,
+                          formatter: function (found) { return short(found.value[2]); } } }]
+    };
+  }
+
+  function draw() {
+    [parallel, heat].forEach(function (option, number) {
+      const place = places[number];
+      if (!place) return;
+      if (!plots.has(place)) {
+        plots.set(place, echarts.init(place, null, { renderer: "canvas" }));
+        new ResizeObserver(function () { plots.get(place).resize(); }).observe(place);
+      }
+      plots.get(place).setOption(option(), true);
+    });
+  }
+
+  ["colour-of", "heat-x", "heat-y", "heat-value"].forEach(function (name) {
+    const box = document.getElementById(name);
+    if (box) box.addEventListener("change", draw);
+  });
+  document.addEventListener("report-data", function (event) {  // of a page that is kept up to date
+    if (!event.detail.search) return;
+    search = event.detail.search;
+    labels = event.detail.runs;
+    draw();
+  });
+  dark.addEventListener("change", draw);
+  draw();
+})();

@@ -1,0 +1,175 @@
+"""How results depend on arguments, for three or more runs: parallel coordinates, a heat map, and a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from hexloop.app.report.history import number_of
+from hexloop.app.report.markup import Markup, clean, joined, table, tag
+from hexloop.app.report.reading import RunRecord
+from hexloop.domain.redaction import redacted
+
+FEWEST_RUNS = 3
+"""How many runs with different arguments are needed."""
+
+MOST_ARGUMENTS = 8
+MOST_RESULTS = 6
+"""How many axes of each kind there are; those with the most values first."""
+
+MOST_CATEGORIES = 30
+"""How many values an axis of words has. A heat map of more has no room for its labels."""
+
+LONGEST_WORD = 40
+"""Characters of a value on an axis."""
+
+LOGARITHMIC_FROM = 20.0
+"""The ratio of the largest to the smallest value from which an axis is logarithmic."""
+
+NOT_COMPARED = frozenset({"output_dir", "run_name", "logging_dir", "hub_model_id", "resume_from_checkpoint"})
+"""Arguments that name a run rather than decide its result."""
+
+IDENTIFIERS = ("parallel", "heat-map")
+"""The places of the two charts."""
+
+Value = float | str | None
+
+
+@frozen
+class Axis:
+    """An argument or a result. values: one for each run; numbers if `is_number`, else words."""
+
+    name: str
+    values: Sequence[Value]
+    is_number: bool
+
+    @property
+    def categories(self) -> list[str]:
+        """The words on the axis, in order."""
+        return sorted({str(each) for each in self.values if each is not None})
+
+    @property
+    def different(self) -> int:
+        """How many different values there are."""
+        return len(set(self.values))
+
+    @property
+    def is_logarithmic(self) -> bool:
+        """Whether equal ratios rather than equal differences have equal lengths."""
+        numbers = [each for each in self.values if isinstance(each, float)]
+        return self.is_number and min(numbers) > 0 and max(numbers) / min(numbers) >= LOGARITHMIC_FROM
+
+
+@frozen
+class Search:
+    """Runs with different arguments. arguments, results: axes with different values."""
+
+    arguments: Sequence[Axis]
+    results: Sequence[Axis]
+
+
+def search_of(records: Sequence[RunRecord]) -> Search | None:
+    """Return what differs between runs; None if there are too few of them, or if arguments or results are equal."""
+    if len(records) < FEWEST_RUNS:
+        return None
+    settings = [redacted(record.history.settings) for record in records]
+    names = sorted({str(name) for each in settings for name in each} - NOT_COMPARED)
+    arguments = _different([_axis(name, [each.get(name) for each in settings]) for name in names])
+    results = [_last_values(record) for record in records]
+    wanted = dict.fromkeys(name for each in results for name in each)
+    measured = _different([_axis(name, [each.get(name) for each in results]) for name in wanted])
+    if not arguments or not measured:
+        return None
+    return Search(arguments[:MOST_ARGUMENTS], measured[:MOST_RESULTS])
+
+
+def search_part(search: Search | None, labels: Sequence[str]) -> Markup:
+    """Return the section with the places of the charts, their controls, and the table; nothing without a search."""
+    if search is None:
+        return Markup()
+    arguments, results = ([each.name for each in axes] for axes in (search.arguments, search.results))
+    colour = _choice("colour-of", "colour", results, 0)
+    figures = [_figure(IDENTIFIERS[0], "Each line is a run; its colour is a result", [colour], labels)]
+    if len(arguments) > 1:
+        choices = [_choice("heat-x", "across", arguments, 0), _choice("heat-y", "down", arguments, 1)]
+        choices.append(_choice("heat-value", "mean of", results, 0))
+        figures.append(_figure(IDENTIFIERS[1], "A result for two arguments", choices, labels))
+    axes = [*search.arguments, *search.results]
+    rows = [(label, *(_shown(axis.values[run]) for axis in axes)) for run, label in enumerate(labels)]
+    numbers = [number for number, axis in enumerate(axes, 1) if axis.is_number]
+    listed = table(("run", *(axis.name for axis in axes)), rows, "Arguments that differ, and results", numbers)
+    return joined(figures, tag("details", tag("summary", "In figures"), listed))
+
+
+def search_data(search: Search | None) -> dict[str, Any] | None:
+    """Return what the script needs to draw the charts."""
+    if search is None:
+        return None
+    return {"arguments": list(map(_data, search.arguments)), "results": list(map(_data, search.results))}
+
+
+def _data(axis: Axis) -> dict[str, Any]:
+    kind = "category" if not axis.is_number else "log" if axis.is_logarithmic else "value"
+    words = [] if axis.is_number else axis.categories
+    return {"name": clean(axis.name), "type": kind, "values": list(axis.values), "categories": words}
+
+
+def _figure(identifier: str, title: str, choices: Sequence[Markup], labels: Sequence[str]) -> Markup:
+    words = f"{title}, for {len(labels)} runs. The table below has the same in figures."
+    return tag(
+        "figure",
+        tag("figcaption", tag("strong", title), choices),
+        tag(
+            "div", tag("div", class_="chart", id=identifier, role="img", aria_label=words), class_="wide", tabindex="0"
+        ),
+        class_="plot",
+    )
+
+
+def _choice(identifier: str, words: str, names: Sequence[str], chosen: int) -> Markup:
+    options = [
+        tag("option", name, value=str(number), selected=number == chosen or None) for number, name in enumerate(names)
+    ]
+    return tag("label", f"{words} ", tag("select", options, id=identifier), class_="control")
+
+
+def _different(axes: Sequence[Axis | None]) -> list[Axis]:
+    found = [each for each in axes if each is not None and each.different > 1]
+    return sorted(found, key=lambda axis: -axis.different)
+
+
+def _axis(name: str, values: Sequence[Any]) -> Axis | None:
+    """Return an axis; None for one with too many words."""
+    numbers = [None if isinstance(each, bool) else number_of(each) for each in values]
+    finite = [each if each is not None and abs(each) < float("inf") else None for each in numbers]
+    if all(each is not None for each in finite):
+        return Axis(name, finite, True)
+    if any(each is not None for each in finite) and all(
+        each is None or finite[number] is not None for number, each in enumerate(values)
+    ):
+        return Axis(name, finite, True)
+    words = [None if each is None else _word(each) for each in values]
+    return Axis(name, words, False) if len(set(words)) <= MOST_CATEGORIES else None
+
+
+def _word(value: Any) -> str:
+    text = clean(str(value))
+    return text if len(text) <= LONGEST_WORD else f"{text[:LONGEST_WORD]}..."
+
+
+def _last_values(record: RunRecord) -> Mapping[str, float]:
+    """Return the results of a run: its last losses and metrics of evaluation, and its speed."""
+    found = {}
+    for name, series in record.history.series.items():
+        is_result = name in ("loss", "train_loss") or name.startswith(("eval_", "test_"))
+        if is_result and len(series) and "_mem_" not in name and not name.endswith(("_runtime", "per_second")):
+            found[f"last {name}"] = series.values[-1]
+            if len(series) > 1 and name.endswith("loss"):
+                found[f"lowest {name}"] = min(series.values)
+    return dict(sorted(found.items(), key=lambda item: "eval_" not in item[0]))
+
+
+def _shown(value: Value) -> str:
+    return "-" if value is None else f"{value:.5g}" if isinstance(value, float) else value
