@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.trackers import test_clear, test_comet, test_dvc, test_nep
+from tests.trackers import (
+    test_clear,
+    test_comet,
+    test_dvc,
+    test_mlflow,
+    test_nep,
+    test_swanlab,
+    test_trackio,
+    test_wandb,
+)
 from tests.trackers.contract import TrackerContract, joined
 from tests.trackers.running import LONGEST, PROGRAMS, StoredRun, python_of, variables_for
 
@@ -15,7 +24,11 @@ TRACKERS: dict[str, TrackerContract] = {
     "clearml": test_clear.TestClearML(),
     "comet_ml": test_comet.TestComet(),
     "dvclive": test_dvc.TestDVCLive(),
+    "mlflow": test_mlflow.TestMLflow(),
     "neptune": test_nep.TestNeptune(),
+    "swanlab": test_swanlab.TestSwanLab(),
+    "trackio": test_trackio.TestTrackio(),
+    "wandb": test_wandb.TestWandb(),
 }
 
 
