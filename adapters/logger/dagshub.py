@@ -24,7 +24,7 @@ class DagsHub(MLflow):
     is, which transformers would pickle. HF_DAGSHUB_MODEL_NAME has no effect there either.
 
     Raises ConfigurationError if dagshub or mlflow is missing, and from `start` if the address names no repository, or
-    uploads are wanted and nobody is logged in.
+    uploads are wanted and there is no login.
     """
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ class Trackio:
     frozen into a static one at the end, unless `trackio_static_space_id` is False.
 
     A new run never continues an older one of the same name; a resumed run does. Raises ConfigurationError if trackio is
-    missing or too old, and from `start` if a Space is named and nobody is logged in.
+    missing or too old, and from `start` if a Space is named and there is no login.
     """
 
     def __init__(self) -> None:

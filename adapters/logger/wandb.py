@@ -41,7 +41,7 @@ class Wandb:
     ("gradients", "parameters", "all", "false"), and those of the library, such as WANDB_MODE, WANDB_DIR, WANDB_RUN_ID.
 
     If the user has started a run, that one is used and stays open. Raises ConfigurationError if wandb is missing or too
-    old, and from `start` if nobody is logged in and WANDB_MODE asks for the server.
+    old, and from `start` if there is no login and WANDB_MODE asks for the server.
     """
 
     _own: ClassVar[set[str]] = set()
