@@ -149,12 +149,24 @@ def test_models_are_passed_on(kept: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert not (tmp_path / "run" / ".outbox").exists()
 
 
+def test_a_checkpoint_that_is_published_after_a_failure_is_passed_on(
+    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run fails while it is being written."""
+    monkeypatch.setenv("STAND_IN_MODELS", "checkpoints")
+    trainer = tracked(tmp_path, Trouble(RuntimeError(), 3), report_to="wandb", save_strategy="steps", save_steps=2)
+    with pytest.raises(RuntimeError):
+        trainer.train()
+    assert [each["name"] for each in calls_in(kept, "save")] == ["checkpoint-2"]
+    assert calls_in(kept)[-1]["kind"] == "failed"
+
+
 class Trouble(hexloop.TrainerCallback):
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
+    def __init__(self, error: BaseException, step: int = 2) -> None:
+        self.error, self.step = error, step
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == 2:
+        if state.global_step == self.step:
             raise self.error
 
 
