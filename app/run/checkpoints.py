@@ -7,7 +7,7 @@ import os
 import platform
 import tempfile
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any, cast
@@ -39,7 +39,7 @@ from hexloop.domain.errors import (
     MissingCheckpointError,
     StorageError,
 )
-from hexloop.domain.events import AnyEvent, Saved, SaveFailed, SaveSkipped
+from hexloop.domain.events import AnyEvent, CheckpointPublished, Saved, SaveFailed, SaveSkipped
 from hexloop.domain.json_documents import read_bytes, read_json
 from hexloop.domain.ranks import run_on_rank0
 from hexloop.domain.run import Run
@@ -83,6 +83,7 @@ class RunCheckpoints(CheckpointStore):
         self._parts = parts
         self._settle_counters = settle_counters
         self.identifiers: Callable[[], dict[str, str]] = lambda: run.state.trackers
+        self.on_late: Sequence[Callable[[CheckpointPublished], None]] = ()  # of a run that fails right after a save
         self._required = True
         self._events: list[AnyEvent] | None = None  # of an overridden `_save_checkpoint`, while it runs
         self._resuming: tuple[Storage, str] | None = None
@@ -140,6 +141,15 @@ class RunCheckpoints(CheckpointStore):
         with self._override.taken_over() if rank0 else nullcontext():
             self._events.extend(self._save(state, self._required))
         return []
+
+    def close(self) -> Sequence[AnyEvent]:
+        """Wait for the save in flight; see `CheckpointStore.close`. What it published is passed to `on_late`."""
+        events = super().close()
+        for event in events:
+            if isinstance(event, CheckpointPublished):
+                for react in self.on_late:
+                    react(event)
+        return events
 
     def load_best(self, state: RunState) -> None:
         """Load the weights of the best checkpoint, by an overridden `_load_best_model` if there is one."""

@@ -80,6 +80,11 @@ class Session:
         start = self.run.start
         return speed_metrics("train", self.run.clock.monotonic() - start.at, tokens=tokens - start.tokens)
 
+    @property
+    def logger_events(self) -> dict[type[AnyEvent], Callable[[Any], None]]:
+        """The event handlers that pass models to the loggers."""
+        return {} if self.loggers is None else self.loggers.events()
+
     def start_reporting(self) -> tuple[Callable[[], None], ...]:
         """Start the loggers and the sources of interrupts; return the functions that stop them."""
         parts, interrupts = self.parts, self.parts.adapters.interrupts
@@ -91,7 +96,7 @@ class Session:
 
         interrupts.start(preempt)  # may raise, so before the loggers
         self.loggers = loggers = run_loggers(parts, self.run)
-        self.checkpoints.identifiers = lambda: loggers.identifiers
+        self.checkpoints.identifiers = loggers.identifiers_to_save
 
         def finish() -> None:
             self.loggers = None
@@ -214,14 +219,15 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         messages.log_nothing_left(run, resumed, resume_from)
         stop_reporting = session.start_reporting()
         outcome = _watch_outcome(host, session)
+        followers = publishing_events(parts, run, checkpoints.latest), session.logger_events
+        checkpoints.on_late = [each[CheckpointPublished] for each in followers if CheckpointPublished in each]
         follow_commands, stop_commands = _listen(parts, run)
         parts.dispatcher.observe(
             prepared.journal.follow(run),
             outcome,
             messages.end_messages(parts, run),
-            publishing_events(parts, run, checkpoints.latest),
             follow_commands,
-            session.loggers.events() if session.loggers is not None else {},
+            *followers,
             *prepared.observers,
         )
         run.cleanups = (undo.pop_all().close, prepared.journal.close, *stop_reporting, *stop_commands)

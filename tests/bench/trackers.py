@@ -38,10 +38,10 @@ def run_steps(library: str, workload: str, steps: int, trackers: Sequence[str]) 
     if library == "transformers":
         import transformers as chosen
     else:
-        import hexloop as chosen
+        import hexloop as chosen  # type: ignore[no-redef]
     times: dict[str, tuple[float, float]] = {}
 
-    class Watch(chosen.TrainerCallback):  # type: ignore[misc]
+    class Watch(chosen.TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             now = time.perf_counter(), time.process_time()
             if state.global_step == steps // 10:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.trackers import test_clear, test_comet, test_dvc, test_nep
+from hexloop.ports.logger import Record
+from tests.trackers import (
+    test_clear,
+    test_comet,
+    test_dvc,
+    test_mlflow,
+    test_nep,
+    test_swanlab,
+    test_trackio,
+    test_wandb,
+)
 from tests.trackers.contract import TrackerContract, joined
 from tests.trackers.running import LONGEST, PROGRAMS, StoredRun, python_of, variables_for
 
@@ -15,8 +26,14 @@ TRACKERS: dict[str, TrackerContract] = {
     "clearml": test_clear.TestClearML(),
     "comet_ml": test_comet.TestComet(),
     "dvclive": test_dvc.TestDVCLive(),
+    "mlflow": test_mlflow.TestMLflow(),
     "neptune": test_nep.TestNeptune(),
+    "swanlab": test_swanlab.TestSwanLab(),
+    "trackio": test_trackio.TestTrackio(),
+    "wandb": test_wandb.TestWandb(),
 }
+WITH_ALL_VALUES = ("mlflow", "swanlab", "trackio", "wandb")
+"""Those whose history has each value of the log, but for those that their contract leaves out."""
 
 
 def train(tracker: str, mode: str, folder: Path) -> str:
@@ -77,3 +94,19 @@ def test_a_run_that_failed_is_marked_and_continues(tracker: str, tmp_path: Path)
     assert set(steps_of(tracker, run, "loss")) == {2, 4, 6, 8}
     assert set(steps_of(tracker, run, "eval_loss")) == {4, 8}
     assert run.status == contract.statuses["finished"]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("tracker", WITH_ALL_VALUES)
+def test_the_history_is_that_of_the_trainer(tracker: str, tmp_path: Path) -> None:
+    """Each number of `trainer.state.log_history` is in the store, at its step; several runs in a process are apart."""
+    train(tracker, "twice", tmp_path)
+    contract = TRACKERS[tracker]
+    runs = contract.read(tmp_path)
+    assert len({run.identity for run in runs}) == len(runs) == 2
+    entries = json.loads((tmp_path / "log_history.json").read_text(encoding="utf-8"))
+    records = [Record(entry.pop("step"), entry["epoch"], entry) for entry in entries]
+    expected = contract.expected(*records)
+    loss = contract.name_of("loss")
+    assert [run.history[loss] for run in runs] == [expected[loss]] * 2  # both are the same run, but for their speed
+    assert any(contract.found(run, expected) == expected for run in runs)

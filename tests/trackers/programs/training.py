@@ -1,12 +1,15 @@
 """Trains a tiny model with `report_to`: `training.py TRACKER MODE`, in the current folder.
 
-MODE: "finish"; "fail" at step 6 of 8, after the checkpoint of step 4; or "resume" from it.
+MODE: "finish"; "fail" at step 6 of 8, after the checkpoint of step 4; "resume" from it; or "twice", two runs in a row.
+The log of the last run is written to `log_history.json`.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,10 +54,16 @@ class Failing(TrainerCallback):
 
 
 def main(tracker: str, mode: str) -> None:
-    """Train."""
+    """Train once or twice."""
+    for folder in ("out", "out-2") if mode == "twice" else ("out",):
+        train(tracker, mode, folder)
+
+
+def train(tracker: str, mode: str, folder: str) -> None:
+    """Train once."""
     torch.manual_seed(0)
     arguments = TrainingArguments(
-        "out",
+        folder,
         report_to=tracker,
         run_name="a tiny run",
         max_steps=8,
@@ -70,6 +79,7 @@ def main(tracker: str, mode: str) -> None:
     callbacks = [Failing()] if mode == "fail" else []
     trainer = Trainer(Model(), arguments, train_dataset=Points(), eval_dataset=Points(), callbacks=callbacks)
     trainer.train(resume_from_checkpoint=mode == "resume")
+    Path("log_history.json").write_text(json.dumps(trainer.state.log_history), encoding="utf-8")
 
 
 if __name__ == "__main__":
