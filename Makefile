@@ -24,6 +24,8 @@ test: $(VENV)/with-test
 
 test-all: lint types contracts docs $(PARTS) test-all-fuzz test-all-ecosystem test-all-trackers
 
+# Tests in a browser are skipped where there is none, except here.
+$(PARTS): export HEXLOOP_BROWSER = required
 $(PARTS): test-all-%: $(VENV)/with-test
 	$(PYTEST) tests/$(subst -,_,$*)
 

@@ -14,10 +14,19 @@ from pathlib import Path
 from typing import Any
 from urllib.request import ProxyHandler, Request, build_opener
 
+import pytest
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 DRIVER = shutil.which("chromedriver")
 INSTALL = "needs Chromium and its driver: apt-get install chromium chromium-driver"
 WAIT = 120
+
+REQUIRED = "HEXLOOP_BROWSER"
+"""The environment variable with which `make test-all` requires a browser; without it, tests are skipped."""
+
+needs_browser = pytest.mark.skipif(
+    (CHROMIUM is None or DRIVER is None) and os.environ.get(REQUIRED) != "required", reason=INSTALL
+)
 
 _direct = build_opener(ProxyHandler({}))
 
@@ -99,8 +108,8 @@ def send(method: str, url: str, body: object = None) -> Any:
 @contextmanager
 def browser(folder: Path) -> Iterator[Browser]:
     """Start a browser with its files in `folder`; end it and its driver with the block."""
-    assert CHROMIUM is not None
-    assert DRIVER is not None
+    assert CHROMIUM is not None, INSTALL
+    assert DRIVER is not None, INSTALL
     environment = {**os.environ, "HOME": str(folder), "TMPDIR": str(folder)}
     driver = subprocess.Popen(
         [DRIVER, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment

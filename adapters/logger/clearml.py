@@ -144,7 +144,7 @@ class ClearML:
             )
 
     def _warn_of_overrides(self, section: str) -> None:
-        """Say that changes from ClearML's pages have no effect, which their reader may expect."""
+        """Say that changes from ClearML's pages have no effect, where the user asks for them."""
         from clearml import Task
 
         if Task.running_locally():
@@ -174,7 +174,7 @@ class ClearML:
 
 def _users_task() -> Any:
     """Return the task that the user has started in this process, or None; one that runs remotely does not count."""
-    if "clearml" not in sys.modules:  # then there is none, and the import would only cost time
+    if "clearml" not in sys.modules:  # then there is none, and no import is needed
         return None
     from clearml import Task
 

@@ -1,4 +1,4 @@
-"""The progress display of notebooks: a bar as HTML, and a table that grows with every evaluation."""
+"""The progress display of notebooks: a bar as HTML, a table that grows with every evaluation, and curves."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from attrs import define, field
 
 from hexloop.app.callbacks.base import Logs, TrainerControl
+from hexloop.app.callbacks.curves import RunCurves
 from hexloop.app.callbacks.progress import DisabledOnFailure, ProgressDisplay
 from hexloop.app.callbacks.trainer_state import TrainerState
 
@@ -111,7 +112,7 @@ def in_notebook() -> bool:
 
 
 class NotebookProgressCallback(ProgressDisplay):
-    """A bar of optimizer steps, and below it a table of the training loss and the metrics of evaluations.
+    """A bar of optimizer steps, and below it a table of the training loss and the metrics of evaluations, and curves.
 
     A row is added at each evaluation, or at each log if the run does not evaluate. Needs IPython.
 
@@ -122,6 +123,7 @@ class NotebookProgressCallback(ProgressDisplay):
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self.table: MetricsTable | None = None
+        self.curves: RunCurves | None = None
         self.training_bar: Bar | None = None
         self.prediction_bar: Bar | None = None
         self._clock = clock
@@ -135,6 +137,9 @@ class NotebookProgressCallback(ProgressDisplay):
                 self.close()
                 loss = ["Validation Loss"] if args.eval_strategy != "no" else []
                 self.table = MetricsTable([_first_column(args), "Training Loss", *loss])
+                self.curves = RunCurves()
+                for entry in state.log_history:  # of a run that is resumed
+                    self.curves.add(int(entry.get("step", 0)), entry)
                 self.training_bar = Bar(state.max_steps, state.global_step, _epochs(state), self._clock)
                 self._draw()
 
@@ -151,7 +156,10 @@ class NotebookProgressCallback(ProgressDisplay):
     def on_log(
         self, args: Any, state: TrainerState, control: TrainerControl, logs: Logs | None = None, **kwargs: Any
     ) -> None:
-        """Add the training loss, if no evaluation does."""
+        """Add the values to the curves, and the training loss to the table, if no evaluation does."""
+        if self.curves is not None and logs:
+            with DisabledOnFailure(self):
+                self.curves.add(state.global_step, logs)
         if self.table is not None and logs and "loss" in logs and args.eval_strategy == "no":
             with DisabledOnFailure(self):
                 self.table.enter({_first_column(args): state.global_step, "Training Loss": logs["loss"]})
@@ -182,7 +190,7 @@ class NotebookProgressCallback(ProgressDisplay):
         """Show the last state of the run, however it ended, and close the display."""
         with DisabledOnFailure(self):
             self._end_prediction()
-        self.table = self.training_bar = self._shown = None
+        self.table = self.curves = self.training_bar = self._shown = None
 
     def _new_prediction_bar(self, batches: int) -> Bar:
         return Bar(batches, clock=self._clock)
@@ -194,7 +202,7 @@ class NotebookProgressCallback(ProgressDisplay):
             self._draw()
 
     def _vanish(self) -> None:
-        self.table = self.training_bar = self.prediction_bar = self._shown = None
+        self.table = self.curves = self.training_bar = self.prediction_bar = self._shown = None
 
     def _end_prediction(self) -> None:
         bar, self.prediction_bar = self.prediction_bar, None
@@ -206,7 +214,7 @@ class NotebookProgressCallback(ProgressDisplay):
 
     def _draw(self) -> None:
         """Redraw everything in place."""
-        parts = (self.training_bar, self.table, self.prediction_bar)
+        parts = (self.training_bar, self.table, self.curves, self.prediction_bar)
         page = "\n".join(part.html() for part in parts if part is not None)
         self._drawn_at = self._clock()
         if self._shown is None:

@@ -11,7 +11,7 @@ from attrs import frozen
 from hexloop.app.report.history import LOSS_OF_STEP
 from hexloop.app.report.markup import Markup, clean, table, tag
 from hexloop.app.report.reading import RunRecord
-from hexloop.app.report.series import MOST_GAPS, MOST_POINTS, Series, reduced
+from hexloop.app.series import MOST_GAPS, MOST_POINTS, Series, reduced
 
 COLOURS = 8
 """How many colours curves have; those of Okabe and Ito (2008), defined in `report.css` for both themes."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from attrs import define, field
 
-from hexloop.app.report.series import MOST_STEPS, Block, Series
+from hexloop.app.series import MOST_STEPS, Block, Series
 from hexloop.domain.checkpoints.manifest import step_of
 
 MOST_SERIES = 300

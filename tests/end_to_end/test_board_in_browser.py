@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +12,12 @@ from urllib.error import HTTPError
 
 import pytest
 
-from tests.browser import CHROMIUM, DRIVER, INSTALL, Browser, browser
+from tests.browser import Browser, browser, needs_browser
 from tests.end_to_end.test_board import begin, board, note
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason=INSTALL)
+pytestmark = needs_browser
+
+ROOT = Path(__file__).parents[2]
 
 LAST_POINT = """
 const plot = echarts.getInstanceByDom(document.getElementById('chart-0'));
@@ -40,6 +45,89 @@ def open_curves(chromium: Browser, address: str) -> None:
     chromium.open(address)
     chromium.run("scrollTo(0, document.getElementById('curves').offsetTop)")
     chromium.wait_for("document.querySelectorAll('#chart-0 canvas').length > 0")
+
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+from hexloop import TrainerCallback
+from tests.end_to_end.small.trainers import small_trainer
+
+class Slow(TrainerCallback):
+    def on_step_end(self, *given, **named):
+        time.sleep(0.02)
+
+trainer = small_trainer(Path(sys.argv[1]), max_steps=10**6, num_train_epochs=10**6, save_strategy="steps",
+                        save_steps=10**6, parts={"callbacks": [Slow()]})
+trainer.train()
+sys.exit(trainer.outcome.exit_code)
+"""
+
+
+def test_a_run_in_another_process_is_paused_saved_resumed_and_stopped(chromium: Browser, tmp_path: Path) -> None:
+    """By the buttons of its page, which says what became of each command; the process ends as after a signal."""
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path / "live")], cwd=ROOT)
+    try:
+        until = time.monotonic() + 60
+        while not (tmp_path / "live" / "journal.jsonl").exists():
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        with board(tmp_path) as address:
+            chromium.console()
+            chromium.open(f"{address}runs?run=live")
+            chromium.run("window.confirm = () => true; window.kept = true")
+            chromium.wait_for("document.getElementById('pause-0')?.disabled === false")
+            chromium.run("document.getElementById('pause-0').click()")
+            chromium.wait_for("document.querySelector('#runs .content').textContent.includes('paused at step')")
+            assert "given as command 1" in chromium.run("return document.getElementById('answer').textContent")
+            assert chromium.run("return document.getElementById('pause-0').disabled")
+            chromium.run("document.getElementById('save-0').click()")
+            chromium.wait_for("document.querySelector('#control .content').textContent.includes('done checkpoint-')")
+            chromium.run("document.getElementById('resume-0').click()")
+            chromium.wait_for("!document.querySelector('#runs .content').textContent.includes('paused at step')")
+            chromium.run("document.getElementById('stop-0').click()")
+            assert process.wait(60) == 3
+            chromium.wait_for("document.querySelector('#control .content').textContent.includes('it has ended')")
+            assert chromium.run("return window.kept") is True
+            assert chromium.console() == []
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_searches_are_drawn(chromium: Browser, tmp_path: Path) -> None:
+    """Parallel coordinates and a heat map of runs whose arguments differ, drawn again for other choices."""
+    for number in range(6):
+        run, rate = tmp_path / f"run-{number}", 10.0 ** -(number // 2)
+        settings = {
+            "learning_rate": rate,
+            "warmup": number % 2,
+            "optim": "<img src=x onerror='window.attacked=1'>"[number:],
+        }
+        note(run, kind="began", run="a", step=0, settings=settings)
+        for step in (1, 2):
+            note(run, kind="logged", step=step, values={"loss": rate / step, "eval_f1": number * step})
+    query = "&".join(f"run=run-{number}" for number in range(6))
+    with board(tmp_path) as address:
+        chromium.console()
+        chromium.resize(1280, 900)
+        chromium.open(f"{address}runs?{query}")
+        chromium.wait_for("document.querySelectorAll('#parallel canvas, #heat-map canvas').length >= 2")
+        assert chromium.run("return echarts.getInstanceByDom(document.getElementById('parallel'))"
+                            ".getOption().parallelAxis.map(axis => axis.name)")[:3] == [
+            "optim", "learning_rate", "warmup",
+        ]  # fmt: skip
+        cells = "return echarts.getInstanceByDom(document.getElementById('heat-map')).getOption().series[0].data.length"
+        for choice, value in (("heat-x", "1"), ("heat-y", "2")):
+            chromium.run(
+                "const box = document.getElementById(arguments[0]); box.value = arguments[1];"
+                "box.dispatchEvent(new Event('change'));",
+                choice,
+                value,
+            )
+        assert chromium.run(cells) == 6
+        assert chromium.run("return window.attacked ?? null") is None
+        assert chromium.console() == []
 
 
 def shows(chromium: Browser, text: str) -> bool:
@@ -109,10 +197,22 @@ def test_pages_fit_the_screen(chromium: Browser, runs: Path, width: int, scheme:
     with board(runs) as address:
         chromium.resize(width, 800)
         chromium.prefer(scheme)
-        for path in ("", "runs?run=one&run=two"):
+        for path in ("", "runs?run=one", "runs?run=one&run=two", "lines?run=one&file=journal.jsonl"):
             chromium.open(address + path)
             chromium.wait_for(f"document.documentElement.scrollWidth <= {width}")  # once charts have their size
             ink, paper = chromium.run(
                 "const style = getComputedStyle(document.body); return [style.color, style.backgroundColor];"
             )
             assert ink != paper
+
+
+@pytest.mark.parametrize(("required", "result"), [("", "skipped"), ("required", "error")])
+def test_a_missing_browser_is_told(required: str, result: str, tmp_path: Path) -> None:
+    """Tests are skipped with what to install; where a browser is required, as in `make test-all`, they fail."""
+    environment = {**os.environ, "PATH": str(tmp_path), "HEXLOOP_BROWSER": required}
+    chosen = "tests/end_to_end/test_board_in_browser.py::test_a_board_that_ended_is_told"
+    command = [sys.executable, "-m", "pytest", "-rsE", "-p", "no:cacheprovider", chosen]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert f"1 {result}" in done.stdout
+    assert "apt-get install chromium" in done.stdout
+    assert done.returncode == bool(required)

@@ -68,7 +68,7 @@ def shown(client: Any, code: str) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def test_a_run_in_a_kernel(kernel: Any, tmp_path: Path) -> None:
-    """The cell shows one page: the finished bar, and a row for each epoch."""
+    """The cell shows one page: the finished bar, a row for each epoch, and curves."""
     code = f"import sys; sys.path[:0] = {sys.path!r}\nFOLDER = {str(tmp_path / 'run')!r}\n" + textwrap.dedent(CELL)
     pages, errors = shown(kernel, code)
     assert errors == []
@@ -77,3 +77,5 @@ def test_a_run_in_a_kernel(kernel: Any, tmp_path: Path) -> None:
     assert "Epoch 2/2" in page
     assert page.count("<tr") == 3
     assert "Validation Loss" in page
+    assert page.count("<polyline") >= 4  # losses of training and validation, gradient norm and learning rate
+    assert "http" not in page

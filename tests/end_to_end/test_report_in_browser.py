@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from hexloop.app.command_line import main
-from tests.browser import CHROMIUM, DRIVER, INSTALL, Browser, browser
+from tests.browser import Browser, browser, needs_browser
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason=INSTALL)
+pytestmark = needs_browser
 
 HOSTILE = "</script><script>window.attacked = 1</script><img src=x onerror='window.attacked = 2'>{a|b}"
 RIGHT, END, TAB, SPACE = "\ue014", "\ue010", "\ue004", " "

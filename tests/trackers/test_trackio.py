@@ -80,7 +80,7 @@ class TestTrackio(TrackerContract):
         return {"TRACKIO_DIR": str(folder / "trackio")}
 
     def without_login(self) -> dict[str, str]:
-        return {"TRACKIO_SPACE_ID": "no-one/here"}
+        return {"TRACKIO_SPACE_ID": "no-owner/here"}
 
     def login_hints(self) -> tuple[str, ...]:
         return ("HF_TOKEN",)

@@ -20,13 +20,13 @@ from attrs import define, field, frozen
 
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.domain.checkpoints.reading import verify
+from tests.end_to_end.publishing.publishing_run import TOKEN
 from tests.engines.publishing_hub import HubFault, PublishingHub, publishing_hub
 
 ROOT = Path(__file__).parents[3]
 LAST = 12
 """The last step of a run."""
 
-TOKEN = "hf_0123456789abcdef"
 REPOSITORY = "someone/model"
 FOR_EVER = 10**9
 

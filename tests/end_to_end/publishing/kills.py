@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import tempfile
 import time
 from collections import Counter
 from itertools import count
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from tests.end_to_end.publishing.faults import REPOSITORY, assert_complete, finished, flush, start
+from tests.end_to_end.publishing.faults import REPOSITORY, assert_complete, environment, flush
+from tests.end_to_end.publishing.publishing_run import publish
+from tests.engines.preempted import CONTEXT
 from tests.engines.publishing_hub import PublishingHub, publishing_hub
 
 MOST_KILLS = 8
@@ -33,23 +37,33 @@ def killed_often(seed: int, folder: Path, most: int = MOST_KILLS) -> int:
     with publishing_hub() as hub:
         hub.delay = 0.02
         for _ in range(chance.randint(1, most)):
-            process = start(folder, hub.address, outbox_grace=60)
+            process = started(folder, hub.address)
             until, requests = time.monotonic() + 200, len(hub.requests)
             wanted = requests + chance.randint(1, 40)
-            while process.poll() is None and len(hub.requests) < wanted:
+            while process.is_alive() and len(hub.requests) < wanted:
                 assert time.monotonic() < until
                 time.sleep(0.002)
             time.sleep(chance.random() * 0.05)
-            if process.poll() is None:
+            if process.is_alive():
                 process.kill()
                 kills += 1
                 STATES[_state(hub, folder)] += 1
-            process.communicate()
-        finished(start(folder, hub.address))
-        flush(folder, hub.address)
+            process.join()
+        process = started(folder, hub.address)
+        process.join(280)
+        assert process.exitcode == 0
+        if list(folder.glob(".outbox/hub*/*.json")):
+            flush(folder, hub.address)
         assert_complete(hub, folder)
         assert not list(folder.glob(".outbox/hub*/*"))
     return kills
+
+
+def started(folder: Path, address: str) -> ForkServerProcess:
+    """Start a process that trains and publishes, with everything imported already."""
+    process = CONTEXT.Process(target=publish, args=(str(folder), address, {"outbox_grace": 60}))
+    process.start()
+    return process
 
 
 def _state(hub: PublishingHub, folder: Path) -> str:
@@ -64,6 +78,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
     options = parser.parse_args()
+    os.environ |= environment()
     kills = runs = 0
     for seed in count(options.seed):
         with tempfile.TemporaryDirectory() as folder:

@@ -8,9 +8,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from hexloop.adapters.hub.hugging_face import HuggingFaceHub
 from tests.end_to_end.small.trainers import small_trainer
+
+TOKEN = "hf_0123456789abcdef"
 
 SAVING = {
     "save_strategy": "steps",
@@ -22,9 +25,15 @@ SAVING = {
     "hub_strategy": "checkpoint",
 }
 
-if __name__ == "__main__":
-    folder, address, further = sys.argv[1:]
-    hub = HuggingFaceHub(address, "hf_0123456789abcdef")
-    trainer = small_trainer(Path(folder), parts={"hub": hub}, **{**SAVING, **json.loads(further)})
+
+def publish(folder: str, address: str, further: dict[str, Any]) -> list[dict[str, float]]:
+    """Train and publish, from the newest checkpoint on; return what was logged, without clock readings."""
+    hub = HuggingFaceHub(address, TOKEN)
+    trainer = small_trainer(Path(folder), parts={"hub": hub}, **{**SAVING, **further})
     trainer.train(resume_from_checkpoint="auto")
-    print(json.dumps(trainer.state.log_history[:-1]), flush=True)
+    logged: list[dict[str, float]] = trainer.state.log_history[:-1]
+    return logged
+
+
+if __name__ == "__main__":
+    print(json.dumps(publish(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))), flush=True)

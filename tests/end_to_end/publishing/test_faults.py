@@ -13,13 +13,13 @@ from hexloop.adapters.hub.hugging_face import HuggingFaceHub
 from tests.end_to_end.publishing.faults import (
     FAULTS,
     LAST,
-    TOKEN,
     assert_complete,
     finished,
     outcome,
     start,
 )
 from tests.end_to_end.publishing.kills import killed_often
+from tests.end_to_end.publishing.publishing_run import TOKEN
 from tests.end_to_end.small.trainers import small_trainer
 from tests.engines.publishing_hub import HubFault, publishing_hub
 

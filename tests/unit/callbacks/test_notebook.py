@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree
 
 import IPython.display
 import pytest
 from attrs import define, field
 
 from hexloop.app.callbacks import TrainerControl, TrainerState
+from hexloop.app.callbacks.curves import RunCurves
 from hexloop.app.callbacks.notebook import Bar, MetricsTable, NotebookProgressCallback, as_time, in_notebook
 from hexloop.testing import ManualClock
 
@@ -179,3 +182,40 @@ def test_only_a_kernel_counts_as_a_notebook(monkeypatch: pytest.MonkeyPatch) -> 
         shell = SimpleNamespace(get_ipython=partial(SimpleNamespace, config=config))
         monkeypatch.setitem(sys.modules, "IPython", shell)
         assert in_notebook() is expected
+
+
+def test_curves_are_drawn_below_the_table(screen: Screen) -> None:
+    """Once a value has two points: losses in one chart, each other value in its own. A resumed run has its history."""
+    state = TrainerState(max_steps=9, global_step=2)
+    state.log_history = [{"step": 1, "loss": 4.0}, {"step": 2, "loss": 3.0, "learning_rate": 0.1}]
+    callback = NotebookProgressCallback()
+    callback.on_train_begin(NEVER, state, CONTROL)
+    assert svg(screen.pages[0]) == [("loss from step 1 to 2, last 3", 1)]
+    state.global_step = 3
+    callback.on_log(NEVER, state, CONTROL, logs={"loss": 2.0, "learning_rate": 0.05, "epoch": 0.5, "eval_runtime": 1.0})
+    callback.on_log(NEVER, state, CONTROL, logs={"eval_loss": 2.5, "train_runtime": 3.0})
+    callback.on_train_end(NEVER, state, CONTROL)
+    assert svg(screen.pages[0]) == [
+        ("loss from step 1 to 3, last 2.5", 2),
+        ("learning_rate from step 2 to 3, last 0.05", 1),
+    ]
+
+
+def test_charts_bear_any_value() -> None:
+    """Names with markup, values that are not finite or very large, equal ones, and many points."""
+    curves = RunCurves()
+    for step in range(5_000):
+        curves.add(step, {"<b>'\"": step, "flat": 1, "huge": (-1) ** step * 1.7e308, "nan": float("nan"), "text": "x"})
+    page = curves.html()
+    assert ElementTree.fromstring(page).tag == "div"
+    assert "<b>" not in page
+    assert len(svg(page)) == 3
+    assert len(page) < 30_000
+    assert RunCurves().html() == ""
+
+
+def svg(page: str) -> list[tuple[str, int]]:
+    """Return the label of each chart, and how many lines it has."""
+    charts = re.findall(r"aria-label='([^']*)'.*?</svg>", page)
+    parts = page.split("<svg")[1:]
+    return [(label, part.count("<polyline")) for label, part in zip(charts, parts, strict=True)]

@@ -137,3 +137,56 @@ def test_facts_of_unexpected_types_are_ignored(notes: list[tuple[str, dict[str, 
     history = taken(*({**facts, "kind": kind} for kind, facts in notes))
     assert history.last_step >= 0
     assert isinstance(history.command, str)
+
+
+def test_commands_are_followed() -> None:
+    """What became of each, and where the run is paused now; a number that comes again in another session is its own."""
+    history = taken(
+        began(0, 1.0),
+        {
+            "kind": "command",
+            "time": 2.0,
+            "sequence": 1,
+            "action": "pause",
+            "by": "me",
+            "outcome": "accepted",
+            "step": 3,
+        },
+        {"kind": "command", "time": 3.0, "sequence": 1, "action": "pause", "by": "me", "outcome": "done", "step": 4},
+        {"kind": "paused", "time": 3.0, "step": 4},
+        {"kind": "command", "time": 4.0, "sequence": 2, "action": "save", "by": "me", "outcome": "accepted", "step": 4},
+        {
+            "kind": "command",
+            "time": 5.0,
+            "sequence": 2,
+            "action": "save",
+            "outcome": "done",
+            "checkpoint": "checkpoint-4",
+        },
+        {"kind": "command", "time": 6.0, "sequence": 3, "outcome": "refused", "reason": "it is not a command"},
+    )
+    assert history.paused_at == 4
+    assert [(each.sequence, each.action, each.outcome, each.detail) for each in history.commands.entries] == [
+        (1, "pause", "done", "at step 4"),
+        (2, "save", "done", "checkpoint-4"),
+        (3, "", "refused", "it is not a command"),
+    ]
+    history.take({"kind": "command", "sequence": 4, "action": "resume", "outcome": "accepted", "step": 4})
+    assert history.paused_at is None
+    history.take({"kind": "paused", "step": 4})
+    history.take(logged(5, 9.0, loss=1.0))
+    assert history.paused_at is None
+    history.take({"kind": "command", "sequence": 1, "action": "pause", "outcome": "accepted", "step": 5})
+    assert [each.sequence for each in history.commands.entries] == [1, 2, 3, 4, 1]
+
+
+def test_hostile_notes_of_commands_are_bounded() -> None:
+    """Facts of any type and length, and more commands than are kept."""
+    history = taken(began(0, 1.0), *({"kind": "command", "sequence": odd} for odd in ("1", None, -1, 1.5, [], 10**30)))
+    assert history.commands.entries == []
+    for number in range(MOST_EVENTS + 10):
+        history.take({"kind": "command", "sequence": number, "action": ["x" * 9999], "by": {}, "reason": "y" * 9999})
+    history.take({"kind": "paused", "step": "x"})
+    assert history.commands.dropped == 10
+    assert len(history.commands.entries[-1].detail) == 500
+    assert history.paused_at == 0

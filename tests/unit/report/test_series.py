@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.app.report.series import Series, SeriesSummary, reduced
+from hexloop.app.series import Series, SeriesSummary, reduced
 
 VALUES = st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=300)
 
