@@ -117,7 +117,7 @@ class CodeCarbonCallback(TrackerCallback):
     @property
     def tracker(self) -> Any:
         """The tracker of codecarbon; None before a run and after it."""
-        return getattr(self.logger, "_tracker", None)
+        return getattr(self.logger, "tracker", None)
 
     module = ("_codecarbon", "codecarbon")
 

@@ -347,7 +347,7 @@ def test_objects_of_libraries_are_attributes(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(trackers, "_is_there", lambda module: True)
     neptune, live, carbon = NeptuneCallback(), DVCLiveCallback(), CodeCarbonCallback()
     assert (neptune.run, live.live, carbon.tracker) == (None, None, None)
-    neptune.logger = SimpleNamespace(run="the run")  # type: ignore[assignment]
+    neptune.logger = SimpleNamespace(run="the run")
     trainer = small_trainer(tmp_path / "run")
     with pytest.raises(ConfigurationError, match="has no NeptuneCallback"):
         NeptuneCallback.get_run(trainer)
