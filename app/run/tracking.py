@@ -33,7 +33,7 @@ from hexloop.app.wiring.trackers import (
 from hexloop.domain.background_logger import Receiver
 from hexloop.domain.checkpoints.manifest import MANIFEST
 from hexloop.domain.checkpoints.reading import read_manifest
-from hexloop.domain.errors import CheckpointError
+from hexloop.domain.errors import CheckpointError, ConfigurationError
 from hexloop.domain.events import AnyEvent, CheckpointPublished, Saved, TrainEnded
 from hexloop.domain.fail_safe import LoggerGroup
 from hexloop.domain.redaction import redact
@@ -247,9 +247,18 @@ class RunLoggers:
 
 
 def make_tracker_loggers(parts: TrainerParts) -> None:
-    """Make the loggers of the callbacks of trackers. Raises ConfigurationError if a library is too old."""
+    """Make the loggers of the callbacks of trackers.
+
+    Raises ConfigurationError if a library is too old, but leaves the tracker out if `report_to="all"` chose it.
+    """
     for callback in _trackers(parts):
-        logger_of(callback, parts.args)
+        try:
+            logger_of(callback, parts.args)
+        except ConfigurationError as error:
+            if parts.args.report_to != ["all"]:
+                raise
+            warnings.warn(f"report_to='all' leaves {callback.tracker_name} out: {error}", stacklevel=3)
+            parts.callback_handler.remove_callback(callback)
 
 
 def run_loggers(parts: TrainerParts, run: Run[Any, Any]) -> RunLoggers:

@@ -308,6 +308,25 @@ def test_all_chooses_what_is_installed(kept: Path, monkeypatch: pytest.MonkeyPat
     assert set(trackers.available_trackers()) == everything - {"flyte", "mlflow", "kubeflow"}
 
 
+def test_all_leaves_out_what_cannot_be_used(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a library that is too old, with a warning; by its name it is an error."""
+    monkeypatch.setattr(trackers, "available_trackers", lambda: ["wandb"])
+    monkeypatch.setattr(
+        "hexloop.app.wiring.trackers.make_logger", raising(ConfigurationError("stand_in 0.1 is too old."))
+    )
+    with pytest.warns(UserWarning, match="report_to='all' leaves wandb out: stand_in 0.1 is too old"):
+        tracked(tmp_path, report_to="all").train()
+    with pytest.raises(ConfigurationError, match="too old"):
+        tracked(tmp_path, report_to="wandb")
+
+
+def raising(error: Exception) -> Any:
+    def fail(*_: object) -> object:
+        raise error
+
+    return fail
+
+
 def test_a_folder_of_a_run_is_not_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trackers write folders of their own names, such as ./swanlab."""
     if trackers.is_installed("swanlab"):

@@ -52,6 +52,26 @@ DOCUMENTS: dict[str, tuple[dict[str, Any], Callable[[Any], object]]] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("trackers", "problem"),
+    [
+        ({"wandb": "x" * 1001}, "is not a text of at most 1,000 characters"),
+        ({"wandb": 3}, "3 is not text"),
+        ({"x" * 256: "id"}, "is not a few names"),
+        ({str(number): "id" for number in range(101)}, "is not a few names"),
+        ([], "is not a JSON object"),
+    ],
+)
+def test_identifiers_of_trackers_are_short_texts(trackers: Any, problem: str) -> None:
+    """A checkpoint that comes from elsewhere may hold anything; one of an earlier release holds none."""
+    values = asdict(RunState(run="a", trackers={"wandb": "id"}))
+    assert state_of(values).trackers == {"wandb": "id"}
+    with pytest.raises(CheckpointError, match=problem):
+        state_of({**values, "trackers": trackers})
+    del values["trackers"]
+    assert state_of(values).trackers == {}
+
+
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_valid_documents_are_read(name: str) -> None:
     """As they are written."""
