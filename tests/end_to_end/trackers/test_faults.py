@@ -128,10 +128,11 @@ def test_a_killed_run_loses_no_record(resumes: bool, packages: Path, plain: dict
         assert calls_in(kept, "finish")[-1]["kind"] == "preempted"
         return
     newest = max(int(path.parent.name.partition("-")[2]) for path in run.glob("checkpoint-*/manifest.json"))
-    ended(start(packages, "", "auto", max_steps=newest + 10, save_steps=10))
-    assert steps_in(kept) == list(range(1, newest + 11))
+    ended(start(packages, "", "auto", max_steps=newest + 30, save_steps=10))
+    assert steps_in(kept) == list(range(1, newest + 31))
     first, second = calls_in(kept, "start")
-    assert (first["tracked_as"], second["step"]) == (None, newest)
+    assert first["tracked_as"] is None
+    assert second["step"] >= newest  # the resume publishes a checkpoint that was complete but for its name
     assert second["tracked_as"].startswith("run-of-")
     assert [each["kind"] for each in calls_in(kept, "finish")] == ["finished"]
 
