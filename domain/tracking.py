@@ -131,13 +131,20 @@ class Tracking:
         self._put(evolve(model, folder=folder), takers)
         self._drop_models()
 
-    def finish(self, outcome: Outcome, limit: float, progress: Callable[[int], None] = lambda left: None) -> list[Left]:
+    def finish(
+        self,
+        outcome: Outcome,
+        limit: float,
+        progress: Callable[[int], None] = lambda left: None,
+        keep: Callable[[], bool] = lambda: False,
+    ) -> list[Left]:
         """Finish all loggers, and wait at most `limit` seconds in total; return what is left.
 
-        progress: is called about once a second with the number of items that are left.
+        progress: is called about once a second with the number of items that are left. keep: returns whether the spool
+        is needed even if nothing is left, for what identifies the run.
         """
         self._put(outcome, None)
-        return self.deliver(limit, progress)
+        return self.deliver(limit, progress, keep)
 
     def end_unfinished(self) -> None:
         """Pass an outcome to loggers that no process has finished."""
@@ -145,7 +152,12 @@ class Tracking:
             if not logger.finishing:
                 self._put(UNKNOWN_END, [name])
 
-    def deliver(self, limit: float, progress: Callable[[int], None] = lambda left: None) -> list[Left]:
+    def deliver(
+        self,
+        limit: float,
+        progress: Callable[[int], None] = lambda left: None,
+        keep: Callable[[], bool] = lambda: False,
+    ) -> list[Left]:
         """Wait until all loggers have everything, at most `limit` seconds in total; return what is left."""
         started = self._clock.monotonic()
         ends_at = started + limit
@@ -159,7 +171,7 @@ class Tracking:
         for logger in self._loggers.values():
             logger.stop()
         left = [self._left_for(name, logger) for name, logger in self._loggers.items()]
-        self._spool.close(remove=not self._is_anything_left())
+        self._spool.close(remove=not (self._is_anything_left() or keep()))
         return [each for each in left if each.count or each.left_out]
 
     def forget(self, name: str) -> None:

@@ -115,7 +115,12 @@ def _commands(record: RunRecord) -> Markup:
     if not commands:
         return Markup()
     rows = [
-        (f"{each.sequence}", each.action or "-", each.by or "-", moment(each.time), f"{each.outcome} {each.detail}")
+        (f"{each.sequence}", each.action or "-", each.by or "-", moment(each.time), _result(each))
         for each in reversed(commands)
     ]
     return table(("number", "command", "given by", "taken at (UTC)", "result"), rows, "Commands, the last one first")
+
+
+def _result(command: CommandRecord) -> str:
+    between = " " if not command.detail or command.detail.startswith("at step") else ": "
+    return f"{command.outcome}{between}{command.detail}".strip()

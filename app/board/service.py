@@ -41,6 +41,9 @@ FROM_ELSEWHERE = frozenset({"cross-site", "same-site"})
 
 UNCHANGED = 204
 
+LARGEST_REQUEST = 16 << 10
+"""Bytes of a command in a request; it has the name of a folder."""
+
 
 @web.middleware
 async def with_headers(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -67,7 +70,7 @@ class Board:
 
     def application(self) -> web.Application:
         """Return the application of aiohttp."""
-        made = web.Application(middlewares=[with_headers, self._guard()], client_max_size=1024)
+        made = web.Application(middlewares=[with_headers, self._guard()], client_max_size=LARGEST_REQUEST)
         made.add_routes(
             [
                 web.get("/{token}/", self._list),

@@ -27,8 +27,7 @@ LARGEST = 1.7e308
 """Beyond it, a number is left out; NaN is kept as a step without a value."""
 
 COLOURS = ("#2386c4", "#d55e00")
-"""Blue and vermilion, close to those of Okabe and Ito (2008); they are seen on light and dark pages.
-The second curve has dashes as well."""
+"""Blue and vermilion, seen on light and on dark paper and with any kind of colour vision. The second has dashes too."""
 
 
 @define

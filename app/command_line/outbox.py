@@ -84,7 +84,8 @@ def _work_off(options: Namespace, retries: bool) -> ExitCode:
             left += publisher.finish(options.limit_seconds)
     for intent in left:
         print_lines(*_lines(intent))
-    logs = [each for name in spools_in(folder) for each in deliver_logs(folder, name, options.limit_seconds)]
+    spools = dict.fromkeys(each.spool for each in waiting_logs(folder))
+    logs = [each for name in spools for each in deliver_logs(folder, name, options.limit_seconds)]
     for each in logs:
         print_lines(f"{_amount(each.count)} for {each.name}{f': {each.problem}' if each.problem else ''}")
     if used:

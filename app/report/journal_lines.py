@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -143,27 +144,17 @@ class RunLines:
 
     def _take_all(self, lines: list[bytes]) -> None:
         """Take lines in order: those that log the same names after each other at once."""
-        together: list[Mapping[str, Any]] = []
-        names: object = None
-        for line, note in zip(lines, self._notes(lines), strict=True):
-            values = None if note is None or note["kind"] != "logged" else note.get("values")
-            if together and (not isinstance(values, dict) or values.keys() != names):
-                self._take_logged(together)
-                together = []
-            if isinstance(values, dict) and note is not None:
-                names = values.keys()
-                together.append(note)
+        notes = self._notes(lines)
+        start = 0
+        for names, alike in groupby(map(_names_logged, notes)):
+            end = start + len(list(alike))
+            logged = [] if names is None else [note for note in notes[start:end] if note is not None]
+            if self._current is not None and logged and self._current.take_logged(logged):
+                self.read.notes += end - start
             else:
-                self._take_note(line, note)
-        if together:
-            self._take_logged(together)
-
-    def _take_logged(self, notes: Sequence[Mapping[str, Any]]) -> None:
-        if self._current is None or not self._current.take_logged(notes):
-            for note in notes:
-                self._take_note(b"", note)
-        else:
-            self.read.notes += len(notes)
+                for line, note in zip(lines[start:end], notes[start:end], strict=True):
+                    self._take_note(line, note)
+            start = end
 
     def _take(self, line: bytes) -> None:
         self._take_note(line, self._note(line))
@@ -186,7 +177,7 @@ class RunLines:
 
     def _notes(self, lines: list[bytes]) -> list[Mapping[str, Any] | None]:
         """Return the note of each line. Lines are parsed one by one if one of them may be damaged or is long."""
-        if all(line.startswith(b"{") and line.endswith(b"}") and len(line) <= SHORT for line in lines):
+        if max(map(len, lines), default=0) <= SHORT:
             try:
                 documents = json.loads(b"[%b]" % b",".join(lines))
             except (ValueError, RecursionError):
@@ -205,6 +196,14 @@ class RunLines:
             return None
 
 
+def _names_logged(note: Mapping[str, Any] | None) -> tuple[str, ...] | None:
+    """Return the names that a note logs, None if it does not log."""
+    if note is None or note["kind"] != "logged":
+        return None
+    values = note.get("values")
+    return tuple(values) if isinstance(values, dict) else None
+
+
 def lines_between(descriptor: int, start: int, end: int, read: LinesRead) -> Iterator[tuple[bytes, int]]:
     """Yield the lines that end in this part of an open file, each with the offset after it. The last may be incomplete.
 
@@ -216,10 +215,11 @@ def lines_between(descriptor: int, start: int, end: int, read: LinesRead) -> Ite
     while position < end and (chunk := os.read(descriptor, min(CHUNK, end - position))):
         position += len(chunk)
         *ended, rest = chunk.split(b"\n")
-        for piece in ended:
-            line = bytes(held) + piece if held else piece
-            offset += len(piece) + 1 + len(held)
+        if held and ended:
+            ended[0] = bytes(held) + ended[0]
             held.clear()
+        for line in ended:
+            offset += len(line) + 1
             if dropping or len(line) > longest:
                 read.too_long += 1
                 dropping = False

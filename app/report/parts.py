@@ -13,7 +13,7 @@ from hexloop.app.checkpoint_rows import CheckpointRow, format_age, format_bytes
 from hexloop.app.report.history import Outcome, RunHistory, Session, number_of
 from hexloop.app.report.markup import Markup, joined, picture_element, table, tag, text_lines
 from hexloop.app.report.reading import RunRecord
-from hexloop.app.report.timeline import moment, outcome_of
+from hexloop.app.report.timeline import RUNNING_FOR, moment, outcome_of
 from hexloop.app.wiring.storage import joined as path_joined
 from hexloop.domain.checkpoints.survey import FolderStatus
 from hexloop.domain.redaction import redacted
@@ -45,7 +45,8 @@ def state_of(history: RunHistory, total: int | None, now: float) -> str:
         return "unknown: there is no journal"
     words = outcome_of(sessions[-1], now)
     if history.paused_at is not None and sessions[-1].outcome is Outcome.LOST:
-        return f"paused at step {history.paused_at:,}"
+        silent = now - (history.seen or 0.0) >= RUNNING_FOR
+        return f"paused at step {history.paused_at:,}{', or killed since' if silent else ''}"
     if sessions[-1].outcome is Outcome.FINISHED and total and history.last_step < total:
         return "finished early"
     return words

@@ -96,7 +96,7 @@ class Session:
 
         interrupts.start(preempt)  # may raise, so before the loggers
         self.loggers = loggers = run_loggers(parts, self.run)
-        self.checkpoints.identifiers = lambda: loggers.identifiers
+        self.checkpoints.identifiers = loggers.identifiers_to_save
 
         def finish() -> None:
             self.loggers = None

@@ -93,6 +93,10 @@ class RunLoggers:
     _saved: dict[str, tuple[float, bool]] = field(factory=dict)
     _entered: list[Any] = field(factory=list)
     _awaited: bool = False
+    _in_checkpoint: dict[str, str] | None = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._in_checkpoint = dict(self.run.state.trackers) if self.run.state.step > 0 else None
 
     # Start
 
@@ -122,6 +126,16 @@ class RunLoggers:
     def identifiers(self) -> dict[str, str]:
         """What identifies the run for each logger: what the checkpoint had, and what loggers have returned since."""
         return {**self.run.state.trackers, **(self.tracking.identifiers if self.tracking else {})}
+
+    def identifiers_to_save(self) -> dict[str, str]:
+        """Return the identifiers for a checkpoint that is being saved."""
+        self._in_checkpoint = self.identifiers
+        return self._in_checkpoint
+
+    def _knows_more_than_checkpoint(self) -> bool:
+        """Return whether a resumed run would not know all identifiers, because a logger started after the last save."""
+        known = self._in_checkpoint
+        return known is not None and any(known.get(name) != each for name, each in self.identifiers.items())
 
     # While the run is live
 
@@ -218,7 +232,10 @@ class RunLoggers:
         seconds = min(grace, AFTER_A_STOP) if outcome.kind in ("stopped", "preempted") else grace
         bars: list[Any] = []
         left = self.tracking.finish(
-            outcome, seconds, lambda left: None if self.parts.args.disable_tqdm else _show(bars, left)
+            outcome,
+            seconds,
+            lambda left: None if self.parts.args.disable_tqdm else _show(bars, left),
+            self._knows_more_than_checkpoint,
         )
         for bar in bars:
             bar.close()

@@ -268,7 +268,7 @@ def test_a_command_is_written_into_the_folder_of_its_run(served: tuple[Path, str
         ({"folder": "../outside", "run": "a", "action": "stop"}, 409, "There is no run"),
         ({"folder": ["commandable"], "run": "a", "action": "stop"}, 409, "not an object of texts"),
         ([1], 409, "not an object of texts"),
-        ({"folder": "x" * 2000, "run": "a", "action": "stop"}, 413, ""),
+        ({"folder": "x" * 20_000, "run": "a", "action": "stop"}, 413, ""),
     ],
 )
 def test_a_command_that_cannot_be_given_is_refused(

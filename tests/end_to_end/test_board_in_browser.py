@@ -82,7 +82,7 @@ def test_a_run_in_another_process_is_paused_saved_resumed_and_stopped(chromium: 
             assert "given as command 1" in chromium.run("return document.getElementById('answer').textContent")
             assert chromium.run("return document.getElementById('pause-0').disabled")
             chromium.run("document.getElementById('save-0').click()")
-            chromium.wait_for("document.querySelector('#control .content').textContent.includes('done checkpoint-')")
+            chromium.wait_for("document.querySelector('#control .content').textContent.includes('done: checkpoint-')")
             chromium.run("document.getElementById('resume-0').click()")
             chromium.wait_for("!document.querySelector('#runs .content').textContent.includes('paused at step')")
             chromium.run("document.getElementById('stop-0').click()")

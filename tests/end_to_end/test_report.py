@@ -317,7 +317,7 @@ def test_nothing_in_a_run_becomes_part_of_the_page(folder: Path, tmp_path: Path)
     reported(evil)
     page = ReportPage(evil / "report.html")
     page.check_policy()
-    assert len(page.scripts) == 3
+    assert len(page.scripts) == 4
     assert [name for name, _ in page.elements if name == "img"] == []
     assert "\x1b" not in page.source
     assert "\u202e" not in page.source

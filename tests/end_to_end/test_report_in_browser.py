@@ -118,7 +118,7 @@ def test_hostile_names_stay_text(opened: Browser) -> None:
     """No script of a run is executed, and no picture is loaded."""
     assert opened.run("return window.attacked") is None
     assert opened.run("return document.images.length") == 0
-    assert opened.run("return document.scripts.length") == 3
+    assert opened.run("return document.scripts.length") == 4
 
 
 def test_charts_are_read_with_the_keyboard(opened: Browser) -> None:

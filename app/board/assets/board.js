@@ -71,6 +71,11 @@
     if (button) command(button);
   });
 
+  document.addEventListener("change", function (event) {  // read a run that is about to be compared
+    const box = event.target;
+    if (box.name === "run" && box.checked) fetch("updates?" + new URLSearchParams({ run: box.value })).catch(function () {});
+  });
+
   async function look() {
     try {
       if (!document.hidden) {

@@ -15,6 +15,7 @@ import hexloop
 from hexloop import ConfigurationError, Trainer, WandbCallback
 from hexloop.app import trackers
 from hexloop.app.callbacks.trackers import CALLBACKS, TrackerCallback
+from hexloop.app.command_line import main
 from hexloop.domain.events import StepEnded
 from tests.end_to_end.small.models import rows
 from tests.end_to_end.small.trainers import small_trainer
@@ -227,6 +228,23 @@ def test_a_resumed_run_is_the_same_one(kept: Path, tmp_path: Path) -> None:
     assert second["tracked_as"].startswith("run-of-")
     assert (second["step"], third["tracked_as"]) == (4, None)
     assert steps_in(kept) == [1, 2, 3, 4, 5, 6, 1, 2, 3, 4]
+
+
+def test_a_run_whose_tracker_started_late_is_the_same_one(
+    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the tracker returned after the last save is kept beside the checkpoints, also by a flush."""
+    monkeypatch.setattr("hexloop.domain.tracking.Tracking.await_start", lambda self: None)
+    monkeypatch.setenv("STAND_IN_FAULT", "sleep 1 start")
+    saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "report_to": "wandb"}
+    with pytest.raises(RuntimeError):
+        tracked(tmp_path, Trouble(RuntimeError(), 3), **saving).train()
+    assert main(["outbox", "flush", str(tmp_path / "run")]) == 0
+    tracked(tmp_path, **saving).train(resume_from_checkpoint=True)
+    first, second = calls_in(kept, "start")
+    assert (first["tracked_as"], second["step"]) == (None, 2)
+    assert second["tracked_as"].startswith("run-of-")
+    assert not (tmp_path / "run" / ".outbox").exists()
 
 
 def test_a_run_that_starts_again_with_smaller_batches_is_the_same_one(

@@ -182,7 +182,8 @@ def test_commands_are_followed() -> None:
 
 def test_hostile_notes_of_commands_are_bounded() -> None:
     """Facts of any type and length, and more commands than are kept."""
-    history = taken(began(0, 1.0), *({"kind": "command", "sequence": odd} for odd in ("1", None, -1, 1.5, [], 10**30)))
+    strange: list[Any] = ["1", None, -1, 1.5, [], 10**30]
+    history = taken(began(0, 1.0), *({"kind": "command", "sequence": each} for each in strange))
     assert history.commands.entries == []
     for number in range(MOST_EVENTS + 10):
         history.take({"kind": "command", "sequence": number, "action": ["x" * 9999], "by": {}, "reason": "y" * 9999})

@@ -1,0 +1,99 @@
+"""The board over two hundred runs of a hundred thousand logs each: time, memory, and the size of its answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.test_board import get
+
+RUNS, LOGS = 200, 100_000
+SLOWER = 10
+"""How much slower than a quiet machine the tests may be; they are for what grows with the logs, not for speed."""
+
+
+def write_run(folder: Path, factor: float) -> None:
+    """Write the journal of a run, each line as long as those of real runs."""
+    folder.mkdir()
+    with (folder / "journal.jsonl").open("w") as journal:
+        began = {"kind": "began", "time": 1e9, "run": folder.name, "step": 0, "settings": {"learning_rate": factor}}
+        journal.write(f"{json.dumps(began)}\n")
+        line = (
+            '{{"kind": "logged", "time": {0}.1234567, "step": {1}, "values": {{"loss": {2}, "grad_norm": {3}, '
+            '"learning_rate": 0.00123456789, "epoch": 0.5}}, "random": "0efe3124859f7763"}}\n'
+        )
+        journal.writelines(line.format(10**9 + step, step, factor / step, step % 7) for step in range(1, LOGS + 1))
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of runs, which share ten files."""
+    folder = tmp_path_factory.mktemp("many")
+    for number in range(RUNS):
+        if number < 10:
+            write_run(folder / f"run-{number:03}", number + 1.0)
+        else:
+            (folder / f"run-{number:03}").mkdir()
+            os.link(folder / f"run-{number % 10:03}" / "journal.jsonl", folder / f"run-{number:03}" / "journal.jsonl")
+    return folder
+
+
+@pytest.fixture
+def started(many: Path) -> Iterator[tuple[str, int]]:
+    """The board over it: its address and the number of its process."""
+    command = [sys.executable, "-m", "hexloop", "board", str(many), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        found = re.search(r"http://\S+", process.stdout.readline())
+        assert found is not None
+        yield found[0], process.pid
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def timed(address: str, path: str) -> tuple[float, str]:
+    """Return how many seconds an answer takes, and the answer."""
+    start = time.monotonic()
+    status, text, _ = get(address, path)
+    assert status == 200, text[:500]
+    return time.monotonic() - start, text
+
+
+@pytest.mark.matrix
+def test_many_long_runs(started: tuple[str, int], many: Path) -> None:
+    """List, one run, ten compared, a live point: within a multiple of 1, 1, 3 and 2 seconds, and within 300 MB."""
+    address, process = started
+    seconds, text = timed(address, "")
+    assert text.count('name="run"') == RUNS
+    assert seconds < 1 * SLOWER
+    seconds, text = timed(address, "runs?run=run-000")
+    assert seconds < 1 * SLOWER
+    (document,) = re.findall(r'id="report-data">(.*?)</script>', text)
+    charts = json.loads(document)["charts"]
+    assert {curve["name"] for chart in charts for curve in chart["curves"]} >= {"loss", "grad_norm", "learning_rate"}
+    assert max(len(curve["points"]) for chart in charts for curve in chart["curves"]) <= 2_000
+    for first in (0, 10, 20):
+        seconds, _ = timed(address, "runs?" + "&".join(f"run=run-{first + number:03}" for number in range(10)))
+        assert seconds < 3 * SLOWER
+
+    version = json.loads(timed(address, "updates?run=run-020")[1])["version"]
+    with (many / "run-020" / "journal.jsonl").open("a") as journal:
+        note = {"kind": "logged", "time": 2e9, "step": LOGS + 1, "values": {"loss": 0.25}}
+        journal.write(f"{json.dumps(note)}\n")
+    seconds, text = timed(address, f"updates?run=run-020&version={version}")
+    assert f"{LOGS + 1:,}" in text
+    assert seconds < 1 * SLOWER
+
+    used = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
+    assert used is not None
+    assert int(used[1]) < 300 * 1024
