@@ -221,7 +221,7 @@ def _is_one(candidate: object, kind: type[Any]) -> bool:
         return True
     if not isinstance(candidate, TrackerCallback):
         return False
-    own = CALLBACKS.get(candidate.tracker)
+    own = CALLBACKS.get(candidate.tracker_name)
     return own is not None and not issubclass(kind, TrackerCallback) and own.__name__ in _names_of(kind)
 
 

@@ -33,23 +33,23 @@ class TrackerCallback(TrainerCallback):
     """Base of the callbacks of trackers. The arguments of the constructor are those of the Logger adapter.
 
     Raises ConfigurationError, also of the class that transformers raises, if the tracker's library is not installed.
-    tracker: its name in `report_to`. logger: the Logger adapter, made by the Trainer; None before, and in all processes
-    but the first. run: what a live run does for this callback; None between runs. tracked: what the
+    tracker_name: its name in `report_to`. logger: the Logger adapter, made by the Trainer; None before, and in all
+    processes but the first. tracked_run: what a live run does for this callback; None between runs. tracked: what the
     logger returned for the last run, by that run's name.
     """
 
-    tracker: ClassVar[str] = ""
+    tracker_name: ClassVar[str] = ""
 
     module: ClassVar[tuple[str, str]] = ("", "")
     """An attribute that subclasses of transformers' callback read, and the module that is its value."""
 
     def __init__(self, *values: Any, **options: Any) -> None:
-        problem = missing_package(self.tracker, type(self).__name__)
+        problem = missing_package(self.tracker_name, type(self).__name__)
         if problem is not None:
             raise ConfigurationError(problem)
         self.values, self.options = values, options
         self.logger: Logger | None = None
-        self.run: TrackedRun | None = None
+        self.tracked_run: TrackedRun | None = None
         self.tracked: dict[str, str] = {}
         self._initialized = False
 
@@ -62,9 +62,9 @@ class TrackerCallback(TrainerCallback):
     @passive
     def setup(self, args: Any, state: Any, model: Any = None, **kwargs: Any) -> None:
         """Start the tracker's run, and wait until it has started, for a bounded time. No-op between runs."""
-        if self.run is not None:
+        if self.tracked_run is not None:
             self._initialized = True
-            self.run.set_up()
+            self.tracked_run.set_up()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Call `setup`."""
@@ -76,14 +76,14 @@ class TrackerCallback(TrainerCallback):
         """Pass `logs` to the tracker. They may also be given by position."""
         if logs is None:
             logs = next((each for each in values if isinstance(each, Mapping)), None)
-        if self.run is not None and logs is not None:
-            self.run.write(Record(state.global_step, state.epoch or 0.0, dict(logs)))
+        if self.tracked_run is not None and logs is not None:
+            self.tracked_run.write(Record(state.global_step, state.epoch or 0.0, dict(logs)))
 
     @passive
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Pass the checkpoint to the tracker once it is published, if the tracker takes models."""
-        if self.run is not None:
-            self.run.take_models()
+        if self.tracked_run is not None:
+            self.tracked_run.take_models()
 
     @passive
     def on_train_end(self, args: Any, state: Any, control: Any, *values: Any, **kwargs: Any) -> None:
@@ -99,96 +99,120 @@ def replaces(callback: TrackerCallback, method: str) -> bool:
 class AzureMLCallback(TrackerCallback):
     """Logs to the run of Azure ML that the process is part of."""
 
-    tracker = "azure_ml"
+    tracker_name = "azure_ml"
 
 
 class ClearMLCallback(TrackerCallback):
     """Logs to a task of ClearML."""
 
-    tracker = "clearml"
+    tracker_name = "clearml"
     module = ("_clearml", "clearml")
 
 
 class CodeCarbonCallback(TrackerCallback):
     """Measures the emissions of the run, in the first process of each machine."""
 
-    tracker = "codecarbon"
+    tracker_name = "codecarbon"
+
+    @property
+    def tracker(self) -> Any:
+        """The tracker of codecarbon; None before a run and after it."""
+        return getattr(self.logger, "tracker", None)
+
     module = ("_codecarbon", "codecarbon")
 
 
 class CometCallback(TrackerCallback):
     """Logs to an experiment of Comet."""
 
-    tracker = "comet_ml"
+    tracker_name = "comet_ml"
 
 
 class DagsHubCallback(TrackerCallback):
     """Logs to MLflow at DagsHub, and uploads the output folder."""
 
-    tracker = "dagshub"
+    tracker_name = "dagshub"
     module = ("_ml_flow", "mlflow")
 
 
 class DVCLiveCallback(TrackerCallback):
     """Logs to DVCLive."""
 
-    tracker = "dvclive"
+    tracker_name = "dvclive"
+
+    @property
+    def live(self) -> Any:
+        """The Live of dvclive; None before a run and after it."""
+        return getattr(self.logger, "_live", None)
 
 
 class FlyteCallback(TrackerCallback):
     """Keeps checkpoints and the history of logs in a task of Flyte."""
 
-    tracker = "flyte"
+    tracker_name = "flyte"
 
 
 class KubeflowCallback(TrackerCallback):
     """Reports progress and metrics to the controller of a Kubeflow job."""
 
-    tracker = "kubeflow"
+    tracker_name = "kubeflow"
 
 
 class MLflowCallback(TrackerCallback):
     """Logs to a run of MLflow."""
 
-    tracker = "mlflow"
+    tracker_name = "mlflow"
     module = ("_ml_flow", "mlflow")
 
 
 class NeptuneCallback(TrackerCallback):
     """Logs to a run of Neptune."""
 
-    tracker = "neptune"
+    tracker_name = "neptune"
+
+    @property
+    def run(self) -> Any:
+        """The run of Neptune; None before the first one has started."""
+        return getattr(self.logger, "run", None)
+
+    @classmethod
+    def get_run(cls, trainer: Any) -> Any:
+        """Return the run of Neptune of a Trainer. Raises ConfigurationError if it has no such callback."""
+        for callback in trainer.callback_handler.callbacks:
+            if isinstance(callback, cls):
+                return callback.run
+        raise ConfigurationError("The Trainer has no NeptuneCallback; set report_to='neptune', or pass one to it.")
 
 
 class SwanLabCallback(TrackerCallback):
     """Logs to an experiment of SwanLab."""
 
-    tracker = "swanlab"
+    tracker_name = "swanlab"
     module = ("_swanlab", "swanlab")
 
 
 class TensorBoardCallback(TrackerCallback):
     """Writes event files for TensorBoard."""
 
-    tracker = "tensorboard"
+    tracker_name = "tensorboard"
 
 
 class TrackioCallback(TrackerCallback):
     """Logs to a run of Trackio."""
 
-    tracker = "trackio"
+    tracker_name = "trackio"
     module = ("_trackio", "trackio")
 
 
 class WandbCallback(TrackerCallback):
     """Logs to a run of Weights & Biases."""
 
-    tracker = "wandb"
+    tracker_name = "wandb"
     module = ("_wandb", "wandb")
 
 
 CALLBACKS: dict[str, type[TrackerCallback]] = {
-    kind.tracker: kind
+    kind.tracker_name: kind
     for kind in (
         AzureMLCallback, ClearMLCallback, CodeCarbonCallback, CometCallback, DagsHubCallback, DVCLiveCallback,
         FlyteCallback, KubeflowCallback, MLflowCallback, NeptuneCallback, SwanLabCallback, TensorBoardCallback,

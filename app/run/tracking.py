@@ -222,7 +222,7 @@ class RunLoggers:
         for logger in self._entered:
             _warn_on_error(type(logger).__name__, logger.leave_thread)
         for callback in self.callbacks.values():
-            callback.run, callback._initialized = None, False
+            callback.tracked_run, callback._initialized = None, False
         self.direct.finish(outcome)
         if self.tracking is None:
             return
@@ -265,10 +265,10 @@ def run_loggers(parts: TrainerParts, run: Run[Any, Any]) -> RunLoggers:
         if name not in in_loop
     }
     for callback in _trackers(parts):
-        name = unused_name(callback.tracker or type(callback).__name__, receivers)
+        name = unused_name(callback.tracker_name or type(callback).__name__, receivers)
         receivers[name] = receiver_of(name, logger_of(callback, parts.args), facts_of(callback))
         loggers.callbacks[name] = callback
-        callback.run, callback._initialized = TrackedRunOf(loggers, name), False
+        callback.tracked_run, callback._initialized = TrackedRunOf(loggers, name), False
         if replaces(callback, "on_log"):
             loggers._overriding_log.add(name)
         if replaces(callback, "on_save"):
@@ -301,7 +301,7 @@ def _trackers(parts: TrainerParts) -> list[TrackerCallback]:
     return [
         each
         for each in callbacks
-        if first or (each.tracker == ONE_OF_EACH_MACHINE and parts.args.local_process_index == 0)
+        if first or (each.tracker_name == ONE_OF_EACH_MACHINE and parts.args.local_process_index == 0)
     ]
 
 

@@ -63,9 +63,9 @@ def logger_of(callback: TrackerCallback, args: TrainingArguments) -> Logger:
     """Return the logger of a callback, which is made once. Raises ConfigurationError if its library is too old."""
     if callback.logger is None:
         options = callback.options
-        if callback.tracker == "tensorboard" and not (callback.values or options):
+        if callback.tracker_name == "tensorboard" and not (callback.values or options):
             options = {"folder": logging_folder(args)}
-        callback.logger = make_logger(callback.tracker, callback.values, options)
+        callback.logger = make_logger(callback.tracker_name, callback.values, options)
     return callback.logger
 
 
@@ -91,7 +91,7 @@ def receiver_of(name: str, logger: Logger, facts: Mapping[str, Any]) -> Receiver
 def facts_of(callback: TrackerCallback) -> dict[str, Any]:
     """Return the facts from which another process makes the logger of a callback again, without secrets."""
     options = {name: value for name, value in callback.options.items() if not is_secret_name(name)}
-    facts = {TRACKER: callback.tracker, VALUES: list(callback.values), OPTIONS: options}
+    facts = {TRACKER: callback.tracker_name, VALUES: list(callback.values), OPTIONS: options}
     try:
         json.dumps(facts)
     except (TypeError, ValueError):  # an object of the tracker's library

@@ -6,13 +6,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from attrs import evolve
 
 import hexloop
-from hexloop import ConfigurationError, Trainer, WandbCallback
+from hexloop import CodeCarbonCallback, ConfigurationError, DVCLiveCallback, NeptuneCallback, Trainer, WandbCallback
 from hexloop.app import trackers
 from hexloop.app.callbacks.trackers import CALLBACKS, TrackerCallback
 from hexloop.app.command_line import main
@@ -339,6 +340,19 @@ def test_modules_of_trackers_are_attributes(kept: Path, tmp_path: Path, monkeypa
     assert WandbCallback()._wandb is json
     with pytest.raises(AttributeError, match="has no attribute '_other'"):
         _ = WandbCallback()._other
+
+
+def test_objects_of_libraries_are_attributes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of transformers' callbacks: the run of Neptune, the Live of DVCLive, the tracker of codecarbon."""
+    monkeypatch.setattr(trackers, "_is_there", lambda module: True)
+    neptune, live, carbon = NeptuneCallback(), DVCLiveCallback(), CodeCarbonCallback()
+    assert (neptune.run, live.live, carbon.tracker) == (None, None, None)
+    neptune.logger = SimpleNamespace(run="the run")
+    trainer = small_trainer(tmp_path / "run")
+    with pytest.raises(ConfigurationError, match="has no NeptuneCallback"):
+        NeptuneCallback.get_run(trainer)
+    trainer.add_callback(neptune)
+    assert NeptuneCallback.get_run(trainer) == "the run"
 
 
 def test_logs_between_runs_are_not_passed_on(kept: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from hexloop.domain import background_logger
 from hexloop.domain.background_logger import Receiver, may_pass
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.limits import reading_limits
+from hexloop.domain.log_entries import entry_of
 from hexloop.domain.tracking import UNKNOWN_END, Left, Tracking
 from hexloop.ports.logger import FINISHED, Logger, Outcome, Record, RunInformation, SavedModel
 from hexloop.ports.spool import Spool
@@ -404,6 +405,26 @@ def test_models_of_a_slow_logger_take_bounded_space(
     assert [call[0] for call in quick.calls[1:-1]] == [f"checkpoint-{step}" for step in range(1, 9)]
 
 
+def test_a_model_on_its_way_is_kept(begin: Callable[..., Tracking], tmp_path: Path, folder: Path) -> None:
+    """Although a newer one comes, and another logger is still at an older one."""
+    first, second = Gate(), Gate()
+    slow, quick = Diary(None, first), Diary(None, None, second)
+    tracking = begin(taker("slow", slow), taker("quick", quick))
+    assert tracking.names == ["slow", "quick"]
+    tracking.save(SavedModel("", "checkpoint-1", 1, 0.0), model_files(tmp_path, "1"))
+    assert first.reached.wait(PATIENCE)
+    assert reached(lambda: len(quick.calls) == 2)
+    tracking.save(SavedModel("", "checkpoint-2", 2, 0.0), model_files(tmp_path, "2"))
+    assert second.reached.wait(PATIENCE)
+    tracking.save(SavedModel("", "checkpoint-3", 3, 0.0), model_files(tmp_path, "3"))
+    assert len(list((folder / "held").iterdir())) == 3
+    first.open()
+    second.open()
+    assert tracking.finish(FINISHED, PATIENCE) == []
+    assert [call[0] for call in quick.calls[1:-1]] == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+    assert [call[0] for call in slow.calls[1:-1]] == ["checkpoint-1", "checkpoint-3"]
+
+
 def test_no_model_is_kept_for_loggers_that_take_none(begin: Callable[..., Tracking], tmp_path: Path) -> None:
     """Nor if it is for another logger."""
     logger = Diary()
@@ -443,6 +464,32 @@ def test_a_damaged_spool_ends_nothing(begin: Callable[..., Tracking], folder: Pa
     assert second.finish(FINISHED, PATIENCE) == []
     assert logger.calls == [("start", "id-1"), 2, FINISHED]
     gate.open()
+
+
+def test_entries_of_a_later_release_are_skipped(begin: Callable[..., Tracking], folder: Path) -> None:
+    """What is not known is left out, in the middle of what is."""
+    spool = FileSpool(folder)
+    spool.describe("logger-0", {})
+    for number, entry in ((1, entry_of(record(1))), (2, {"item": "image"}), (3, entry_of(record(3)))):
+        spool.append(number, entry)
+    spool.close(remove=False)
+    logger = Diary()
+    tracking = Tracking(FileSpool(folder), SystemClock(), lambda failures: 0.01, pytest.fail)
+    tracking.start(Receiver("logger-0", logger), RUN)
+    assert reached(lambda: len(logger.calls) == 3)
+    assert logger.calls == [("start", None), 1, 3]
+    tracking.deliver(0.0)
+
+
+def test_a_pause_ends_with_the_run(folder: Path) -> None:
+    """A thread that waits to repeat a call ends; it does not make the call."""
+    logger = Diary(*[ConnectionError("down")] * 9)
+    tracking = Tracking(FileSpool(folder), SystemClock(), lambda failures: 600.0, lambda text: None)
+    tracking.start(Receiver("pausing", logger), RUN)
+    [left] = tracking.finish(FINISHED, 0.3)
+    assert left == Left("pausing", 1, 0, "ConnectionError: down")
+    assert reached(lambda: not any("pausing" in thread.name for thread in threading.enumerate()))
+    assert len(logger.acts) >= 7
 
 
 class Vanishing(MemorySpool):
