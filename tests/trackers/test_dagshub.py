@@ -148,7 +148,6 @@ def repository(mlflow_address: str) -> Iterator[Repository]:
 
 
 @pytest.mark.matrix
-@pytest.mark.xdist_group("dagshub server")
 class TestDagsHub(MLflowContract):
     adapter = "hexloop.adapters.logger.dagshub:DagsHub"
     package = module = extra = environment = "dagshub"

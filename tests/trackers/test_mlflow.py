@@ -255,7 +255,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.matrix
-@pytest.mark.xdist_group("mlflow server")
 class TestMLflowServer(MLflowContract):
     """A server on loopback, in which each test has an experiment of its own."""
 
