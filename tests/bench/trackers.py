@@ -23,11 +23,14 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 REAL = ("tensorboard", "wandb", "mlflow")
+CLOCKS = ("wall", "processor", "loop")
+"""The time that passed, the processor time of the process, and that of the thread of the loop."""
+
 FAULTS = ("", "sleep 1", "raise", "hang")
 
 
 def run_steps(library: str, workload: str, steps: int, trackers: Sequence[str]) -> dict[str, float]:
-    """Train, and return the seconds and the processor's seconds from the first step to the last, and of the end."""
+    """Train, and return the seconds from the first step to the last by each clock, and those of the end."""
     import torch
 
     from tests.bench.libraries import trainer_arguments
@@ -39,11 +42,11 @@ def run_steps(library: str, workload: str, steps: int, trackers: Sequence[str]) 
         import transformers as chosen
     else:
         import hexloop as chosen  # type: ignore[no-redef]
-    times: dict[str, tuple[float, float]] = {}
+    times: dict[str, tuple[float, float, float]] = {}
 
     class Watch(chosen.TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            now = time.perf_counter(), time.process_time()
+            now = time.perf_counter(), time.process_time(), time.thread_time()
             if state.global_step == steps // 10:
                 times["first"] = now
             elif state.global_step == steps:
@@ -59,8 +62,8 @@ def run_steps(library: str, workload: str, steps: int, trackers: Sequence[str]) 
             train_dataset=made.dataset((steps + 1) * BATCH), callbacks=[Watch()],
         )  # fmt: skip
         trainer.train()
-    (began, used), (ended, used_then) = times["first"], times["last"]
-    return {"wall": ended - began, "processor": used_then - used, "end": time.perf_counter() - ended}
+    spent = [last - first for first, last in zip(times["first"], times["last"], strict=True)]
+    return {**dict(zip(CLOCKS, spent, strict=True)), "end": time.perf_counter() - times["last"][0]}
 
 
 def measure(folder: str, library: str, workload: str, steps: int, trackers: Sequence[str], fault: str) -> Any:
@@ -93,18 +96,17 @@ def compare(cases: dict[str, tuple[str, Sequence[str], str]], workload: str, ste
                 library, trackers, fault = cases[name]
                 found[name].append(measure(folder, library, workload, steps, trackers, fault))
             print(f"{workload}: round {turn + 1} of {rounds}", file=sys.stderr)
-    print(
-        f"\n{workload}, {steps:,} steps, {rounds} rounds\n{'':<34}{'us a step':>10}{'ratio':>8}{'CPU':>8}{'end, s':>8}"
-    )
+    print(f"\n{workload}, {steps:,} steps, {rounds} rounds")
+    print(f"{'':<34}{'us a step':>10}{'ratio':>8}{'CPU':>8}{'loop':>8}{'end, s':>8}")
     for name, (library, _, _) in cases.items():
         base = next(found[each] for each, (other, trackers, _) in cases.items() if other == library and not trackers)
         own, counted = found[name], steps - steps // 10
         ratios = {
-            clock: median(one[clock] / other[clock] for one, other in zip(own, base, strict=True))
-            for clock in ("wall", "processor")
+            clock: median(one[clock] / other[clock] for one, other in zip(own, base, strict=True)) for clock in CLOCKS
         }
         micro, end = 1e6 * median(one["wall"] for one in own) / counted, median(one["end"] for one in own)
-        print(f"{name:<34}{micro:>10.1f}{ratios['wall']:>8.3f}{ratios['processor']:>8.3f}{end:>8.2f}")
+        shown = "".join(f"{ratios[clock]:>8.3f}" for clock in CLOCKS)
+        print(f"{name:<34}{micro:>10.1f}{shown}{end:>8.2f}")
 
 
 def main() -> None:
