@@ -119,3 +119,15 @@ class ThreadLogger(Logger, Protocol):
 
     def leave_thread(self) -> None:
         """Undo it. Called in the user's thread before `finish`."""
+
+
+class LinkedLogger(Logger, Protocol):
+    """A logger that shows the run on a page that others can open. Model cards link it."""
+
+    @property
+    def page(self) -> str | None:
+        """The URL of the page; None before it exists."""
+
+    @property
+    def card_tags(self) -> tuple[str, ...]:
+        """The tags of model cards that say where the run is tracked; empty before the page exists."""

@@ -25,7 +25,8 @@ class Trackio:
 
     The arguments `project`, `trackio_space_id`, `trackio_bucket_id`, `trackio_static_space_id` and `hub_private_repo`
     are read from the run's configuration, and TRACKIO_DIR, TRACKIO_SPACE_ID and others by the library. A Space is
-    frozen into a static one at the end, unless `trackio_static_space_id` is False.
+    frozen into a static one at the end, unless `trackio_static_space_id` is False. With `push_to_hub=True` a project
+    without a Space becomes a static one at the end. Static Spaces are public, so none is made for a private repository.
 
     A new run never continues an older one of the same name; a resumed run does. Raises ConfigurationError if trackio is
     missing or too old, and from `start` if a Space is named and there is no login.
@@ -33,6 +34,7 @@ class Trackio:
 
     def __init__(self) -> None:
         require("trackio", "trackio", "trackio", at_least="0.21.1")
+        self.page: str | None = None
         self._run: Any = None
         self._information = RunInformation("")
         self._last_step = 0
@@ -44,7 +46,7 @@ class Trackio:
         import trackio
 
         self.finish()
-        self._information, self._last_step = run, run.step
+        self._information, self._last_step, self.page = run, run.step, None
         _check_login(run)
         tracked, _, name = (run.tracked_as or "").partition("/")
         started = trackio.init(**_arguments(run, name or None))
@@ -52,6 +54,7 @@ class Trackio:
             started.id = tracked
         self._run = started
         self._context = {each: getattr(trackio.context_vars, each).get() for each in VARIABLES}
+        self.page = _page(self._context["current_space_id"])
         trackio.context_vars.current_run.set(None)  # otherwise another run of this thread would finish this one
         return f"{started.id}/{started.name}"
 
@@ -80,6 +83,8 @@ class Trackio:
         run.finish()
         if self._context["current_space_id"]:
             self._freeze(self._context["current_space_id"])
+        elif self._information.configuration.get("push_to_hub"):
+            self._make_static()
 
     def enter_thread(self) -> None:
         """Make `trackio.log` of this thread log to the run."""
@@ -95,6 +100,33 @@ class Trackio:
             variable.reset(token)
         self._tokens.clear()
 
+    @property
+    def card_tags(self) -> tuple[str, ...]:
+        """The tags of model cards: trackio itself, and the page of the run."""
+        return ("trackio", f"trackio:{self.page}") if self.page else ()
+
+    def _make_static(self) -> None:
+        """Put the project of this machine into a static Space; a failure is only reported, because it stays here."""
+        import trackio
+
+        configuration = self._information.configuration
+        if configuration.get("trackio_static_space_id") is False:
+            return
+        if configuration.get("hub_private_repo"):
+            _logger.warning("trackio's static Spaces are public, so none is made for a private repository.")
+            return
+        try:
+            space = trackio.sync(
+                project=_project(self._information),
+                space_id=configuration.get("trackio_static_space_id"),
+                force=True,
+                sdk="static",
+            )
+        except Exception as error:
+            _logger.warning("trackio could not put the run into a static Space: %s", error)
+        else:
+            self.page = _page(space)
+
     def _freeze(self, space: str) -> None:
         """Make the static copy of a Space; a failure is only reported, because the Space has everything."""
         import trackio
@@ -105,7 +137,7 @@ class Trackio:
             return
         project = _project(self._information)
         try:
-            trackio.freeze(
+            frozen = trackio.freeze(
                 space_id=space,
                 project=project,
                 new_space_id=wanted or _static_name(project),
@@ -113,9 +145,15 @@ class Trackio:
             )
         except Exception as error:
             _logger.warning("trackio could not freeze the Space %s: %s", space, error)
+        else:
+            self.page = _page(frozen) or self.page
 
 
 _PHRASES = {"failed": "failed", "stopped": "been stopped", "preempted": "been preempted"}
+
+
+def _page(space: object) -> str | None:
+    return f"https://huggingface.co/spaces/{space}" if space else None
 
 
 def _project(run: RunInformation) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from hexloop.app.run.reproduction import reproduction_of
 from hexloop.app.run.saving import write_atomically
@@ -19,6 +19,7 @@ from hexloop.domain.redaction import redact
 
 CARD = "README.md"
 GENERATED = "generated_from_trainer"
+BADGE = "https://img.shields.io/badge/metrics-{}-orange"
 TO_FILL_IN = "More information needed"
 
 METRICS = (
@@ -50,6 +51,7 @@ class CardFacts:
     """What the user states about a model; empty values are left out of the card, or found out where that is possible.
 
     dataset_tags, dataset, dataset_args: identifiers, readable names and configurations of the datasets, in one order.
+    pages: where trackers show the run, by their names.
     """
 
     language: Sequence[str] = ()
@@ -61,6 +63,7 @@ class CardFacts:
     dataset_tags: Sequence[str] = ()
     dataset: Sequence[str] = ()
     dataset_args: Sequence[str] = ()
+    pages: Mapping[str, str] = field(factory=dict)
 
 
 def as_list(value: str | Iterable[str] | None) -> list[str]:
@@ -103,6 +106,7 @@ def _completed(parts: TrainerParts, facts: CardFacts) -> CardFacts:
     data = parts.train_dataset if parts.train_dataset is not None else parts.eval_dataset
     builder = getattr(data, "builder_name", None)
     tags, arguments = list(facts.dataset_tags), list(facts.dataset_args)
+    linked = [each for each in _loggers(parts) if getattr(each, "page", None)]
     if builder and builder not in FILE_BUILDERS and not tags:
         tags = [builder]
         arguments = arguments or as_list(getattr(data, "config_name", None))
@@ -110,12 +114,21 @@ def _completed(parts: TrainerParts, facts: CardFacts) -> CardFacts:
         facts,
         finetuned_from=base,
         model_name=name,
-        tags=list(dict.fromkeys([*facts.tags, GENERATED, "hexloop"])),
+        tags=list(
+            dict.fromkeys([*facts.tags, GENERATED, "hexloop", *(tag for each in linked for tag in each.card_tags)])
+        ),
+        pages={type(each).__name__.lower(): each.page for each in linked},
         tasks=facts.tasks or _tasks_of(parts.unwrapped_model),
         dataset_tags=tags,
         dataset=facts.dataset or tags,
         dataset_args=arguments,
     )
+
+
+def _loggers(parts: TrainerParts) -> list[Any]:
+    """Return the loggers of the Trainer, those of its trackers' callbacks included."""
+    found = [getattr(each, "logger", None) for each in parts.callback_handler.callbacks]
+    return [each for each in [*found, *parts.adapters.loggers.values()] if each is not None]
 
 
 def _tasks_of(model: Any) -> list[str]:
@@ -175,6 +188,7 @@ def _card(parts: TrainerParts, facts: CardFacts) -> str:
         f"# {facts.model_name}",
         "",
         f"This model {origin} on {f'the {data} dataset' if data else 'an unknown dataset'}.",
+        *(line for name, page in facts.pages.items() for line in ("", f"[![{name}]({BADGE.format(name)})]({page})")),
         *_last_evaluation(results),
         *(line for title in ("Model description", "Intended uses & limitations", "Training and evaluation data")
           for line in ("", f"## {title}", "", TO_FILL_IN)),

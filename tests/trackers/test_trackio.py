@@ -65,6 +65,37 @@ assert second.pop("new_space_id") == "me/static"
 assert first == second == {"space_id": "me/space", "project": "Digits & more", "private": True}
 """
 
+WITHOUT_A_SPACE = """
+import trackio
+from hexloop.adapters.logger.trackio import Trackio
+from hexloop.ports.logger import Record, RunInformation
+
+calls = []
+
+def sync(**arguments):
+    '''What sync returns, without the Hub.'''
+    calls.append(arguments)
+    if arguments["project"] == "down":
+        raise OSError("the Hub is down")
+    return "me/digits-static"
+
+trackio.sync = sync
+pages = {}
+for project in ("digits", "down", "private", "off", "not-pushed"):
+    configuration = {"project": project, "push_to_hub": project != "not-pushed"}
+    configuration |= {"hub_private_repo": True} if project == "private" else {}
+    configuration |= {"trackio_static_space_id": False} if project == "off" else {}
+    logger = Trackio()
+    logger.start(RunInformation("run", configuration))
+    logger.finish()
+    pages[project] = logger.page, logger.card_tags
+assert [call["project"] for call in calls] == ["digits", "down"], calls
+assert calls[0] == {"project": "digits", "space_id": None, "force": True, "sdk": "static"}
+page = "https://huggingface.co/spaces/me/digits-static"
+assert pages.pop("digits") == (page, ("trackio", f"trackio:{page}"))
+assert set(pages.values()) == {(None, ())}
+"""
+
 
 class TestTrackio(TrackerContract):
     adapter = "hexloop.adapters.logger.trackio:Trackio"
@@ -121,6 +152,11 @@ class TestTrackio(TrackerContract):
             ("trial-0", "search"),
             ("trial-1", "search"),
         ]
+
+    @pytest.mark.matrix
+    def test_a_pushed_run_is_shown_in_a_static_space(self, tmp_path: Path) -> None:
+        """Model cards link it. A Hub that is down ends nothing, and what is private does not become public."""
+        self.run(tmp_path, WITHOUT_A_SPACE)
 
     @pytest.mark.matrix
     def test_the_users_thread_sees_the_run(self, tmp_path: Path) -> None:

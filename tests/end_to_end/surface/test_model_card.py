@@ -12,6 +12,7 @@ import transformers
 from huggingface_hub import ModelCard
 
 from hexloop import Trainer
+from hexloop.testing import RecordingLogger
 from tests.end_to_end.small.models import rows
 from tests.end_to_end.small.trainers import small_trainer
 
@@ -90,6 +91,23 @@ def test_a_second_card_keeps_the_tags_of_the_first(tmp_path: Path) -> None:
 
     assert set(card.data.tags or ()) == {"first", "second", "generated_from_trainer", "hexloop"}
     assert "No evaluation was made." in card.text
+
+
+class PublicLogger(RecordingLogger):
+    """A logger that shows runs on a page."""
+
+    page = "https://example.com/run"
+    card_tags = ("public", f"public:{page}")
+
+
+def test_a_card_links_the_page_of_a_tracker(tmp_path: Path) -> None:
+    """With its tags; loggers without a page are not mentioned."""
+    trainer = small_trainer(tmp_path, parts={"loggers": [PublicLogger(), RecordingLogger()]})
+    card = card_of(trainer, tmp_path)
+
+    assert {"public", "public:https://example.com/run"} <= {*card.data.tags}
+    assert "](https://example.com/run)" in card.text
+    assert "recording" not in card.text
 
 
 def test_a_card_of_a_transformers_model_names_its_base(tmp_path: Path) -> None:
