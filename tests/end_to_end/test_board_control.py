@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from hexloop import TrainerCallback
 from hexloop.adapters.journal import read
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.app.control.files import Action, CommandFolder
@@ -39,6 +40,17 @@ def outcomes(folder: Path) -> list[tuple[int, str]]:
 
 def notes(folder: Path) -> list[dict[str, Any]]:
     return read(folder / "journal.jsonl") if (folder / "journal.jsonl").exists() else []
+
+
+class Gate(TrainerCallback):
+    """Holds a run at the end of a step, so that a command is given before the next one."""
+
+    def __init__(self, step: int) -> None:
+        self.step, self.opened = step, threading.Event()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            assert self.opened.wait(60)
 
 
 class Started:
@@ -101,12 +113,17 @@ def test_a_paused_saved_and_resumed_run_is_bit_identical(tmp_path: Path) -> None
     """To one that was left alone: weights and history."""
     plain = small_trainer(tmp_path / "plain", **{**LIVE, "max_steps": 400})
     plain.train()
-    run = Started(tmp_path / "run", max_steps=400, logging_steps=1)
-    step = run.pause()
+    gate = Gate(20)
+    run = Started(tmp_path / "run", max_steps=400, logging_steps=1, parts={"callbacks": [gate]})
+    run.give(Action.PAUSE)
+    gate.opened.set()
+    until(lambda: (1, "done") in outcomes(run.folder))
     run.give(Action.SAVE)
+    until(lambda: (2, "done") in outcomes(run.folder))
     run.give(Action.RESUME)
     run.thread.join(60)
-    assert 0 < step < 400
+    assert (tmp_path / "run" / "checkpoint-20").exists()
+    assert run.trainer.state.global_step == 400
     assert same_weights(weights(plain), weights(run.trainer))
     assert history(plain) == history(run.trainer)
 
