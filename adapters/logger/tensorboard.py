@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Protocol, TypeGuard, cast
+from typing import Any, Protocol, TypeGuard, cast
 
 from hexloop.adapters.logger.names import grouped
 from hexloop.domain.errors import ConfigurationError
@@ -36,17 +36,24 @@ class TensorBoard:
     own.
 
     Raises ConfigurationError if neither tensorboard nor tensorboardX is installed. A run that resumes continues in its
-    folder, where the repeated steps of the earlier files are hidden.
+    folder, where the repeated steps of the earlier files are hidden. tb_writer: a SummaryWriter of the program's own,
+    which is used instead, and stays open.
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, folder: str | os.PathLike[str] | None = None, tb_writer: Any = None) -> None:
         if not (find_spec("tensorboard") or find_spec("tensorboardX")):
             raise ConfigurationError(
                 "Logging to tensorboard requires a package that is not installed; pip install 'hexloop[tensorboard]'."
             )
         self._chosen_folder = None if folder is None else os.path.expanduser(folder)
         self._folder = self._chosen_folder or os.path.join(FOLDER, _new_name())
+        self._given = cast(_Writer | None, tb_writer)
         self._writer: _Writer | None = None
+
+    @property
+    def tb_writer(self) -> Any:
+        """The SummaryWriter of the live run, or the given one; None if there is neither."""
+        return self._writer or self._given
 
     def start(self, run: RunInformation) -> str | None:
         """Open an event file and add the configurations, as JSON, under the tags "args" and "model_config".
@@ -56,11 +63,11 @@ class TensorBoard:
         self.finish()
         name = run.tracked_as if _is_name(run.tracked_as) else _new_name(run.trial)
         self._folder = self._chosen_folder or os.path.join(run.folder or "", FOLDER, name)
-        self._writer = self._opened(purge_step=run.step + 1 if run.step else None)
+        self._writer = self._given or self._opened(purge_step=run.step + 1 if run.step else None)
         self._add_configuration("args", run.configuration)
         if run.model_configuration:
             self._add_configuration("model_config", run.model_configuration)
-        return None if self._chosen_folder else name
+        return None if self._chosen_folder or self._given else name
 
     def write(self, record: Record) -> None:
         """Add numbers and booleans as scalars and strings as texts; None is skipped.
@@ -71,7 +78,7 @@ class TensorBoard:
 
     def write_all(self, records: Iterable[Record]) -> None:
         """Write several records, which are in the file when this returns."""
-        writer = self._writer or self._opened()
+        writer = self._writer or self._given or self._opened()
         for record in records:
             for name, value in record.values.items():
                 if isinstance(value, str):
@@ -79,13 +86,13 @@ class TensorBoard:
                 elif value is not None:
                     writer.add_scalar(grouped(name), value, record.step)
         writer.flush()
-        if self._writer is None:
+        if self._writer is None and self._given is None:
             writer.close()
 
     def finish(self, outcome: Outcome = FINISHED) -> None:
-        """Close the event file."""
+        """Close the event file; a given writer stays open."""
         writer, self._writer = self._writer, None
-        if writer is not None:
+        if writer is not None and writer is not self._given:
             writer.close()
 
     def _add_configuration(self, tag: str, configuration: Mapping[str, object]) -> None:

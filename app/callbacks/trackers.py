@@ -43,6 +43,9 @@ class TrackerCallback(TrainerCallback):
     module: ClassVar[tuple[str, str]] = ("", "")
     """An attribute that subclasses of transformers' callback read, and the module that is its value."""
 
+    handle: ClassVar[tuple[str, str]] = ("", "")
+    """Another one, and the attribute of the adapter that is its value: what the library calls its run."""
+
     def __init__(self, *values: Any, **options: Any) -> None:
         problem = missing_package(self.tracker_name, type(self).__name__)
         if problem is not None:
@@ -57,6 +60,9 @@ class TrackerCallback(TrainerCallback):
         attribute, module = type(self).module
         if name == attribute:
             return import_module(module)
+        attribute, own = type(self).handle
+        if name == attribute:
+            return getattr(self.logger, own, None)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @passive
@@ -107,6 +113,7 @@ class ClearMLCallback(TrackerCallback):
 
     tracker_name = "clearml"
     module = ("_clearml", "clearml")
+    handle = ("_clearml_task", "_task")
 
 
 class CodeCarbonCallback(TrackerCallback):
@@ -126,6 +133,7 @@ class CometCallback(TrackerCallback):
     """Logs to an experiment of Comet."""
 
     tracker_name = "comet_ml"
+    handle = ("_experiment", "_experiment")
 
 
 class DagsHubCallback(TrackerCallback):
@@ -195,6 +203,10 @@ class TensorBoardCallback(TrackerCallback):
     """Writes event files for TensorBoard."""
 
     tracker_name = "tensorboard"
+    handle = ("tb_writer", "tb_writer")
+
+    def __init__(self, tb_writer: Any = None, **options: Any) -> None:
+        super().__init__(**options if tb_writer is None else {**options, "tb_writer": tb_writer})
 
 
 class TrackioCallback(TrackerCallback):

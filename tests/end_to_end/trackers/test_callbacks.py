@@ -11,9 +11,19 @@ from typing import Any
 
 import pytest
 from attrs import evolve
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter
 
 import hexloop
-from hexloop import CodeCarbonCallback, ConfigurationError, DVCLiveCallback, NeptuneCallback, Trainer, WandbCallback
+from hexloop import (
+    CodeCarbonCallback,
+    ConfigurationError,
+    DVCLiveCallback,
+    NeptuneCallback,
+    TensorBoardCallback,
+    Trainer,
+    WandbCallback,
+)
 from hexloop.app import trackers
 from hexloop.app.callbacks.trackers import CALLBACKS, TrackerCallback
 from hexloop.app.command_line import main
@@ -372,6 +382,30 @@ def test_objects_of_libraries_are_attributes(tmp_path: Path, monkeypatch: pytest
         NeptuneCallback.get_run(trainer)
     trainer.add_callback(neptune)
     assert NeptuneCallback.get_run(trainer) == "the run"
+
+
+def test_a_writer_of_the_program_is_used(tmp_path: Path) -> None:
+    """TensorBoardCallback takes it by position, as transformers' does, and leaves it open; else it has its own."""
+    writer = SummaryWriter(str(tmp_path / "own"))
+    tracked(tmp_path, TensorBoardCallback(writer)).train()
+    assert not (tmp_path / "run" / "runs").exists()
+    writer.add_scalar("later", 1.0, 9)
+    writer.close()
+    events = EventAccumulator(str(tmp_path / "own")).Reload()
+    assert [each.step for each in events.Scalars("train/loss")] == [1, 2, 3, 4]
+    assert [each.step for each in events.Scalars("later")] == [9]
+
+    seen = list[Any]()
+
+    class Own(TensorBoardCallback):
+        def on_log(self, *args: Any, **kwargs: Any) -> None:
+            super().on_log(*args, **kwargs)
+            seen.append(self.tb_writer)
+
+    callback = Own()
+    assert callback.tb_writer is None
+    tracked(tmp_path / "other", callback).train()
+    assert {type(each) for each in seen} == {SummaryWriter}
 
 
 def test_logs_between_runs_are_not_passed_on(kept: Path, tmp_path: Path) -> None:
