@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -16,6 +17,7 @@ from hexloop.app.callbacks.console import new_bar
 from hexloop.app.callbacks.trackers import TrackerCallback, replaces
 from hexloop.app.run.run_information import information_of
 from hexloop.app.run.saving import save_model
+from hexloop.app.wiring.log_delivery import deliver_logs_of_others
 from hexloop.app.wiring.outboxes import state_folder
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import is_sharded
@@ -27,6 +29,7 @@ from hexloop.app.wiring.trackers import (
     logger_of,
     open_spool,
     receiver_of,
+    spool_name,
     tracking_in,
     unused_name,
 )
@@ -224,16 +227,25 @@ class RunLoggers:
         for callback in self.callbacks.values():
             callback.tracked_run, callback._initialized = None, False
         self.direct.finish(outcome)
+        grace = self.parts.args.logger_grace
+        ends_at = time.monotonic() + (min(grace, AFTER_A_STOP) if outcome.kind in ("stopped", "preempted") else grace)
+        left = self._finish_tracking(outcome, ends_at)
+        if outcome.kind == "finished" and self.parts.adapters.collectives.rank == 0:
+            folder, own = state_folder(str(self.parts.args.output_dir)), spool_name(self.run.state.run)
+            left += deliver_logs_of_others(folder, own, ends_at - time.monotonic())
+        if left:
+            warnings.warn(what_is_left(left, str(self.parts.args.output_dir)), stacklevel=2)
+
+    def _finish_tracking(self, outcome: Outcome, ends_at: float) -> list[Left]:
+        """Finish the loggers in the background, wait until this time, and return what is left."""
         if self.tracking is None:
-            return
+            return []
         for name in list(self.deferred):
             self.start(name)
-        grace = self.parts.args.logger_grace
-        seconds = min(grace, AFTER_A_STOP) if outcome.kind in ("stopped", "preempted") else grace
         bars: list[Any] = []
         left = self.tracking.finish(
             outcome,
-            seconds,
+            ends_at - time.monotonic(),
             lambda left: None if self.parts.args.disable_tqdm else _show(bars, left),
             self._knows_more_than_checkpoint,
         )
@@ -242,8 +254,7 @@ class RunLoggers:
         for name, callback in self.callbacks.items():
             if (identifier := self.identifiers.get(name)) is not None:
                 callback.tracked = {self.run.state.run: identifier}
-        if left:
-            warnings.warn(what_is_left(left, str(self.parts.args.output_dir)), stacklevel=2)
+        return left
 
 
 def make_tracker_loggers(parts: TrainerParts) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from hexloop.adapters.spool import FileSpool
 from hexloop.app.wiring.outboxes import take_lock
@@ -69,6 +70,21 @@ def deliver_logs(folder: str, name: str, seconds: float) -> list[Left]:
     left = tracking.deliver(seconds)
     counts = {each: sum(1 for _ in items_in(spool, each, spool.position(each))) for each in problems}
     return [*left, *(Left(each, counts[each], 0, text) for each, text in problems.items() if text)]
+
+
+def deliver_logs_of_others(folder: str, own: str, seconds: float) -> list[Left]:
+    """Deliver what runs other than `own`, by its spool's name, left in a state folder; return what is still left.
+
+    Those of live processes are left to them. Takes at most about `seconds` in total.
+    """
+    ends_at, left = time.monotonic() + seconds, list[Left]()
+    for waiting in {each.spool: each for each in waiting_logs(folder) if each.spool != own}.values():
+        try:
+            found = deliver_logs(folder, waiting.spool, max(0.0, ends_at - time.monotonic()))
+        except (OSError, RunStateError):
+            continue
+        left += [evolve(each, name=f"{each.name} (of the earlier run {waiting.run})") for each in found]
+    return left
 
 
 def drop_logs(folder: str, names: Iterable[str]) -> list[WaitingLogs]:

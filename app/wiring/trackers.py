@@ -127,10 +127,15 @@ def tracking_in(spool: Spool) -> Tracking:
     return Tracking(spool, SystemClock(), backoff.pause, report)
 
 
+def spool_name(run: str) -> str:
+    """Return the name of the spool of a run, by which that is known over resumes."""
+    return f"{LOGS}{unused_name(run, ())}"
+
+
 def open_spool(location: str, run: str) -> Spool:
     """Return the spool of a run; one in memory, with a warning, if its folder cannot be written to or is in use."""
     folder = state_folder(location)
-    name = f"{LOGS}{unused_name(run, ())}"
+    name = spool_name(run)
     try:
         spool = locked_spool(folder, name)
     except OSError as error:

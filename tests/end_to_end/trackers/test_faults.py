@@ -97,6 +97,18 @@ def test_a_fault_costs_the_run_nothing(fault: str, packages: Path, plain: dict[s
         assert errors.count(f"The logger {NAME} failed to start") == 1
 
 
+def test_the_next_run_in_the_folder_delivers_what_another_left(packages: Path) -> None:
+    """After its own end. What still fails is named with the run that left it."""
+    ended(start(packages, "refuse", logger_grace=0.2))
+    _, errors = ended(start(packages, "refuse", logger_grace=0.2, save_strategy="no"))
+    assert f"{NAME} (of the earlier run " in errors
+    ended(start(packages, save_strategy="no"))
+    kept = packages.parent / "kept.jsonl"
+    assert steps_in(kept) == [*range(1, 21)] * 3
+    assert [each["kind"] for each in calls_in(kept, "finish")] == ["finished"] * 3
+    assert not (packages.parent / "run" / ".outbox").exists()
+
+
 @pytest.mark.matrix
 def test_a_tracker_that_recovers_within_the_grace_misses_nothing(packages: Path, plain: dict[str, Any]) -> None:
     """A slow one is waited for, for a bounded time."""
