@@ -6,6 +6,7 @@ that of any callback, in the user's thread; the standard version that it may cal
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, ClassVar, Protocol
@@ -161,9 +162,24 @@ class FlyteCallback(TrackerCallback):
 
 
 class KubeflowCallback(TrackerCallback):
-    """Reports progress and metrics to the controller of a Kubeflow job."""
+    """Reports progress and metrics to the controller of a Kubeflow job, also between two logs.
+
+    interval: the seconds between two reports of progress.
+    """
 
     tracker_name = "kubeflow"
+    interval = 5.0
+
+    def __init__(self, *values: Any, **options: Any) -> None:
+        super().__init__(*values, **options)
+        self._reported = time.monotonic()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Report the progress, if the last report was some time ago."""
+        now = time.monotonic()
+        if self.tracked_run is not None and now - self._reported >= self.interval:
+            self._reported = now
+            self.tracked_run.write(Record(state.global_step, state.epoch or 0.0, {}))
 
 
 class MLflowCallback(TrackerCallback):

@@ -21,10 +21,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from hexloop import KubeflowCallback
 from hexloop.adapters.clock import ManualClock
 from hexloop.adapters.logger.kubeflow import INTERVAL, TOKEN_SECONDS, Kubeflow, is_offered
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.logger import Outcome, Record, RunInformation
+from tests.end_to_end.small.trainers import small_trainer
 from tests.trackers.running import PROGRAMS
 
 RUN = RunInformation("tiny", {"seed": 7}, total_steps=40)
@@ -278,6 +280,17 @@ def test_a_trainer_reports_its_run(controller: Controller, job: Path, tmp_path: 
     assert controller.progress[-1] == 100
     assert float(controller.metrics["eval_loss"]) > 0
     assert (controller.metrics["current_step"], controller.metrics["total_steps"]) == ("8", "8")
+
+
+def test_progress_is_reported_between_logs(
+    controller: Controller, job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After some seconds, here after none, and with the values of the last log."""
+    monkeypatch.setattr("hexloop.adapters.logger.kubeflow.INTERVAL", 0.0)
+    monkeypatch.setattr(KubeflowCallback, "interval", 0.0)
+    small_trainer(tmp_path / "run", parts={"loggers": None}, max_steps=8, logging_steps=4).train()
+    assert set(controller.progress) >= {0, 12, 25, 37, 50, 62, 75, 87, 99, 100}
+    assert controller.metrics["current_step"] == "8"
 
 
 def certificate(folder: Path) -> Path:
