@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from tests.fuzz.doors import DOORS
+from tests.fuzz.queues import QUEUES
 from tests.fuzz.targets import PARSERS, Target
 
 torch.set_num_threads(1)
 
-TARGETS: dict[str, Target] = {target.name: target for target in (*PARSERS, *DOORS)}
+TARGETS: dict[str, Target] = {target.name: target for target in (*PARSERS, *QUEUES, *DOORS)}
 """Every target by name."""

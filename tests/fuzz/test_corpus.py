@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.fuzz.processes import run_all
+from tests.fuzz.queues import QUEUES
 from tests.fuzz.targets import CORPUS, PARSERS, Target
 
 MOST_BYTES = 300_000
@@ -35,7 +36,7 @@ def test_the_corpus_has_no_findings() -> None:
     assert sum(path.stat().st_size for path in files) < MOST_BYTES
 
 
-@pytest.mark.parametrize("target", PARSERS, ids=lambda target: target.name)
+@pytest.mark.parametrize("target", [*PARSERS, *QUEUES], ids=lambda target: target.name)
 def test_changed_cases_have_no_findings(target: Target) -> None:
     """Random changes of the corpus, in processes of their own."""
     seeds = target.seeds()

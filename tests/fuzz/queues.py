@@ -1,0 +1,131 @@
+"""Targets for the queues in the folder of a run: commands of the board, and what waits for trackers and hubs.
+
+Any user who can write to the folder can add to them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from attrs import asdict, evolve
+
+from hexloop.adapters.spool import ENTRIES, FACTS, NUMBER, POSITION, FileSpool
+from hexloop.app.control.files import Action, CommandFolder, RefusedCommand, RunCommand
+from hexloop.app.wiring.log_delivery import waiting_logs
+from hexloop.app.wiring.outboxes import HUB, PUSH, intents_in
+from hexloop.app.wiring.pushes import Push, subject_of
+from hexloop.app.wiring.trackers import LOGS, made_from
+from hexloop.domain.background_logger import items_in
+from hexloop.domain.errors import HexloopError
+from hexloop.domain.log_entries import Item, entry_of, remains, run_entry, run_of
+from hexloop.domain.outbox import OUTBOX, Intent
+from hexloop.domain.printable import printable
+from hexloop.ports.logger import Outcome, Record, RunInformation, SavedModel
+from tests.fuzz.targets import Target, changed_json, folder
+
+BETWEEN = b"\n---\n"
+"""Between the files of a case for spools."""
+
+
+def _emptied(name: str) -> Path:
+    path = folder() / f"{os.getpid()}-{name}"
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir()
+    return path
+
+
+def commands(data: bytes) -> None:
+    """A file is taken once, as a command for this run or with the reason why it is not one."""
+    output = _emptied("commands")
+    given = CommandFolder(output, "run")
+    file = given.path / Path(given._file(1)).name
+    given.path.mkdir()
+    taking = CommandFolder(output, "run")
+    taking.begin()
+    file.write_bytes(data)
+    taken = list(taking.take())
+    assert [each.sequence for each in taken] == [1]
+    assert isinstance(taken[0], RunCommand) or (isinstance(taken[0], RefusedCommand) and taken[0].reason)
+    if isinstance(taken[0], RunCommand):
+        assert json.loads(data) == {**command(), "action": taken[0].action.value}
+    assert list(taking.take()) == []
+    Path(given._taken).write_bytes(data)
+    assert given.last_taken() >= 0
+    assert given.give(Action.STOP) > given.last_taken()
+
+
+def command() -> dict[str, object]:
+    """A command that is obeyed."""
+    return {"schema": 1, "run": "run", "sequence": 1, "action": "stop"}
+
+
+def spool(data: bytes) -> None:
+    """Entries are items or nothing, and descriptions runs or nothing."""
+    state = _emptied("spool")
+    place = state / OUTBOX / f"{LOGS}run"
+    place.mkdir(parents=True)
+    facts, position, entries = [*data.split(BETWEEN, 2), b"", b""][:3]
+    (place / f"wandb{FACTS}").write_bytes(facts)
+    (place / f"wandb{POSITION}").write_bytes(position)
+    (place / f"{ENTRIES}{1:020}.jsonl").write_bytes(entries)
+    opened = FileSpool(place)
+    assert opened.position("wandb") >= 0
+    described = opened.facts("wandb") or {}
+    run = run_of(described.get("run"))
+    if run is not None:
+        assert run_of(json.loads(json.dumps(run_entry(run)))) == run
+    if described.get("tracker") not in ("wandb", "tensorboard"):  # whose libraries are imported otherwise
+        made_from(described)
+    for number, item in items_in(opened, "wandb", opened.position("wandb")):
+        assert number > opened.position("wandb")
+        json.dumps(entry_of(item))
+        if isinstance(item, SavedModel):
+            located = opened.location(item.folder)
+            assert located is None or Path(located).resolve().is_relative_to(place.resolve())
+    for each in waiting_logs(str(state)):
+        printable(f"{each.run} {each.logger} {each.count}")
+    opened.keep(lambda entry: remains(entry, 10))
+    opened.close(remove=False)
+
+
+def spools() -> list[bytes]:
+    """A spool with an item of each kind."""
+    run = run_entry(RunInformation("run", {"seed": 1}, "out", 20, 5, tracked_as="id"))
+    items: list[Item] = [
+        Record(1, 0.5, {"loss": 1.0}),
+        SavedModel("models/1", "checkpoint-1", 1, 0.5),
+        Outcome("failed", "no"),
+    ]
+    lines = [json.dumps({NUMBER: number, **entry_of(item)}) for number, item in enumerate(items, 1)]
+    return [BETWEEN.join([json.dumps({"run": run}).encode(), b"%020d" % 0, "\n".join(lines).encode() + b"\n"])]
+
+
+def outbox(data: bytes) -> None:
+    """An entry is a push or damaged, and is described either way."""
+    state = _emptied("outbox")
+    place = state / OUTBOX / HUB
+    place.mkdir(parents=True)
+    (place / evolve(intent(), details={}).name).write_bytes(data)
+    for each in intents_in(str(state), HUB):
+        printable(subject_of(each))
+        json.dumps(asdict(each))
+        try:
+            Push.of(each)
+        except HexloopError:
+            continue
+
+
+def intent() -> Intent:
+    """A push that waits."""
+    push = Push("https://huggingface.co", "me/model", "End of training", ["model"])
+    return Intent(1, PUSH, "me/model", f"{OUTBOX}/{HUB}/hold-1", details=asdict(push))
+
+
+QUEUES = (
+    Target("board_commands", commands, changed_json, first=lambda: [json.dumps(command()).encode()]),
+    Target("spool", spool, first=spools),
+    Target("outbox", outbox, changed_json, first=lambda: [json.dumps(asdict(intent())).encode()]),
+)
