@@ -26,8 +26,8 @@ from hexloop.app.wiring.adapters import JOURNAL, choose_interrupts, choose_stora
 from hexloop.app.wiring.storage import as_location, is_elsewhere, scheme_of
 from hexloop.domain.checkpoints.manifest import checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest
-from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError
-from hexloop.domain.events import CheckpointPublished, Paused
+from hexloop.domain.errors import CheckpointError, ConfigurationError, HexloopError, StorageError
+from hexloop.domain.events import CheckpointPublished, Paused, TrainEnded
 from hexloop.ports.interrupts import Interrupts
 
 SIGNALS = ("SIGINT", "SIGTERM")
@@ -128,6 +128,19 @@ def drive(trainer: hexloop.Trainer, resume: str | bool | None, progress: Progres
                 progress.published = event.step
             if isinstance(event, Paused) and session is not None:
                 session.wait_while_paused()
+            if isinstance(event, TrainEnded) and not event.stopped and trainer.args.push_to_hub:
+                _push_final_model(trainer)
+
+
+def _push_final_model(trainer: hexloop.Trainer) -> None:
+    """Publish the model with its card, unless the last model may not replace the best. The run then waits for it."""
+    args = trainer.args
+    if is_elsewhere(str(args.output_dir)) or (args.hub_strategy == "best" and not args.load_best_model_at_end):
+        return
+    try:
+        trainer.push_to_hub(blocking=False)
+    except (OSError, HexloopError) as error:
+        print_text(f"hexloop: the final model was not published: {error}")
 
 
 def _write_report(folder: str) -> None:
