@@ -26,6 +26,9 @@ IN_MEMORY = 1000
 AT_ONCE = 100
 """Records that a logger receives in one call, if it takes several."""
 
+TOGETHER = 0.5
+"""Seconds between two deliveries. A thread that is woken for each record takes turns with the loop of Python's lock."""
+
 LONGEST_IDENTIFIER = 1000
 """Characters of what identifies a run for a logger."""
 
@@ -100,7 +103,8 @@ class BackgroundLogger:
         self._position = around.spool.position(receiver.name)
         self._newest_model = 0
         self._last_in_spool = 0
-        self._hurried = False
+        self._hurried = self._is_idle = False
+        self._delivered_at = float("-inf")
         self._reported = False
         for number, item in self._in_spool(self._position):
             self.waiting += 1
@@ -126,7 +130,8 @@ class BackgroundLogger:
                 self.left_out += 1
                 return
             self.waiting += 1
-            self._changed.notify_all()
+            if self._is_idle or self.finishing or len(self._items) >= IN_MEMORY // 2:
+                self._changed.notify_all()
 
     def await_start(self, ends_at: float) -> bool:
         """Wait until the logger has started or failed, at most until this time of the clock; return whether."""
@@ -205,11 +210,16 @@ class BackgroundLogger:
         """Return the next items, several only if they can be written at once; none if the thread is to end."""
         with self._changed:
             while not self.stopped and not self.ended:
+                if (left := self._gathers_for()) > 0:
+                    self._changed.wait(min(left, 1.0))
+                    continue
                 if self._items:
                     return _together(list(self._items)[: self._most])
                 if self._last_in_spool > self._position:
                     break
+                self._is_idle = True
                 self._changed.wait()
+                self._is_idle = False
             if self.stopped or self.ended:
                 return []
         items = _together([*islice(self._in_spool(self._position), self._most)])
@@ -218,6 +228,12 @@ class BackgroundLogger:
                 self._position, self.waiting = self._last_in_spool, len(self._items)
             return self._next()
         return items
+
+    def _gathers_for(self) -> float:
+        """Return the seconds until the next delivery."""
+        if self.finishing or self._hurried or len(self._items) >= IN_MEMORY // 2:
+            return 0.0
+        return self._delivered_at + TOGETHER - self._around.clock.monotonic()
 
     def _deliver(self, items: list[tuple[int, Item]]) -> None:
         receiver, (number, item) = self.receiver, items[-1]
@@ -237,6 +253,8 @@ class BackgroundLogger:
                 self._items.popleft()
             self.waiting -= len(items)
             self.ended = isinstance(item, Outcome)
+            if not self._items and self._last_in_spool <= number:
+                self._delivered_at = self._around.clock.monotonic()
             self._changed.notify_all()
 
     def _save(self, number: int, model: SavedModel) -> None:
