@@ -211,17 +211,21 @@ def _push_of(parts: TrainerParts, message: str, covers: Sequence[str]) -> Push:
 # The final model
 
 
+def refuse_url(args: TrainingArguments) -> None:
+    """Raise ConfigurationError if the output folder, whose files are to be published, is not on this machine."""
+    if is_elsewhere(str(args.output_dir)):
+        raise ConfigurationError(
+            f"push_to_hub publishes the files of a local folder, but output_dir={args.output_dir!r} is a URL; "
+            "checkpoints are published from there, and save_model to a folder, with huggingface_hub.upload_folder, "
+            "publishes another model."
+        )
+
+
 def push_folder(
     parts: TrainerParts, message: str, revision: str | None, private: bool | None, review: bool = False
 ) -> Intent:
     """Enter a push of the files in the output folder into the outbox, which keeps a copy of them. On rank 0."""
     source = Path(as_location(str(parts.args.output_dir)))
-    if is_elsewhere(str(parts.args.output_dir)):
-        raise ConfigurationError(
-            f"push_to_hub publishes the files of a local folder, but output_dir={parts.args.output_dir!r} is a URL; "
-            "checkpoints are published from there, and save_model to a folder, with huggingface_hub.upload_folder, "
-            "publishes another model."
-        )
 
     def fill(folder: Path) -> None:
         shutil.copytree(source, folder, dirs_exist_ok=True, ignore=lambda at, names: _left_out(source, at, names))

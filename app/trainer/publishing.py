@@ -97,6 +97,7 @@ class TrainerPublishing(TrainerAttributes):
         self, message: str, blocking: bool, revision: str | None, private: bool | None, card: dict[str, Any]
     ) -> Any:
         """Publish the output folder, in which the model is saved."""
+        publishing.refuse_url(self.args)
         review = bool(card.pop("create_pr", False))
         if self.adapters.collectives.rank != 0:
             return None

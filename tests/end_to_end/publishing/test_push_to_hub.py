@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -405,6 +406,7 @@ def test_what_was_left_for_another_repository_stays(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="Not published yet"):
         first.train()
     first._publisher.close()
+    time.sleep(0.5)  # for an attempt that has begun
     hub.error = None
     second = small_trainer(tmp_path, parts={"hub": hub}, **SAVING, max_steps=5)
     with pytest.warns(UserWarning, match=r"left in the outbox by another run, and this one publishes to me/model"):
