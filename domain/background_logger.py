@@ -214,7 +214,7 @@ class BackgroundLogger:
                     self._changed.wait(min(left, 1.0))
                     continue
                 if self._items:
-                    return _together(list(self._items)[: self._most])
+                    return _together([*islice(self._items, self._most)])
                 if self._last_in_spool > self._position:
                     break
                 self._is_idle = True

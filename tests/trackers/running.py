@@ -113,18 +113,9 @@ def variables_for(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
 
 def run(environment: str, *words: str | Path, folder: Path, variables: Mapping[str, str]) -> str:
     """Run Python with `words` in `folder`, without a terminal, and return its standard output; it must succeed."""
-    done = subprocess.run(
-        [python_of(environment), *map(str, words)],
-        cwd=folder,
-        env=variables_for(folder, variables),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LONGEST,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    return done.stdout
+    code, output, errors = _apart([str(python_of(environment)), *map(str, words)], folder, variables)
+    assert code == 0, output[-2000:] + errors[-6000:]
+    return output
 
 
 def track(
@@ -164,12 +155,16 @@ def track(
         encoding="utf-8",
     )
     words = [str(python_of(environment)), str(PROGRAMS / "scenario.py"), str(request), str(answer)]
-    code, output = _on_terminal(words, folder, variables) if on_terminal else _apart(words, folder, variables)
+    if on_terminal:
+        code, output = _on_terminal(words, folder, variables)
+    else:
+        code, *streams = _apart(words, folder, variables)
+        output = "".join(streams)
     assert code == (0 if dies_after is None else 9), output[-8000:]
     return Answer(**json.loads(answer.read_text(encoding="utf-8")), output=output)
 
 
-def _apart(words: Sequence[str], folder: Path, variables: Mapping[str, str]) -> tuple[int, str]:
+def _apart(words: Sequence[str], folder: Path, variables: Mapping[str, str]) -> tuple[int, str, str]:
     done = subprocess.run(
         words,
         cwd=folder,
@@ -180,7 +175,7 @@ def _apart(words: Sequence[str], folder: Path, variables: Mapping[str, str]) -> 
         timeout=LONGEST,
         check=False,
     )
-    return done.returncode, done.stdout + done.stderr
+    return done.returncode, done.stdout, done.stderr
 
 
 def _on_terminal(words: Sequence[str], folder: Path, variables: Mapping[str, str]) -> tuple[int, str]:
