@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any, TextIO
 
@@ -48,6 +49,27 @@ def new_bar(total: int, initial: int = 0, name: str = "", unit: str = "it", leav
         total=total, initial=initial, desc=name if unit == "sample" else None, unit="it" if unit == "step" else unit,
         leave=leave, dynamic_ncols=True,
     )  # fmt: skip
+
+
+@contextmanager
+def bar_of_the_rest(name: str, unit: str, shows: bool) -> Iterator[Callable[[int], None]]:
+    """Yield a function that is told how much is left. It shows that in a bar, which is made by the first call.
+
+    shows: whether it does.
+    """
+    bars: list[Any] = []
+
+    def show(left: int) -> None:
+        if shows and not bars:
+            bars.append(new_bar(left, name=name, unit=unit))
+        for bar in bars:
+            bar.update(bar.total - left - bar.n)
+
+    try:
+        yield show
+    finally:
+        for bar in bars:
+            bar.close()
 
 
 def write_above_bars(text: str, stream: TextIO) -> None:

@@ -15,7 +15,7 @@ from attrs import evolve
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.choices import HubStrategy, SaveStrategy
-from hexloop.app.callbacks.console import new_bar
+from hexloop.app.callbacks.console import bar_of_the_rest
 from hexloop.app.wiring.checkpoint_files import TRAINER_STATE, is_model_weights, is_run_file
 from hexloop.app.wiring.outboxes import note_pushed, pushed_in
 from hexloop.app.wiring.parts import TrainerParts
@@ -300,19 +300,10 @@ def finish_pushes(parts: TrainerParts, limit: float | None = None) -> None:
 
 
 def _finish(publisher: Publisher, seconds: float, shows: bool) -> None:
-    bars: list[Any] = []
-    left = publisher.finish(seconds, lambda left: _show(bars, left) if shows else None)
-    for bar in bars:
-        bar.close()
+    with bar_of_the_rest("Publishing", "push", shows) as show:
+        left = publisher.finish(seconds, show)
     if left:
         warnings.warn(_what_is_left(left, publisher.folder), stacklevel=3)
-
-
-def _show(bars: list[Any], left: int) -> None:
-    """Show in a progress bar, which is made if there is none yet, how many pushes are left."""
-    if not bars:
-        bars.append(new_bar(left, name="Publishing", unit="push"))
-    bars[0].update(bars[0].total - left - bars[0].n)
 
 
 def _what_is_left(left: Sequence[Intent], folder: str) -> str:

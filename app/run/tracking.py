@@ -13,7 +13,7 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from hexloop.app.callbacks.console import new_bar
+from hexloop.app.callbacks.console import bar_of_the_rest
 from hexloop.app.callbacks.trackers import TrackerCallback, replaces
 from hexloop.app.run.run_information import information_of
 from hexloop.app.run.saving import save_model
@@ -242,15 +242,8 @@ class RunLoggers:
             return []
         for name in list(self.deferred):
             self.start(name)
-        bars: list[Any] = []
-        left = self.tracking.finish(
-            outcome,
-            ends_at - time.monotonic(),
-            lambda left: None if self.parts.args.disable_tqdm else _show(bars, left),
-            self._knows_more_than_checkpoint,
-        )
-        for bar in bars:
-            bar.close()
+        with bar_of_the_rest("Logging", "record", not self.parts.args.disable_tqdm) as show:
+            left = self.tracking.finish(outcome, ends_at - time.monotonic(), show, self._knows_more_than_checkpoint)
         for name, callback in self.callbacks.items():
             if (identifier := self.identifiers.get(name)) is not None:
                 callback.tracked = {self.run.state.run: identifier}
@@ -361,13 +354,6 @@ def outcome_of(run: Run[Any, Any], preempted: bool) -> Outcome:
     if isinstance(error, SystemExit) and error.code in (None, 0):
         return Outcome("stopped", "the program exited")
     return Outcome("failed", redact(f"{type(error).__name__}: {error}"))
-
-
-def _show(bars: list[Any], left: int) -> None:
-    """Show in a progress bar, which is made if there is none yet, how much is left."""
-    if not bars:
-        bars.append(new_bar(left, name="Logging", unit="record"))
-    bars[0].update(bars[0].total - left - bars[0].n)
 
 
 def what_is_left(left: Sequence[Left], location: str) -> str:
