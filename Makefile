@@ -13,7 +13,7 @@ ENVIRONMENTS := $(notdir $(basename $(wildcard tests/ecosystem/environments/*.tx
 TRACKER_ENVIRONMENTS := $(notdir $(basename $(wildcard tests/trackers/environments/*.txt)))
 
 .PHONY: train test test-all $(PARTS) test-all-fuzz test-ecosystem test-all-ecosystem test-trackers \
-	test-all-trackers coverage lint types contracts docs bench kills fuzz
+	test-all-trackers test-gpu coverage lint types contracts docs bench kills fuzz
 .NOTPARALLEL:
 
 train: $(VENV)/with-examples
@@ -46,6 +46,11 @@ test-trackers: $(VENV)/with-test $(TRACKER_ENVIRONMENTS:%=$(TRACKERS)/%/installe
 
 test-all-trackers: $(VENV)/with-test $(TRACKERS)/trackers/installed
 	$(PYTEST) tests/trackers -m "not matrix"
+
+# Tests that need a GPU, which other targets skip.
+test-gpu: export HEXLOOP_GPU = required
+test-gpu: $(VENV)/with-test
+	$(PYTEST) tests/gpu
 
 coverage: $(VENV)/with-test
 	$(PYTEST) tests/unit tests/contracts -m "not matrix" --cov --cov-report=

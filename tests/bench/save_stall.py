@@ -45,10 +45,10 @@ SEQUENCE, STEPS_PER_SAVE = 16, 16
 
 
 class Texts(torch.utils.data.Dataset[Any]):
-    """Random sequences of tokens."""
+    """`length` random sequences of `sequence` tokens."""
 
-    def __init__(self, length: int) -> None:
-        self.tokens = torch.randint(0, 50257, (length, SEQUENCE), generator=torch.Generator().manual_seed(0))
+    def __init__(self, length: int, sequence: int = SEQUENCE) -> None:
+        self.tokens = torch.randint(0, 50257, (length, sequence), generator=torch.Generator().manual_seed(0))
 
     def __len__(self) -> int:
         return len(self.tokens)
