@@ -37,7 +37,9 @@ class PrecisionArguments(ArgumentGroup):
     bf16_full_eval: bool = argument(default=False, help="evaluate with weights and all computation in bfloat16")
     fp16_full_eval: bool = argument(default=False, help="evaluate with weights and all computation in float16")
     tf32: bool | None = argument(
-        default=None, help="use TensorFloat-32 in float32 matrix products, on Ampere and later GPUs; unchanged if unset"
+        default=None,
+        help="use TensorFloat-32 in float32 products and convolutions, on Ampere and later GPUs; unchanged if unset, "
+        "but on with torch_compile",
     )
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import warnings
@@ -17,6 +18,8 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.ports.device import Device
 from hexloop.ports.state import Part
 
+log = logging.getLogger("hexloop")
+
 # Flags of torch and the environment
 
 VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "FLASH_ATTENTION_DETERMINISTIC": "1"}
@@ -26,12 +29,12 @@ Flag = tuple[Callable[[], Any], Callable[[Any], None], Any]
 """A global flag that a run sets and restores: how it is read and set, and the wanted value."""
 
 
-def flags_for(args: TrainingArguments) -> list[Flag]:
-    """Return the flags for TF32 products and deterministic kernels, if the arguments require them."""
+def flags_for(args: TrainingArguments, device: Device) -> list[Flag]:
+    """Return the flags for TF32 and deterministic kernels, if the arguments require them."""
     flags: list[Flag] = []
-    if args.tf32 is not None:
-        precision = "high" if args.tf32 else "highest"
-        flags.append((torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, precision))
+    if (tf32 := _tf32(args, device)) is not None:
+        flags.append((_products, _set_products, ("high", "tf32") if tf32 else ("highest", "ieee")))
+        flags.append((_cudnn_formats, _set_cudnn_formats, ("tf32", "tf32") if tf32 else ("ieee", "ieee")))
     if args.full_determinism:
         flags.append((torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True))
         for name, value in (("benchmark", False), ("deterministic", True)):
@@ -40,6 +43,49 @@ def flags_for(args: TrainingArguments) -> list[Flag]:
         for variable, wanted in VARIABLES.items():
             flags.append((partial(os.environ.get, variable), partial(_set_variable, variable), wanted))
     return flags
+
+
+def _tf32(args: TrainingArguments, device: Device) -> bool | None:
+    """Return whether to use TF32, None to leave torch's flags as they are.
+
+    As in transformers, compiled models use it unless the arguments say otherwise, or train in fp16.
+    """
+    if args.tf32 is not None or not args.torch_compile or args.fp16 or "tf32" not in device.capabilities.precisions:
+        return args.tf32
+    log.info("TF32 is on, because torch_compile=True; set tf32=False to compute in full fp32.")
+    return True
+
+
+def _products() -> tuple[str, str]:
+    """Return how torch computes fp32 products: its precision of that name, and the format, "tf32", "ieee" or "none".
+
+    torch does not tell the precision if a script has set the format only.
+    """
+    form = torch.backends.cuda.matmul.fp32_precision
+    try:
+        return torch.get_float32_matmul_precision(), form
+    except RuntimeError:
+        return "high" if form == "tf32" else "highest", form
+
+
+def _set_products(wanted: tuple[str, str]) -> None:
+    torch.set_float32_matmul_precision(wanted[0])
+    if torch.backends.cuda.matmul.fp32_precision != wanted[1]:
+        torch.backends.cuda.matmul.fp32_precision = wanted[1]
+
+
+def _cudnn_formats() -> tuple[str, str]:
+    """Return the formats in which cuDNN computes convolutions and recurrent layers in fp32, "tf32" or "ieee"."""
+    cudnn: Any = torch.backends.cudnn
+    return cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision
+
+
+def _set_cudnn_formats(formats: tuple[str, str]) -> None:
+    """Set both through `allow_tf32`, unless they differ, so that scripts can still read that flag."""
+    cudnn: Any = torch.backends.cudnn
+    cudnn.allow_tf32 = formats[0] == "tf32"
+    if formats != _cudnn_formats():
+        cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = formats
 
 
 def _set_variable(name: str, value: str | None) -> None:

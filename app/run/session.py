@@ -257,7 +257,7 @@ def _prepare(parts: TrainerParts, resume_from: str | bool | None, undo: ExitStac
     asked_accumulation = args.gradient_accumulation_steps
     with refusals:
         undo.enter_context(same_global_batch(parts, resume_from))
-    global_state = take_global_state(adapters.device, flags_for(args))
+    global_state = take_global_state(adapters.device, flags_for(args, adapters.device))
     undo.callback(global_state.release)
     if args.reproduce is None:
         adapters.device.seed(args.seed + adapters.collectives.rank)

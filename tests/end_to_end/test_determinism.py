@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,51 @@ def test_full_determinism_is_set_and_restored(tmp_path: Path) -> None:
 
     assert within == [True, True, False, ":16:8", "1"]
     assert switches() == before
+
+
+def formats() -> list[Any]:
+    cudnn: Any = torch.backends.cudnn
+    return [torch.backends.cuda.matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision]
+
+
+FP32 = ["ieee", "ieee", "ieee"]
+
+
+@pytest.fixture
+def script() -> Iterator[Callable[[str], None]]:
+    """Return a function that sets the format of fp32 products and convolutions as a script does."""
+
+    def set_format(how: str) -> None:
+        cudnn: Any = torch.backends.cudnn
+        if how == "for all":
+            torch.backends.fp32_precision = "tf32"  # type: ignore[attr-defined]
+        elif how == "for each":
+            torch.backends.cuda.matmul.fp32_precision = cudnn.conv.fp32_precision = "tf32"
+            cudnn.rnn.fp32_precision = "ieee"
+        elif how == "by the older names":
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+
+    yield set_format
+    torch.backends.fp32_precision = "none"  # type: ignore[attr-defined]
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = True
+
+
+@pytest.mark.parametrize("how", ["not at all", "for all", "for each", "by the older names"])
+def test_tf32_is_set_and_restored(how: str, script: Callable[[str], None], tmp_path: Path) -> None:
+    """tf32=False turns TF32 off during the run only, however the script has set it; without it, nothing changes."""
+    script(how)
+    before = formats()
+    for tf32, wanted in ((False, FP32), (None, before)):
+        events = small_trainer(tmp_path, tf32=tf32).stream()
+        next(events)
+        within = formats()
+        events.close()
+        assert within == wanted
+        assert formats() == before
+    if how in ("not at all", "by the older names"):
+        assert torch.backends.cudnn.allow_tf32
+        assert torch.backends.cuda.matmul.allow_tf32 == (how == "by the older names")
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ class TestSingleProcess(ParallelismContract[nn.Module, Batch, Tensor]):
 
 class TestTorchLosses(LossesContract[Tensor]):
     def make(self) -> TorchLosses:
-        return TorchLosses()
+        return TorchLosses(GPU)
 
     def loss(self, value: float) -> Tensor:
         return torch.tensor(value, device=GPU)
@@ -310,7 +310,7 @@ class TestMomentumState(OfOptimizers):
 
 class TestTorchLossesState(InOneProcess[TorchLosses]):
     def make(self, collectives: Collectives) -> TorchLosses:
-        return TorchLosses()
+        return TorchLosses(GPU)
 
     def advance(self, kept: TorchLosses) -> None:
         for value in range(40):

@@ -124,7 +124,8 @@ def described_by_environment(processes: Processes, **variables: str) -> Iterator
 
     accelerate has no arguments for most of what it reads there.
     """
-    before, tf32 = dict(os.environ), torch.backends.cuda.matmul.allow_tf32
+    # Reading allow_tf32 raises RuntimeError if the script set TF32 through fp32_precision.
+    before, products = dict(os.environ), torch.backends.cuda.matmul.fp32_precision
     for name in LAUNCHERS:
         os.environ.pop(name, None)
     if processes.world_size > 1:
@@ -151,5 +152,5 @@ def described_by_environment(processes: Processes, **variables: str) -> Iterator
         for name, value in before.items():
             if os.environ.get(name) != value:
                 os.environ[name] = value
-        if torch.backends.cuda.matmul.allow_tf32 != tf32:
-            torch.backends.cuda.matmul.allow_tf32 = tf32
+        if torch.backends.cuda.matmul.fp32_precision != products:
+            torch.backends.cuda.matmul.allow_tf32 = products == "tf32"

@@ -80,7 +80,7 @@ class Agent(LocalElasticAgent):
             monitor_interval=INTERVAL,
             local_addr=plan.address,
         )
-        super().__init__(spec, self.output, shutdown_timeout=int(plan.grace))
+        super().__init__(spec, self.output)
         self._stopped_since: float | None = None
         self._killed: list[int] = []
 
@@ -148,6 +148,12 @@ class Agent(LocalElasticAgent):
         self._end_workers(signal.SIGTERM, self.plan.grace)
         self.output.end(self.failure.rank if self.failure is not None else None)
         super()._stop_workers(worker_group)
+
+    def _shutdown(self, *args: Any, **kwargs: Any) -> None:
+        """End the workers that are still running within the grace period, which older versions of torch do not take."""
+        if len(self._ended()) < len(self._processes()):
+            self._end_workers(signal.SIGTERM, self.plan.grace)
+        super()._shutdown(*args, **kwargs)
 
     def _exit_barrier(self) -> None:
         """Wait for the workers of other machines to exit, unless a signal ends the launch."""
