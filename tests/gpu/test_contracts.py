@@ -380,7 +380,8 @@ def test_a_copy_waits_for_the_update_before_it_and_the_update_after_it_for_the_c
             busy()
             weight.fill_(step)
             (taken,) = snapshots.take("model", parts)
-            assert not torch.cuda.current_stream().query(), "taking a copy waited for the GPU"
+            if step > 1:  # the first calls load kernels, for which CUDA waits
+                assert not torch.cuda.current_stream().query(), "taking a copy waited for the GPU"
             snapshots.wait_before_update()
             weight.fill_(-1.0)
         copied = torch.frombuffer(bytearray(taken.read()), dtype=torch.float32)

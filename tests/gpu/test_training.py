@@ -77,7 +77,7 @@ def test_a_compiled_model_trains_as_the_model_itself(tf32: bool | None, used: st
         trainer.train()
         losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
     assert formats.found == {used}
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4 if tf32 is False else 1e-2)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3 if tf32 is False else 1e-2)
     trainer = small_trainer(tmp_path / "True", use_cpu=False, num_train_epochs=4, save_strategy="no")
     trainer.train(resume_from_checkpoint=True)
     assert trainer.state.global_step == 16
