@@ -32,7 +32,7 @@ from hexloop.app.trainer.hooks import TrainerHooks
 from hexloop.app.trainer.stages import TrainOutput, output_of
 from hexloop.app.wiring.adapters import Injected, choose_adapters
 from hexloop.app.wiring.combinations import log_ineffective_arguments
-from hexloop.app.wiring.data import default_collator
+from hexloop.app.wiring.data import default_collator, import_before_seeding
 from hexloop.app.wiring.evaluation import EvalLoopOutput, PredictionOutput, refuse_metrics
 from hexloop.app.wiring.model import default_label_names
 from hexloop.app.wiring.parts import KeptLoaders, PreparationTime, is_overridden, standard
@@ -100,6 +100,7 @@ class Trainer(TrainerHooks, LegacyNames):
         log_retired_internals(type(self), Trainer)
         if self.args.reproduce is not None and self.args.full_determinism:
             enable_full_determinism(self.args.seed)
+        import_before_seeding(self.args)
         with seeded(self.adapters.device, self.args.seed):
             self.model = self.call_model_init() if model_init is not None else model
         refuse_untrainable_model(self.model)

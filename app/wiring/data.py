@@ -88,6 +88,14 @@ def loader_factory(parts: TrainerParts) -> LoaderFactory:
     )
 
 
+def import_before_seeding(args: TrainingArguments) -> None:
+    """With `reproduce`, import what draws random numbers when it is imported."""
+    if args.reproduce is not None:
+        from hexloop.adapters.batches.torch import reproduction
+
+        reproduction.import_before_seeding()
+
+
 def reproducing_factory(parts: TrainerParts) -> ReproducingFactory:
     """Return what makes the loaders of this process as transformers makes them."""
     args, settings = parts.args, _sharing_settings(parts.args)

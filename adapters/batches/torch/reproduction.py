@@ -10,6 +10,7 @@ import importlib
 import random
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,19 @@ from hexloop.adapters.batches.torch.batches import length_of, without_unused_col
 from hexloop.adapters.batches.torch.collate import Collate, collate_columns
 from hexloop.adapters.batches.torch.loader import ShieldedIterator
 from hexloop.domain.errors import ConfigurationError
+
+IMPORTED = ("accelerate", "torch._dynamo", "datasets", "torchdata.stateful_dataloader")
+"""What the preparation of a run imports, the last two by accelerate if they are installed."""
+
+
+def import_before_seeding() -> None:
+    """Import what a run would import later, because some packages draw random numbers when they are imported.
+
+    transformers has imported them before it seeds the streams.
+    """
+    for name in IMPORTED:
+        with suppress(ModuleNotFoundError):
+            importlib.import_module(name)
 
 
 @frozen

@@ -34,12 +34,18 @@ class Results:
         return found
 
 
-def run_all(library: str, folder: Path, runs: Sequence[tuple[str, str, dict[str, Any]]]) -> Results:
-    """Run cases: the name of each result, its case, and changes of its arguments."""
+def run_all(
+    library: str, folder: Path, runs: Sequence[tuple[str, str, dict[str, Any]]], imports_draw: bool = False
+) -> Results:
+    """Run cases: the name of each result, its case, and changes of its arguments.
+
+    imports_draw: whether the import of a package draws a random number.
+    """
     folders = {name: folder / library / name for name, _, _ in runs}
     request = {
         "library": library,
         "port": _free_ports(),
+        "imports_draw": imports_draw,
         "runs": [[case, str(folders[name]), changes] for name, case, changes in runs],
     }
     folder.mkdir(parents=True, exist_ok=True)

@@ -13,9 +13,10 @@ import random
 import sys
 import traceback
 from collections.abc import Iterator
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -335,7 +336,8 @@ def run(library: str, case: dict[str, Any], folder: Path, changes: dict[str, Any
         trainer.train(**({"resume_from_checkpoint": resume} if resume else {}))
     end = [trainer.evaluate()] if evaluated is not None else []
     weights = {name: digest(tensor) for name, tensor in trainer.model.state_dict().items()}
-    return {"logs": [without_times(each) for each in trainer.state.log_history + end], "weights": weights}
+    logs = [without_times(each) for each in trainer.state.log_history + end]
+    return {"logs": logs, "weights": weights, "imported": DrawingFinder.packages}
 
 
 def digest(tensor: Tensor) -> str:
@@ -365,6 +367,22 @@ def in_child(library: str, name: str, folder: str, changes: dict[str, Any], rank
         os._exit(code)
 
 
+class DrawingFinder:
+    """Draws a random number whenever a package, or torch's compiler, is imported, as the import of some packages does.
+
+    packages: those whose imports drew.
+    """
+
+    packages: ClassVar[list[str]] = []
+
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> None:
+        is_package = "." not in name and name not in sys.stdlib_module_names
+        if name == "torch._dynamo" or (is_package and PathFinder.find_spec(name) is not None):
+            cls.packages.append(name)
+            random.getrandbits(32)
+
+
 def main(request: dict[str, Any]) -> int:
     """Run the cases one after another, each in processes of its own; return how many failed."""
     if request["library"] == "hexloop":
@@ -375,6 +393,8 @@ def main(request: dict[str, Any]) -> int:
         import transformers
 
         _ = transformers.Trainer, transformers.TrainingArguments
+    if request["imports_draw"]:
+        sys.meta_path.insert(0, DrawingFinder)
     failed = 0
     for number, (name, folder, changes) in enumerate(request["runs"]):
         Path(folder).mkdir(parents=True, exist_ok=True)

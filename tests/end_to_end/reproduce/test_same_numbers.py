@@ -58,6 +58,15 @@ def test_forty_steps_are_identical(name: str, quick: Pair) -> None:
     assert_same(name, quick)
 
 
+@pytest.mark.parametrize("name", ["dropout", "two ranks"])
+def test_imports_that_draw_random_numbers_change_nothing(name: str, quick: Pair, tmp_path: Path) -> None:
+    """Packages draw when they are imported; a run imports them before it seeds the random streams."""
+    drawn = run_all("hexloop", tmp_path, [(name, name, {})], imports_draw=True).of(name)
+    assert {"accelerate", "torch._dynamo"} <= set(drawn["imported"])
+    assert drawn["logs"] == quick[0].of(name)["logs"]
+    assert drawn["weights"] == quick[0].of(name)["weights"]
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("name", FURTHER)
 def test_further_runs_are_identical(name: str, further: Pair) -> None:
