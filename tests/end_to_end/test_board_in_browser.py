@@ -206,6 +206,7 @@ def test_pages_fit_the_screen(chromium: Browser, runs: Path, width: int, scheme:
             assert ink != paper
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("required", "result"), [("", "skipped"), ("required", "error")])
 def test_a_missing_browser_is_told(required: str, result: str, tmp_path: Path) -> None:
     """Tests are skipped with what to install; where a browser is required, as in `make test-all`, they fail."""

@@ -96,7 +96,7 @@ def test_a_stuck_rank_is_named(operation: Callable[[Collectives], object], name:
 
     def get_stuck(ranks: Collectives) -> None:
         if ranks.rank == 1:
-            time.sleep(20)
+            time.sleep(14)
         else:
             operation(ranks)
 

@@ -83,7 +83,9 @@ WRONG = {
 """What is told of lines that are not notes."""
 
 
-@pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.matrix] if name == "many notes" else []) for name in LINES]
+)
 def test_lines_that_are_no_notes_are_tolerated(tmp_path: Path, name: str) -> None:
     """Lines that are broken or of another form do no harm to the notes around them.
 

@@ -235,6 +235,7 @@ def test_the_key_is_in_no_file(tmp_path: Path, secret: str) -> None:
     assert arguments["checkpoint_key"] == "<CHECKPOINT_KEY>"
 
 
+@pytest.mark.matrix
 def test_several_processes_sign_and_verify(tmp_path: Path, secret: str) -> None:
     """Rank 0 signs for all; each rank verifies when they resume."""
     program = (

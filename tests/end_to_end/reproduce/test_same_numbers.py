@@ -58,7 +58,7 @@ def test_forty_steps_are_identical(name: str, quick: Pair) -> None:
     assert_same(name, quick)
 
 
-@pytest.mark.parametrize("name", ["dropout", "two ranks"])
+@pytest.mark.parametrize("name", [pytest.param("dropout", marks=pytest.mark.matrix), "two ranks"])
 def test_imports_that_draw_random_numbers_change_nothing(name: str, quick: Pair, tmp_path: Path) -> None:
     """Packages draw when they are imported; a run imports them before it seeds the random streams."""
     drawn = run_all("hexloop", tmp_path, [(name, name, {})], imports_draw=True).of(name)

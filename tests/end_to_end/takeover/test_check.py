@@ -37,6 +37,7 @@ def test_a_script_that_agrees(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.matrix
 def test_a_script_with_samples_in_random_order_agrees(tmp_path: Path) -> None:
     """The check reproduces transformers' order."""
     done = python(*CHECK, "--random_order", folder=tmp_path)

@@ -170,6 +170,7 @@ def test_a_signal_marks_the_run_as_preempted(packages: Path) -> None:
     assert "SIGTERM" in outcome["problem"]
 
 
+@pytest.mark.matrix
 def test_only_the_first_of_several_processes_logs(packages: Path) -> None:
     """All of them together are one run of the tracker."""
     program = [
