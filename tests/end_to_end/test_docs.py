@@ -23,8 +23,8 @@ PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.m
 PATCHES = ROOT / "docs" / "how-to-add.md"
 """Its blocks change a copy of the source: `test_how_to_add.py` runs them."""
 RUNNABLE = [page for page in PAGES if page != PATCHES and any(block.language == "python" for block in blocks_of(page))]
-STARTING_PROCESSES = {"launch", "many-processes"}
-"""Pages whose code starts several processes, which takes long."""
+QUICK = {"README", "index", "start", "checkpoints", "testing"}
+"""Pages whose code `make test` runs, too; each takes seconds to import torch."""
 
 LANGUAGES = {"python", "sh", "yaml", "toml", "text", "diff"}
 SUITES = sorted((ROOT / "docs" / "examples").glob("test_*.py"))
@@ -44,7 +44,7 @@ def run_python(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, id=name_of(page), marks=[pytest.mark.matrix] if page.stem in STARTING_PROCESSES else [])
+        pytest.param(page, id=name_of(page), marks=[] if page.stem in QUICK else [pytest.mark.matrix])
         for page in RUNNABLE
     ],
 )

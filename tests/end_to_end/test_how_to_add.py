@@ -16,6 +16,8 @@ from tests.end_to_end.pages import ROOT, Block, blocks_of
 PAGE = ROOT / "docs" / "how-to-add.md"
 FOLDERS = ("domain", "ports", "adapters", "app")
 CHECKS = [block for block in blocks_of(PAGE) if (block.title or "").startswith("check_")]
+QUICK = ("check_argument.py", "check_storage.py")
+"""Sections that `make test` follows, too."""
 
 
 def section_of(check: Block) -> list[Block]:
@@ -53,7 +55,13 @@ def apply(block: Block, package: Path) -> None:
     file.write_text(text.replace(old, new), encoding="utf-8")
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=[str(block.title) for block in CHECKS])
+@pytest.mark.parametrize(
+    "check",
+    [
+        pytest.param(block, id=str(block.title), marks=[] if block.title in QUICK else [pytest.mark.matrix])
+        for block in CHECKS
+    ],
+)
 def test_following_a_section_works(check: Block, tmp_path: Path) -> None:
     """The check of a section fails without the section's changes, and passes with them."""
     package = copy_source(tmp_path / "source")

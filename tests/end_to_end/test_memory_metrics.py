@@ -42,14 +42,8 @@ def told(trainer: Any, stages: tuple[str, ...]) -> list[list[str]]:
     return [names(each if isinstance(each, dict) else each.metrics) for each in ended]
 
 
-@pytest.mark.parametrize(
-    "order",
-    [
-        ("train", "evaluate", "predict"),
-        pytest.param(("evaluate", "train"), marks=pytest.mark.matrix),
-        pytest.param(("predict", "evaluate"), marks=pytest.mark.matrix),
-    ],
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize("order", [("train", "evaluate", "predict"), ("evaluate", "train"), ("predict", "evaluate")])
 def test_names_match_transformers(tmp_path: Path, order: tuple[str, ...]) -> None:
     """In any order of stages; those of the constructor are reported with the first."""
     ours, theirs = (told(trainer, order) for trainer in (measuring(tmp_path), reference(tmp_path)))

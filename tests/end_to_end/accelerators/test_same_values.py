@@ -10,7 +10,7 @@ import torch
 from tests.end_to_end.accelerators.cases import CASES
 from tests.end_to_end.accelerators.runs import SLOW, Seen, see
 
-QUICK = ("moments", "own loop ddp")
+QUICK = ("moments",)
 OF_DEEPSPEED = ("zero 1", "zero 2", "zero 3")
 FURTHER = tuple(name for name in CASES if name not in (*QUICK, *OF_DEEPSPEED, "fsdp 1"))
 

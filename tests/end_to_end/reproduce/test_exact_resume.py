@@ -62,12 +62,14 @@ def assert_exact(name: str, runs: tuple[Results, Results]) -> None:
         assert parts.of(f"{name} {step}") == whole.of(name), step
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", QUICK)
 def test_a_resumed_run_is_identical(name: str, quick: tuple[Results, Results]) -> None:
     """Logs and weights are those of the run that was not interrupted, wherever it resumes."""
     assert_exact(name, quick)
 
 
+@pytest.mark.matrix
 def test_reading_again_is_announced(quick: tuple[Results, Results]) -> None:
     """Only with workers is everything read again, with a warning of how much that is."""
     lines = [line for line in quick[1].output.splitlines() if "are read once more" in line]
