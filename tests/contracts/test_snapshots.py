@@ -51,15 +51,17 @@ TENSORS = [
 ]
 
 
-class TestTorchSnapshots(SnapshotsContract):
-    """CPU tensors of every layout."""
+class OfTensors(SnapshotsContract):
+    """Tensors of every layout, on the CPU if a class does not name another device."""
+
+    device_name = "cpu"
 
     @pytest.fixture
     def snapshots(self) -> Snapshots:
         return TorchSnapshots()
 
     def make_values(self) -> Any:
-        return [tensor.clone(memory_format=torch.preserve_format) for tensor in TENSORS]
+        return [each.to(self.device_name, copy=True, memory_format=torch.preserve_format) for each in TENSORS]
 
     def parts_of(self, values: Any) -> list[Part]:
         return [tensor_part(f"layer.{number}", tensor) for number, tensor in enumerate(values)]
@@ -70,6 +72,10 @@ class TestTorchSnapshots(SnapshotsContract):
                 tensor.logical_not_()
             else:
                 tensor.neg_().sub_(1)
+
+
+class TestTorchSnapshots(OfTensors):
+    """CPU tensors, and the memory of their copies."""
 
     def test_memory_is_reused(self) -> None:
         """The second snapshot of a tensor uses the memory of the first, or the memory that was prepared for it."""

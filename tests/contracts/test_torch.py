@@ -1,4 +1,4 @@
-"""Contracts of the torch adapters on the CPU."""
+"""Contracts of the torch adapters on the CPU; `tests/gpu` derives from these suites."""
 
 from __future__ import annotations
 
@@ -84,50 +84,66 @@ WHOLE: Batch = default_data_collator(samples())
 WINDOW = [{name: values[start:stop] for name, values in WHOLE.items()} for start, stop in ((0, 4), (4, 9), (9, 10))]
 
 
-def trainable(make_optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW) -> TorchTrainable:
-    model = line()
-    return TorchTrainable(model, make_optimizer(model.parameters(), lr=0.01), ModelLoss())
+class OnDevice:
+    """Models and data on a device, "cpu" if a class does not name another."""
+
+    device_name = "cpu"
+
+    @property
+    def kind(self) -> str:
+        return torch.device(self.device_name).type
+
+    def line(self, dropout: float = 0.0) -> Line:
+        return line(dropout).to(self.device_name)
+
+    def trainable_with(self, make_optimizer: Callable[..., torch.optim.Optimizer]) -> TorchTrainable:
+        model = self.line()
+        return TorchTrainable(model, make_optimizer(model.parameters(), lr=0.01), ModelLoss())
+
+    def placed(self, batch: Batch) -> Batch:
+        return {name: values.to(self.device_name) for name, values in batch.items()}
 
 
-class OnTheWindow:
+class OnTheWindow(OnDevice):
     """Data of the suites of a training step."""
 
     def window(self) -> Sequence[Batch]:
-        return WINDOW
+        return [self.placed(batch) for batch in WINDOW]
 
     def whole(self) -> Batch:
-        return WHOLE
+        return self.placed(WHOLE)
 
 
 class TestTorchTrainable(OnTheWindow, TrainableContract[Batch, Tensor]):
     tolerance = 1e-5
 
     def make(self) -> TorchTrainable:
-        return trainable()
+        return self.trainable_with(torch.optim.AdamW)
 
 
 class TestStandardLearnerOnTorch(OnTheWindow, LearnerContract[Batch, Tensor]):
     tolerance = 1e-4
 
     def make(self) -> Learner[Batch, Tensor]:
-        return StandardLearner(trainable(), PlainPrecision(), SingleProcess())
+        return StandardLearner(self.trainable_with(torch.optim.AdamW), PlainPrecision(), SingleProcess())
 
 
 class TestStandardLearnerWithDynamicScaling(TestStandardLearnerOnTorch):
     tolerance = 2e-2
 
     def make(self) -> Learner[Batch, Tensor]:
-        return StandardLearner(trainable(), Fp16Precision("cpu", initial_scale=1024.0), SingleProcess())
+        precision = Fp16Precision(self.kind, initial_scale=1024.0)
+        return StandardLearner(self.trainable_with(torch.optim.AdamW), precision, SingleProcess())
 
 
-class OnTorch(PrecisionContract[Batch, Tensor]):
+class OnTorch(OnDevice, PrecisionContract[Batch, Tensor]):
     """A precision on the small model."""
 
     def trainable(self) -> TorchTrainable:
-        return trainable(torch.optim.SGD)
+        return self.trainable_with(torch.optim.SGD)
 
     def batch(self) -> Batch:
-        return WHOLE
+        return self.placed(WHOLE)
 
 
 class TestPlainPrecisionOnTorch(OnTorch):
@@ -139,24 +155,24 @@ class TestBf16Precision(OnTorch):
     tolerance = 3e-2
 
     def make(self) -> Precision[Tensor]:
-        return Bf16Precision("cpu")
+        return Bf16Precision(self.kind)
 
 
 class TestFp16Precision(OnTorch):
     tolerance = 1e-2
 
     def make(self) -> Precision[Tensor]:
-        return Fp16Precision("cpu", initial_scale=1024.0)
+        return Fp16Precision(self.kind, initial_scale=1024.0)
 
 
-class TestSingleProcessOnTorch(ParallelismContract[nn.Module, Batch, Tensor]):
+class TestSingleProcessOnTorch(OnDevice, ParallelismContract[nn.Module, Batch, Tensor]):
     tolerance = 1e-5
 
     def make(self) -> SingleProcess:
         return SingleProcess()
 
     def model(self) -> nn.Module:
-        return line()
+        return self.line()
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.01)
@@ -165,28 +181,28 @@ class TestSingleProcessOnTorch(ParallelismContract[nn.Module, Batch, Tensor]):
         return TorchTrainable(model, optimizer, ModelLoss())
 
     def batch(self) -> Batch:
-        return WHOLE
+        return self.placed(WHOLE)
 
 
-class TestTorchLosses(LossesContract[Tensor]):
+class TestTorchLosses(OnDevice, LossesContract[Tensor]):
     def make(self) -> TorchLosses:
-        return TorchLosses()
+        return TorchLosses(self.device_name)
 
     def loss(self, value: float) -> Tensor:
-        return torch.tensor(value)
+        return torch.tensor(value, device=self.device_name)
 
 
 class TestTorchLossesWithoutFilter(TestTorchLosses):
     def make(self) -> TorchLosses:
-        return TorchLosses(filter_nan=False)
+        return TorchLosses(self.device_name, filter_nan=False)
 
 
-class TestRunningLoss(LossesContract[Tensor]):
+class TestRunningLoss(OnDevice, LossesContract[Tensor]):
     def make(self) -> RunningLoss:
-        return RunningLoss("cpu", True, lambda: 0)
+        return RunningLoss(self.device_name, True, lambda: 0)
 
     def loss(self, value: float) -> Tensor:
-        return torch.tensor(value)
+        return torch.tensor(value, device=self.device_name)
 
 
 class TestCpuDevice(DeviceContract):
@@ -203,14 +219,14 @@ class TestCpuDevice(DeviceContract):
         return raised.value
 
 
-class TestTorchEvaluator(EvaluatorContract[Batch]):
+class TestTorchEvaluator(OnDevice, EvaluatorContract[Batch]):
     @pytest.fixture
     def evaluator(self) -> Evaluator[Batch]:
-        self.model = line(dropout=0.5)
+        self.model = self.line(dropout=0.5)
         loader: DataLoader[Any] = DataLoader(cast(Any, samples()), batch_size=4, collate_fn=default_data_collator)
         compute = ModelLoss()
         step = PredictionStep(compute, lambda forward: forward)
-        return TorchEvaluator(self.model, loader, step, transfer_to("cpu"), row_count)
+        return TorchEvaluator(self.model, loader, step, transfer_to(self.device_name), row_count)
 
     def in_training(self, evaluator: Evaluator[Batch]) -> bool:
         return self.model.training
@@ -282,7 +298,7 @@ class TestUsersLoader(OfSamples):
 # State kept between steps
 
 
-class InOneProcess(ExportableContract[Kept]):
+class InOneProcess(OnDevice, ExportableContract[Kept]):
     """A world of one process."""
 
     def run(self, size: int, function: Callable[[Collectives], Result]) -> list[Result]:
@@ -292,7 +308,7 @@ class InOneProcess(ExportableContract[Kept]):
 class TestModelState(InOneProcess[ModelState]):
     def make(self, collectives: Collectives) -> ModelState:
         self.models: dict[int, Line] = getattr(self, "models", {})
-        model = line()
+        model = self.line()
         state = ModelState(model)
         self.models[id(state)] = model
         self.kept = [*getattr(self, "kept", []), state]
@@ -311,7 +327,7 @@ class OfOptimizers(InOneProcess[OptimizerState]):
         raise NotImplementedError
 
     def make(self, collectives: Collectives) -> OptimizerState:
-        model = line()
+        model = self.line()
         optimizer = self.optimizer(model)
         state = OptimizerState(model, optimizer)
         self.kept = [*getattr(self, "kept", []), (state, model, optimizer)]
@@ -340,21 +356,21 @@ class TestMomentumState(OfOptimizers):
 
 class TestTorchLossesState(InOneProcess[TorchLosses]):
     def make(self, collectives: Collectives) -> TorchLosses:
-        return TorchLosses()
+        return TorchLosses(self.device_name)
 
     def advance(self, kept: TorchLosses) -> None:
         for value in range(40):
-            kept.add(torch.tensor(0.1 * value))
+            kept.add(torch.tensor(0.1 * value, device=self.device_name))
 
 
 class TestLossScaleState(InOneProcess[Fp16Precision]):
     def make(self, collectives: Collectives) -> Fp16Precision:
-        return Fp16Precision("cpu", initial_scale=1024.0)
+        return Fp16Precision(self.kind, initial_scale=1024.0)
 
     def advance(self, kept: Fp16Precision) -> None:
-        model = line()
+        model = self.line()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        loss: Any = kept.scale(kept.wrap(model)(**WHOLE)["loss"])
+        loss: Any = kept.scale(kept.wrap(model)(**self.placed(WHOLE))["loss"])
         loss.backward()
         kept.unscale(cast(Any, optimizer))
         kept.step(cast(Any, optimizer))

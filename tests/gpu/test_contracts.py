@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pytest
@@ -15,59 +15,23 @@ from hexloop.adapters.batches.torch.collate import default_data_collator
 from hexloop.adapters.batches.torch.external import ExternalBatches
 from hexloop.adapters.batches.torch.loader import OrderedLoader
 from hexloop.adapters.batches.torch.order import OrderedBatchSampler, VectorisedPermutation
-from hexloop.adapters.batches.torch.structure import row_count, transfer_to
+from hexloop.adapters.batches.torch.structure import transfer_to
 from hexloop.adapters.device.torch import CudaDevice
-from hexloop.adapters.engines.single.engine import SingleProcess
-from hexloop.adapters.evaluator.torch.evaluator import PredictionStep, TorchEvaluator
-from hexloop.adapters.losses.torch import RunningLoss, TorchLosses
-from hexloop.adapters.precision.autocast import Bf16Precision, Fp16Precision
-from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.adapters.snapshots.torch import TorchSnapshots
-from hexloop.adapters.trainable.torch.model_state import ModelState
-from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
 from hexloop.adapters.trainable.torch.serialization import tensor_part
-from hexloop.adapters.trainable.torch.trainable import ModelLoss, TorchTrainable
-from hexloop.app.testing.contracts.data import BatchesContract, EvaluatorContract
-from hexloop.app.testing.contracts.devices import DeviceContract, PrecisionContract
-from hexloop.app.testing.contracts.learning import LearnerContract, LossesContract, TrainableContract
-from hexloop.app.testing.contracts.processes import ParallelismContract
-from hexloop.app.testing.contracts.state import SnapshotsContract
-from hexloop.domain.loop import StandardLearner
+from hexloop.app.testing.contracts.data import BatchesContract
+from hexloop.app.testing.contracts.devices import DeviceContract
 from hexloop.ports.batches import Batches
-from hexloop.ports.collectives import Collectives
 from hexloop.ports.device import Device
-from hexloop.ports.evaluator import Evaluator
-from hexloop.ports.learner import Learner
-from hexloop.ports.precision import Precision
-from hexloop.ports.snapshots import Snapshots
-from hexloop.ports.state import Part
-from tests.contracts.test_snapshots import TENSORS
-from tests.contracts.test_torch import InOneProcess, Line, line, samples
+from tests.contracts import test_torch as on_cpu
+from tests.contracts.test_snapshots import OfTensors
+from tests.contracts.test_torch import samples
 
 # The suites convert losses to numbers, although they have a graph.
 pytestmark = pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True:UserWarning")
 
 GPU = "cuda:0"
 Batch = dict[str, Tensor]
-
-
-def on_gpu(batch: Batch) -> Batch:
-    return {name: values.to(GPU) for name, values in batch.items()}
-
-
-def whole() -> Batch:
-    return on_gpu(default_data_collator(samples()))
-
-
-def window() -> list[Batch]:
-    """Return the samples in three batches of different sizes."""
-    batch = whole()
-    return [{name: values[start:stop] for name, values in batch.items()} for start, stop in ((0, 4), (4, 9), (9, 10))]
-
-
-def trainable(make_optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW) -> TorchTrainable:
-    model = line().to(GPU)
-    return TorchTrainable(model, make_optimizer(model.parameters(), lr=0.01), ModelLoss())
 
 
 class TestCudaDevice(DeviceContract):
@@ -98,108 +62,48 @@ class TestCudaDevice(DeviceContract):
         assert device.memory().total == torch.cuda.get_device_properties(0).total_memory
 
 
-class OnTheGpu:
-    """Data of the suites of a training step."""
-
-    def window(self) -> Sequence[Batch]:
-        return window()
-
-    def whole(self) -> Batch:
-        return whole()
+class TestTorchTrainable(on_cpu.TestTorchTrainable):
+    device_name = GPU
 
 
-class TestTorchTrainable(OnTheGpu, TrainableContract[Batch, Tensor]):
-    tolerance = 1e-5
-
-    def make(self) -> TorchTrainable:
-        return trainable()
+class TestStandardLearner(on_cpu.TestStandardLearnerOnTorch):
+    device_name = GPU
 
 
-class TestStandardLearner(OnTheGpu, LearnerContract[Batch, Tensor]):
-    tolerance = 1e-4
-
-    def make(self) -> Learner[Batch, Tensor]:
-        return StandardLearner(trainable(), PlainPrecision(), SingleProcess())
+class TestStandardLearnerWithDynamicScaling(on_cpu.TestStandardLearnerWithDynamicScaling):
+    device_name = GPU
 
 
-class TestStandardLearnerWithDynamicScaling(TestStandardLearner):
-    tolerance = 2e-2
-
-    def make(self) -> Learner[Batch, Tensor]:
-        return StandardLearner(trainable(), Fp16Precision("cuda", initial_scale=1024.0), SingleProcess())
+class TestPlainPrecision(on_cpu.TestPlainPrecisionOnTorch):
+    device_name = GPU
 
 
-class OnGpu(PrecisionContract[Batch, Tensor]):
-    """A precision on the small model."""
-
-    def trainable(self) -> TorchTrainable:
-        return trainable(torch.optim.SGD)
-
-    def batch(self) -> Batch:
-        return whole()
+class TestBf16Precision(on_cpu.TestBf16Precision):
+    device_name = GPU
 
 
-class TestPlainPrecision(OnGpu):
-    def make(self) -> Precision[Tensor]:
-        return PlainPrecision()
+class TestFp16Precision(on_cpu.TestFp16Precision):
+    device_name = GPU
 
 
-class TestBf16Precision(OnGpu):
-    tolerance = 3e-2
-
-    def make(self) -> Precision[Tensor]:
-        return Bf16Precision("cuda")
+class TestSingleProcess(on_cpu.TestSingleProcessOnTorch):
+    device_name = GPU
 
 
-class TestFp16Precision(OnGpu):
-    tolerance = 1e-2
-
-    def make(self) -> Precision[Tensor]:
-        return Fp16Precision("cuda", initial_scale=1024.0)
+class TestTorchLosses(on_cpu.TestTorchLosses):
+    device_name = GPU
 
 
-class TestSingleProcess(ParallelismContract[nn.Module, Batch, Tensor]):
-    tolerance = 1e-5
-
-    def make(self) -> SingleProcess:
-        return SingleProcess()
-
-    def model(self) -> nn.Module:
-        return line().to(GPU)
-
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=0.01)
-
-    def trainable(self, model: nn.Module, optimizer: Any) -> TorchTrainable:
-        return TorchTrainable(model, optimizer, ModelLoss())
-
-    def batch(self) -> Batch:
-        return whole()
+class TestTorchLossesWithoutFilter(on_cpu.TestTorchLossesWithoutFilter):
+    device_name = GPU
 
 
-class TestTorchLosses(LossesContract[Tensor]):
-    def make(self) -> TorchLosses:
-        return TorchLosses(GPU)
-
-    def loss(self, value: float) -> Tensor:
-        return torch.tensor(value, device=GPU)
+class TestRunningLoss(on_cpu.TestRunningLoss):
+    device_name = GPU
 
 
-class TestRunningLoss(TestTorchLosses):
-    def make(self) -> Any:
-        return RunningLoss(GPU, True, lambda: 0)
-
-
-class TestTorchEvaluator(EvaluatorContract[Batch]):
-    @pytest.fixture
-    def evaluator(self) -> Evaluator[Batch]:
-        self.model = line(dropout=0.5).to(GPU)
-        loader: DataLoader[Any] = DataLoader(cast(Any, samples()), batch_size=4, collate_fn=default_data_collator)
-        step = PredictionStep(ModelLoss(), lambda forward: forward)
-        return TorchEvaluator(self.model, loader, step, transfer_to(GPU), row_count)
-
-    def in_training(self, evaluator: Evaluator[Batch]) -> bool:
-        return self.model.training
+class TestTorchEvaluator(on_cpu.TestTorchEvaluator):
+    device_name = GPU
 
 
 # Data
@@ -247,111 +151,47 @@ class TestUsersLoader(OfSamples):
 # State kept between steps
 
 
-class TestModelState(InOneProcess[ModelState]):
-    def make(self, collectives: Collectives) -> ModelState:
-        self.models: dict[int, Line] = getattr(self, "models", {})
-        model = line().to(GPU)
-        state = ModelState(model)
-        self.models[id(state)] = model
-        self.kept = [*getattr(self, "kept", []), state]
-        return state
-
-    def advance(self, kept: ModelState) -> None:
-        with torch.no_grad():
-            for tensor in self.models[id(kept)].state_dict().values():
-                tensor.add_(1)
+class TestModelState(on_cpu.TestModelState):
+    device_name = GPU
 
 
-class OfOptimizers(InOneProcess[OptimizerState]):
-    """Base class for tests of the optimizer that `optimizer` returns."""
-
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        raise NotImplementedError
-
-    def make(self, collectives: Collectives) -> OptimizerState:
-        model = line().to(GPU)
-        optimizer = self.optimizer(model)
-        state = OptimizerState(model, optimizer)
-        self.kept = [*getattr(self, "kept", []), (state, model, optimizer)]
-        # An optimizer creates its moments at its first step; before that no state can be missing.
-        self.advance(state)
-        return state
-
-    def advance(self, kept: OptimizerState) -> None:
-        _, model, optimizer = next(each for each in self.kept if each[0] is kept)
-        for parameter in model.parameters():
-            parameter.grad = torch.full_like(parameter, 0.5)
-        optimizer.step()
-        for group in optimizer.param_groups:
-            group["lr"] *= 0.9
+class TestFusedAdamWState(on_cpu.TestAdamWState):
+    device_name = GPU
 
 
-class TestFusedAdamWState(OfOptimizers):
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+class TestMomentumState(on_cpu.TestMomentumState):
+    device_name = GPU
 
 
-class TestAdamWState(OfOptimizers):
+class TestTorchLossesState(on_cpu.TestTorchLossesState):
+    device_name = GPU
+
+
+class TestLossScaleState(on_cpu.TestLossScaleState):
+    device_name = GPU
+
+
+class TestAdamWState(on_cpu.OfOptimizers):
     """Its step counters are on the CPU, its moments on the GPU."""
+
+    device_name = GPU
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.AdamW(model.parameters(), lr=0.1)
 
 
-class TestCapturableAdamState(OfOptimizers):
+class TestCapturableAdamState(on_cpu.OfOptimizers):
+    device_name = GPU
+
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.Adam(model.parameters(), lr=0.1, capturable=True)
-
-
-class TestMomentumState(OfOptimizers):
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-
-class TestTorchLossesState(InOneProcess[TorchLosses]):
-    def make(self, collectives: Collectives) -> TorchLosses:
-        return TorchLosses(GPU)
-
-    def advance(self, kept: TorchLosses) -> None:
-        for value in range(40):
-            kept.add(torch.tensor(0.1 * value, device=GPU))
-
-
-class TestLossScaleState(InOneProcess[Fp16Precision]):
-    def make(self, collectives: Collectives) -> Fp16Precision:
-        return Fp16Precision("cuda", initial_scale=1024.0)
-
-    def advance(self, kept: Fp16Precision) -> None:
-        model = line().to(GPU)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        loss: Any = kept.scale(kept.wrap(model)(**whole())["loss"])
-        loss.backward()
-        kept.unscale(cast(Any, optimizer))
-        kept.step(cast(Any, optimizer))
 
 
 # Snapshots
 
 
-class TestTorchSnapshots(SnapshotsContract):
-    """Tensors of every layout, in the GPU's memory."""
-
-    @pytest.fixture
-    def snapshots(self) -> Snapshots:
-        return TorchSnapshots()
-
-    def make_values(self) -> Any:
-        return [tensor.to(GPU, memory_format=torch.preserve_format) for tensor in TENSORS]
-
-    def parts_of(self, values: Any) -> list[Part]:
-        return [tensor_part(f"layer.{number}", tensor) for number, tensor in enumerate(values)]
-
-    def change(self, values: Any) -> None:
-        for tensor in values:
-            if tensor.dtype is torch.bool:
-                tensor.logical_not_()
-            else:
-                tensor.neg_().sub_(1)
+class TestTorchSnapshots(OfTensors):
+    device_name = GPU
 
 
 @pytest.fixture
