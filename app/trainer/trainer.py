@@ -98,9 +98,10 @@ class Trainer(TrainerHooks, LegacyNames):
         set_log_level(self.args)
         log_ineffective_arguments(self.args)
         log_retired_internals(type(self), Trainer)
-        if self.args.reproduce is not None and self.args.full_determinism:
-            enable_full_determinism(self.args.seed)
-        import_before_seeding(self.args)
+        if self.args.reproduce is not None:
+            import_before_seeding()
+            if self.args.full_determinism:
+                enable_full_determinism(self.args.seed)
         with seeded(self.adapters.device, self.args.seed):
             self.model = self.call_model_init() if model_init is not None else model
         refuse_untrainable_model(self.model)

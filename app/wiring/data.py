@@ -34,6 +34,7 @@ from hexloop.adapters.batches.torch.replay import ReplayedBatches
 from hexloop.adapters.batches.torch.reproduction import (
     AccelerateSettings,
     ReproducingFactory,
+    import_before_seeding,
     rows_to_keep,
     stop_shielded_workers,
 )
@@ -52,6 +53,7 @@ from hexloop.ports.batches import Batches, Padding
 __all__ = [
     "batch_fingerprint",
     "example_count",
+    "import_before_seeding",
     "is_iterable",
     "length_of",
     "map_entries",
@@ -86,14 +88,6 @@ def loader_factory(parts: TrainerParts) -> LoaderFactory:
         main_input=parts.main_input_name,
         progress=_skip_progress(args),
     )
-
-
-def import_before_seeding(args: TrainingArguments) -> None:
-    """With `reproduce`, import what draws random numbers when it is imported."""
-    if args.reproduce is not None:
-        from hexloop.adapters.batches.torch import reproduction
-
-        reproduction.import_before_seeding()
 
 
 def reproducing_factory(parts: TrainerParts) -> ReproducingFactory:

@@ -193,6 +193,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--save-rounds", type=int, default=2)
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("torch finds no GPU on this machine")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     for name, work in WORKS.items():
         compare_steps(name, work, options.rounds)
