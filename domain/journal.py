@@ -2,7 +2,7 @@
 
 | kind | facts |
 |---|---|
-| `began` | `run`, the `step` it starts or resumes at, `settings`, the `command` of the process, `random` |
+| `began` | `run`, `step` (it starts or resumes at), `settings`, `defaults` of those changed, `command`, `random` |
 | `step` | `step`, `batches` (a fingerprint each), `learning_rate`, `random` after it |
 | `losses` | `first` (a step), `losses` of that step and the following ones |
 | `logged` | `step`, `values`, `random` |

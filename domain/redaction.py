@@ -93,6 +93,11 @@ def redact(text: str) -> str:
     return text
 
 
+def _may_be_secret(text: str) -> bool:
+    """Return whether the text of a secret name may be its value, rather than say that it has none or was removed."""
+    return bool(text) and text[0] != "<" and text not in ("None", "null", "true", "false")
+
+
 def redacted(value: Any) -> Any:
     """Return a JSON-like value with `redact` applied to its texts, and without values whose names are secret."""
     if isinstance(value, str):
@@ -100,7 +105,7 @@ def redacted(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {
             name: REMOVED
-            if isinstance(name, str) and isinstance(inner, str) and inner and is_secret_name(name) and inner[0] != "<"
+            if isinstance(name, str) and isinstance(inner, str) and is_secret_name(name) and _may_be_secret(inner)
             else redacted(inner)
             for name, inner in value.items()
         }

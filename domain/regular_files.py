@@ -1,4 +1,4 @@
-"""Opening files that may come from elsewhere: regular files only, opened once, and read up to the size they had then.
+"""Files that may come from elsewhere: regular files only, opened once, and read up to the size they had then.
 
 Opening a named pipe would block, and reading a device may never end; a link may lead to a file that is not meant.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from attrs import asdict
 
@@ -98,6 +100,23 @@ def lines_of(path: str | os.PathLike[str]) -> Iterator[bytes]:
                 raise OSError(errno.EFBIG, text, str(path))
     if held:
         yield bytes(held)
+
+
+def write_atomically(path: Path, data: bytes, private: bool = False) -> None:
+    """Write a file completely or, if an error occurs, not at all; create its folder if needed.
+
+    It is written under a name that cannot be foreseen, so nothing can be put in its way, and then renamed.
+    private: only its owner may read it. Raises OSError.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{secrets.token_hex(8)}.partial")
+    descriptor = _open(str(partial), os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode=0o600 if private else 0o666)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -19,7 +19,6 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.command_line import ExitCode
 from hexloop.app.printing import print_lines, print_text
 from hexloop.app.recipe import Recipe, read_recipe
-from hexloop.app.run.saving import write_atomically
 from hexloop.app.wiring.checkpoint_files import CheckpointFiles, load_model_weights
 from hexloop.app.wiring.storage import is_elsewhere, is_missing, joined, split_location, storage_for
 from hexloop.domain.checkpoints.manifest import Lineage
@@ -27,6 +26,7 @@ from hexloop.domain.checkpoints.reading import Checkpoint, checkpoint_steps
 from hexloop.domain.checkpoints.selection import find_checkpoint, last_run, newest, open_checkpoint
 from hexloop.domain.errors import CheckpointError, ConfigurationError, DataError
 from hexloop.domain.json_documents import finite_json
+from hexloop.domain.regular_files import write_atomically
 from hexloop.ports.storage import Storage
 
 RESULTS = "eval_results.json"

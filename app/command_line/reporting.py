@@ -13,10 +13,10 @@ from hexloop.app.printing import print_lines
 from hexloop.app.report.page import report_page
 from hexloop.app.report.parts import reason_text
 from hexloop.app.report.reading import RunRecord, read_runs
-from hexloop.app.run.saving import write_atomically
 from hexloop.app.wiring.storage import is_elsewhere
 from hexloop.domain.checkpoints.survey import FolderStatus
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.regular_files import write_atomically
 
 REPORT = "report.html"
 """The name of a report if none is given."""

@@ -116,12 +116,15 @@ class Bounded:
 class RunHistory:
     """One run. name: its identifier in checkpoints and journals. settings, command: those of the last start.
 
+    defaults: of the settings that differ from them; None if the journal does not have them.
+
     series: the curves by name. times: at which time, in seconds since the epoch, a step was logged. commands: of the
     board. paused_at: the step at which the run is paused now.
     """
 
     name: str
     settings: Mapping[str, Any] = field(factory=dict)
+    defaults: Mapping[str, Any] | None = None
     command: str = ""
     sessions: Bounded = field(factory=Bounded)
     saves: Bounded = field(factory=Bounded)
@@ -219,6 +222,8 @@ class RunHistory:
         self.last_step = step
         settings = note.get("settings")
         self.settings = settings if isinstance(settings, Mapping) else self.settings
+        defaults = note.get("defaults")
+        self.defaults = defaults if isinstance(defaults, Mapping) else None
         command = note.get("command")
         self.command = command[:LONGEST_TEXT] if isinstance(command, str) else self.command
         self.total_steps = step_in(note.get("total_steps")) or self.total_steps

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.arguments.recorded import settings_of, untouched
 from hexloop.app.callbacks.console import duration_text
 from hexloop.app.checkpoint_rows import CheckpointRow, format_age, format_bytes
 from hexloop.app.report.history import Outcome, RunHistory, Session, number_of
@@ -16,7 +17,7 @@ from hexloop.app.report.reading import RunRecord
 from hexloop.app.report.timeline import RUNNING_FOR, moment, outcome_of
 from hexloop.app.wiring.storage import joined as path_joined
 from hexloop.domain.checkpoints.survey import FolderStatus
-from hexloop.domain.redaction import redacted
+from hexloop.domain.redaction import is_secret_name, redacted
 
 LONGEST_VALUE = 300
 """Characters of an argument's value that are shown."""
@@ -155,9 +156,11 @@ def arguments_part(records: Sequence[RunRecord]) -> Markup:
             else tag("p", "The runs have equal arguments.")
         )
         return joined(first, everything)
-    defaults = _defaults()
-    changed = [row for row in rows if row[0] in defaults and defaults[row[0]] != row[1]]
-    changed = [(*row, defaults[row[0]]) for row in changed]
+    known = records[0].history.defaults
+    defaults = _defaults() if known is None else {str(name): _value(known, name) for name in redacted(known)}
+    changed = [(*row, defaults[row[0]]) for row in rows if row[0] in defaults and defaults[row[0]] != row[1]]
+    if known is None:  # earlier releases wrote the same for a secret that is set and for one that is not
+        changed = [row for row in changed if not is_secret_name(row[0]) or row[1] == "<CHECKPOINT_KEY>"]
     first = table(("argument", "value", "default"), changed, "Arguments that differ from the defaults")
     return joined(first if changed else tag("p", "All arguments have their defaults."), everything)
 
@@ -171,13 +174,9 @@ def _value(settings: Mapping[str, Any], name: str) -> str:
 
 
 def _defaults() -> dict[str, str]:
-    """Return the defaults of the training arguments, spelled as a journal has them."""
-    found = {}
-    for name, field in TrainingArguments.__dataclass_fields__.items():
-        default = getattr(field.default, "value", field.default)
-        plain = default if isinstance(default, bool | int | float | str) else str(default)
-        found[name] = _value({name: plain}, name)
-    return found
+    """Return the defaults of the training arguments on this machine, for a journal that does not have them."""
+    defaults = settings_of(untouched(TrainingArguments, {"output_dir": ""}))
+    return {name: _value(defaults, name) for name in TrainingArguments.__dataclass_fields__ if name in defaults}
 
 
 def results_part(records: Sequence[RunRecord]) -> Markup:

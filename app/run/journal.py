@@ -13,17 +13,14 @@ from typing import Any
 import torch
 from attrs import define, field
 
+from hexloop.app.arguments.recorded import changed_defaults, settings_of
 from hexloop.app.run.command import command_of_process
 from hexloop.app.wiring.data import batch_fingerprint, random_fingerprint
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.events import AnyEvent, EpochBegan, Logged, Paused, SaveFailed, StepEnded, TrainBegan, TrainEnded
-from hexloop.domain.redaction import redacted
 from hexloop.domain.run import Run
 from hexloop.ports.collectives import Collectives, Reduction
 from hexloop.ports.journal import Fact, Journal
-
-NOT_RECORDED = frozenset({"output_dir", "run_name", "resume_from_checkpoint", "journal"})
-"""Arguments that do not influence the results of a run."""
 
 Transfer = Callable[[Any], Any]
 
@@ -32,7 +29,8 @@ Transfer = Callable[[Any], Any]
 class RunJournal:
     """Follows a run, and records the facts that `hexloop.domain.journal` lists. Losses are read with the next log.
 
-    random: returns the fingerprint of the random streams. settings: the arguments of the run.
+    random: returns the fingerprint of the random streams. settings: the arguments of the run. defaults: what those
+    of them that were changed would be otherwise; None if it is not known.
     each_step: whether steps are recorded as well as logs and saves. totals: sums numbers over all processes.
     An error is reported once, and the run continues without its journal.
     """
@@ -40,6 +38,7 @@ class RunJournal:
     journal: Journal
     random: Callable[[], str]
     settings: Mapping[str, Fact]
+    defaults: Mapping[str, Fact] | None
     each_step: bool
     totals: Callable[[Sequence[float]], Sequence[float]]
     _batches: deque[str | None] = field(factory=deque, init=False)
@@ -88,8 +87,9 @@ class RunJournal:
         assert self._run is not None
         name = self._run.state.run
         command = command_of_process(sys.orig_argv, os.environ)
+        known = {} if self.defaults is None else {"defaults": self.defaults}
         self.journal.note(
-            "began", run=name, step=event.step, settings=self.settings, command=command, random=self.random()
+            "began", run=name, step=event.step, settings=self.settings, **known, command=command, random=self.random()
         )
 
     def _step_ended(self, event: StepEnded) -> None:
@@ -150,10 +150,11 @@ class RunJournal:
 def journal_for(parts: TrainerParts) -> RunJournal:
     """Return the journal of the next run."""
     args, adapters = parts.args, parts.adapters
-    settings = {name: value for name, value in args.to_sanitized_dict().items() if name not in NOT_RECORDED}
-    settings = redacted(settings)
+    settings = settings_of(args)
     random, totals = partial(random_fingerprint, adapters.device.name), totals_over_ranks(adapters.collectives)
-    return RunJournal(adapters.journal, random, settings, args.journal == "steps", totals)
+    return RunJournal(
+        adapters.journal, random, settings, changed_defaults(args, settings), args.journal == "steps", totals
+    )
 
 
 def note_of_saves(journal: Journal) -> Callable[..., None]:

@@ -11,11 +11,11 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from hexloop.app.run.reproduction import reproduction_of
-from hexloop.app.run.saving import write_atomically
 from hexloop.app.wiring.data import global_batch_size
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import own_class
 from hexloop.domain.redaction import redact
+from hexloop.domain.regular_files import write_atomically
 
 CARD = "README.md"
 GENERATED = "generated_from_trainer"

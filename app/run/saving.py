@@ -22,7 +22,7 @@ from hexloop.app.wiring.state import is_sharded, named_weights, own_class, save_
 from hexloop.app.wiring.storage import as_location, chunks_of, files_below, is_elsewhere, storage_for
 from hexloop.domain.json_documents import read_bytes
 from hexloop.domain.redaction import redacted
-from hexloop.domain.regular_files import read_file
+from hexloop.domain.regular_files import read_file, write_atomically
 from hexloop.ports.storage import File, Storage
 
 ARGUMENTS = "training_args.json"
@@ -166,23 +166,6 @@ def _save_processing_class(parts: TrainerParts, folder: str) -> None:
     processing_class = _processing_class(parts)
     if hasattr(processing_class, "save_pretrained"):
         processing_class.save_pretrained(folder)
-
-
-def write_atomically(path: Path, data: bytes, private: bool = False) -> None:
-    """Write a file completely or, if an error occurs, not at all; create its folder if needed.
-
-    private: only its owner may read it.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        if private:
-            _write_privately(str(partial), data)
-        else:
-            partial.write_bytes(data)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 # Metrics

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from hexloop import TrainerCallback
 from hexloop.app.command_line import main
+from hexloop.app.wiring.adapters import JOURNAL
 from tests.end_to_end.report_page import ReportPage
 from tests.end_to_end.small.models import rows
 from tests.end_to_end.small.trainers import small_trainer
@@ -164,6 +165,58 @@ def test_several_runs_share_charts_and_show_what_differs(folder: Path, tmp_path:
         "1",
     ]
     assert page.tables["Runs"][0] == ["", "first", "second"]
+
+
+def test_only_arguments_that_were_changed_are_listed(tmp_path: Path) -> None:
+    """Not those that are derived from others or from the machine, and no secret that is not set."""
+    changed = {**SAVING, "learning_rate": 0.5, "use_cpu": True, "debug": "underflow_overflow"}
+    trained(tmp_path / "run", **changed)
+    reported(tmp_path / "run", "--out", tmp_path / "page.html")
+    page = ReportPage(tmp_path / "page.html")
+    (caption,) = (each for each in page.tables if each.startswith("Arguments that differ from the defaults"))
+    listed = {row[0]: row[1:] for row in page.tables[caption][1:]}
+    assert listed["learning_rate"] == ["0.5", "5e-05"]
+    assert listed["debug"][0] != listed["debug"][1]
+    untouched = {"resume_despite", "include_for_metrics", "accelerator_config", "report_to", "loss_weighting"}
+    untouched |= {"checkpoint_key", "hub_token", "gradient_checkpointing", "activation_checkpointing"}
+    assert not {*listed} & (untouched - {"report_to"})
+    assert "_MISSING_TYPE" not in page.text
+    assert page.row("All arguments", "checkpoint_key") == ["checkpoint_key", "None"]
+    assert page.row("All arguments", "hub_token") == ["hub_token", "None"]
+    assert all(value != default for value, default in listed.values())
+
+
+def test_a_signed_run_looks_signed(tmp_path: Path) -> None:
+    """Its key is named without its value."""
+    key = tmp_path / "key"
+    key.touch(mode=0o600)
+    key.write_bytes(b"x" * 32)
+    trained(tmp_path / "run", checkpoint_key=str(key), hub_token="hf_" + "a" * 20)
+    reported(tmp_path / "run", "--out", tmp_path / "page.html")
+    page = ReportPage(tmp_path / "page.html")
+    (caption,) = (each for each in page.tables if each.startswith("Arguments that differ from the defaults"))
+    listed = {row[0]: row[1:] for row in page.tables[caption][1:]}
+    assert listed["checkpoint_key"] == ["<CHECKPOINT_KEY>", "None"]
+    assert listed["hub_token"] == ["<HUB_TOKEN>", "None"]
+
+
+@pytest.mark.parametrize("changed", [{}, {"learning_rate": 0.25}])
+def test_arguments_of_a_journal_without_defaults(folder: Path, tmp_path: Path, changed: dict[str, Any]) -> None:
+    """They are compared with the defaults on this machine; a secret that earlier releases wrote as if set is not."""
+    lines = (folder / JOURNAL).read_text().splitlines()
+    began = json.loads(lines[0])
+    del began["defaults"]
+    began["settings"] |= {"checkpoint_key": "***", "hub_token": "<HUB_TOKEN>", **changed}
+    (folder / JOURNAL).write_text("\n".join([json.dumps(began), *lines[1:]]) + "\n")
+    reported(folder, "--out", tmp_path / "page.html")
+    page = ReportPage(tmp_path / "page.html")
+    (caption,) = (each for each in page.tables if each.startswith("Arguments that differ from the defaults"))
+    listed = {row[0]: row[1:] for row in page.tables[caption][1:]}
+    assert not {*listed} & {"checkpoint_key", "hub_token", "resume_despite", "include_for_metrics", "debug"}
+    assert ("learning_rate" in listed, listed.get("learning_rate", ["0.25"])[0]) == (
+        True,
+        "0.25" if changed else "0.01",
+    )
 
 
 def test_runs_of_equal_names_are_told_apart(folder: Path, tmp_path: Path) -> None:

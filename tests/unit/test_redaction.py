@@ -34,6 +34,16 @@ def test_secrets_are_removed(form: str) -> None:
     assert SECRET not in str(redacted({"a": [form, {"b": (form,)}], "n": 5}))
 
 
+@pytest.mark.parametrize("text", ["", "None", "null", "true", "false", "<HUB_TOKEN>"])
+def test_a_secret_that_is_not_set_does_not_look_set(text: str) -> None:
+    """A text that says that there is no value stays, under a secret name too."""
+    assert redacted({"checkpoint_key": text, "more": {"password": text}}) == {
+        "checkpoint_key": text,
+        "more": {"password": text},
+    }
+    assert redacted({"checkpoint_key": "none of it"}) == {"checkpoint_key": REMOVED}
+
+
 @pytest.mark.parametrize("text", HARMLESS)
 def test_other_text_is_unchanged(text: str) -> None:
     """Names, numbers, URLs without secrets, and sentences about secrets."""

@@ -12,7 +12,15 @@ import pytest
 
 from hexloop.domain import regular_files
 from hexloop.domain.limits import reading_limits
-from hexloop.domain.regular_files import NotRegularError, chunks_of, lines_of, open_lines, open_regular, read_file
+from hexloop.domain.regular_files import (
+    NotRegularError,
+    chunks_of,
+    lines_of,
+    open_lines,
+    open_regular,
+    read_file,
+    write_atomically,
+)
 
 
 @contextmanager
@@ -133,6 +141,33 @@ def test_a_line_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         assert next(lines) == b"one"
         with pytest.raises(OSError, match="its line 2 is longer than 10 bytes; line_bytes raises this limit"):
             next(lines)
+
+
+@pytest.mark.parametrize(("private", "mode"), [(True, 0o600), (False, 0o644)])
+def test_a_file_is_written_completely_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private: bool, mode: int
+) -> None:
+    """Nothing else is left in its folder, and a link in its place is replaced, not followed."""
+    outside, path = tmp_path / "outside", tmp_path / "new" / "file"
+    outside.write_bytes(b"untouched")
+    path.parent.mkdir()
+    path.symlink_to(outside)
+    before = os.umask(0o022)
+    try:
+        write_atomically(path, b"data", private)
+    finally:
+        os.umask(before)
+    assert (path.read_bytes(), path.stat().st_mode & 0o777, path.is_symlink()) == (b"data", mode, False)
+    assert outside.read_bytes() == b"untouched"
+
+    def fail(source: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(path, b"other", private)
+    assert [each.name for each in path.parent.iterdir()] == ["file"]
+    assert path.read_bytes() == b"data"
 
 
 def test_lines_are_appended_after_a_torn_one(tmp_path: Path) -> None:

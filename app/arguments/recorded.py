@@ -1,0 +1,45 @@
+"""The arguments of a run as its journal records them, and which of them were changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING
+from typing import Any
+
+from hexloop.app.arguments.base import Arguments
+from hexloop.app.arguments.declaration import default_of
+from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.redaction import redacted
+
+NOT_RECORDED = frozenset({"output_dir", "run_name", "resume_from_checkpoint", "journal"})
+"""Arguments that do not influence the results of a run."""
+
+
+def settings_of(args: Any) -> dict[str, Any]:
+    """Return the arguments that influence results, as a journal has them; a token that is not set is None."""
+    settings = {name: value for name, value in args.to_sanitized_dict().items() if name not in NOT_RECORDED}
+    unset = {name: "None" for name in settings if name.endswith("_token") and getattr(args, name, "") is None}
+    found: dict[str, Any] = redacted(settings | unset)
+    return found
+
+
+def changed_defaults(args: Any, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the defaults of the arguments that differ from them; None if they cannot be known."""
+    try:
+        defaults = settings_of(untouched(type(args), vars(args)))
+    except (ConfigurationError, TypeError):  # such as a default that is computed from the object
+        return None
+    return {name: value for name, value in defaults.items() if name in settings and settings[name] != value}
+
+
+def untouched(cls: type[Arguments], given: Mapping[str, Any]) -> Any:
+    """Return an object of `cls` whose arguments have their defaults, and on this machine what is derived from them.
+
+    given: the values of arguments without a default. Raises ConfigurationError if a rule refuses the defaults.
+    """
+    made = object.__new__(cls)
+    for name, field in cls.__dataclass_fields__.items():
+        has_default = field.default is not MISSING or field.default_factory is not MISSING
+        vars(made)[name] = default_of(cls, name) if has_default else given.get(name)
+    Arguments.check(made)
+    return made
