@@ -13,7 +13,6 @@ from hexloop.adapters.batches.torch.batches import (
     LoaderBatches,
     LoaderFactory,
     ShardedBatches,
-    SharingOptions,
     example_count,
     length_of,
     too_many_ranks,
@@ -38,7 +37,7 @@ from hexloop.adapters.batches.torch.reproduction import (
     rows_to_keep,
     stop_shielded_workers,
 )
-from hexloop.adapters.batches.torch.shares import Dispatcher
+from hexloop.adapters.batches.torch.shares import Compare, Dispatcher, SharingOptions
 from hexloop.adapters.batches.torch.stream import StreamLoader
 from hexloop.adapters.batches.torch.structure import Transfer, batch_fingerprint, map_entries, shallow_copy, transfer_to
 from hexloop.adapters.trainable.torch.forward import forward_parameters, used_columns
@@ -47,7 +46,7 @@ from hexloop.app.arguments.data import AcceleratorConfig
 from hexloop.app.callbacks.progress import SkipProgressBar, shows_bars
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.transfer import Inspect
-from hexloop.domain.errors import ConfigurationError, DataError
+from hexloop.domain.errors import CollectiveError, ConfigurationError, DataError
 from hexloop.ports.batches import Batches, Padding
 
 __all__ = [
@@ -337,11 +336,18 @@ def _without_padding(transfer: Transfer) -> Transfer:
     return transfer_or_raise
 
 
-def _comparison(parts: TrainerParts) -> Callable[[Any], None]:
+def _comparison(parts: TrainerParts) -> Compare:
     """Return a check that all processes start with the same rows, for data that each of them reads completely."""
+    collectives = parts.adapters.collectives
 
-    def compare(first_row: Any) -> None:
-        if len(set(map(str, parts.adapters.collectives.gather(batch_fingerprint(first_row))))) > 1:
+    def compare(first_row: Any, failure: str | None) -> None:
+        own = None if first_row is None else str(batch_fingerprint(first_row))
+        found = cast("list[tuple[str | None, str | None]]", collectives.gather([own, failure]))
+        failed = [rank for rank, (_, cause) in enumerate(found) if cause is not None]
+        if failed:
+            if failure is None:
+                raise CollectiveError(f"Rank {failed[0]} cannot read its data: {found[failed[0]][1]}")
+        elif len({row for row, _ in found}) > 1:
             raise DataError(
                 "The processes read different rows, although each reads all data and takes its share of every batch: "
                 "the dataset or its sampler selects a part by rank (as after split_dataset_by_node), or each process "

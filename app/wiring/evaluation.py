@@ -293,11 +293,11 @@ def make_evaluator(
 
     Raises ConfigurationError if `compute_metrics` cannot compute metrics in the way that the arguments require.
     """
-    args, adapters = parts.args, parts.adapters
+    args, adapters, sharded = parts.args, parts.adapters, is_sharded(parts.adapters.parallelism, parts.model)
     refuse_metrics(args, parts.compute_metrics)
     parts.callback_handler.eval_dataloader = loader
     model = _prepared_model(parts) if parts.run is None else _model_in_training(parts)
-    if parts.hooks.wrap_model.overridden and not is_sharded(adapters.parallelism, parts.model):
+    if parts.hooks.wrap_model.overridden and not sharded:
         model = parts.hooks.wrap_model(parts.model, training=False, dataloader=loader)
         if parts.run is None:
             model.eval()
@@ -321,7 +321,7 @@ def make_evaluator(
         preparation_seconds=parts.preparation.seconds,
     )
     overridden = parts.hooks.prediction_step.overridden
-    ranks = SingleRank() if adapters.collectives.world_size == 1 else tensor_gatherer(adapters.device.name)
+    ranks = SingleRank() if args.world_size == 1 else tensor_gatherer(adapters.device.name, announces=not sharded)
     kept: Callable[[], int | None] = (lambda: None) if parts.gathers_all_rows else rows_to_keep
     step = parts.hooks.prediction_step.method if overridden else standard_prediction_step(parts)
     if overridden and adapters.precision.name in HALF_FORMATS:  # it may call the model itself
@@ -384,11 +384,11 @@ def _created(folder: str | None) -> str | None:
     return folder
 
 
-def tensor_gatherer(device: str) -> Any:
-    """Return what gathers and sums tensors of all processes."""
+def tensor_gatherer(device: str, announces: bool = True) -> Any:
+    """Return what gathers and sums tensors of all processes. announces: it may report failures to the others."""
     from hexloop.adapters.collectives.torch.tensors import TensorRanks
 
-    return TensorRanks(device)
+    return TensorRanks(device, announces)
 
 
 def refuse_metrics(args: TrainingArguments, compute: Callable[..., Any] | None) -> None:

@@ -30,7 +30,7 @@ class TensorsOfProcesses:
             return values
         if not holds_only_tensors(values):
             raise TypeError("accelerator.gather takes tensors only; use gather_for_metrics for other values.")
-        return _concatenated([part for part, _ in tensor_gatherer(self.device).parts(values, 0)])
+        return _concatenated([part for part, _, _ in tensor_gatherer(self.device).parts(values, 0)])
 
     def reduce(self, values: Any, reduction: str) -> Any:
         """Return the "sum", "mean" or "max" of the tensors of all processes, or with "none" a copy of this process's.

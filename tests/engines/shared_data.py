@@ -269,7 +269,8 @@ def run(scenario: dict[str, Any], folder: Path) -> dict[str, Any]:
         predicted = trainer.predict(trainer.eval_dataset)
         given.clear()
         metrics = trainer.evaluate()
-        trainer.train(resume_from_checkpoint=scenario.get("from") or (stop is not None) or None)
+        if scenario.get("trains", True):
+            trainer.train(resume_from_checkpoint=scenario.get("from") or (stop is not None) or None)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}", "world": trainer.args.world_size}
     reported = {name: value for name, value in metrics.items() if not name.endswith(("runtime", "second", "time"))}

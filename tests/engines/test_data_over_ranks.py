@@ -26,7 +26,7 @@ STREAM = {"data": "stream", "rows": 41}  # the last batch has one row, so that t
 DISPATCH = {"accelerator": {"dispatch_batches": True}}
 SHORT: dict[str, dict[str, Any]] = {
     "map": {"data": "map", "rows": 25, "epochs": 1},
-    "stream": {"data": "stream", "rows": 25, "epochs": 1},
+    "stream": {"data": "stream", "rows": 25, "epochs": 1, "held_out": 1},  # one batch is held out, for two processes
     "dispatched": {"data": "stateful", "rows": 19, "epochs": 1, **DISPATCH},
     "loader": {"data": "loader", "rows": 21, "epochs": 1, "shuffle": False},
     "rebalanced": {
@@ -119,8 +119,9 @@ def of(results: Results, name: str) -> Results:
     """Return each process's result of a scenario, after checking that all finished under the expected engine."""
     found = [each[name] for each in results]
     for each in found:
-        assert "error" not in each, each
-        assert (each["engine"], each["world"]) == ("DistributedDataParallel", len(results))
+        assert "error" not in each, (name, each)
+        assert each["engine"] == "DistributedDataParallel" or not each["seen"]
+        assert each["world"] == len(results)
     return found
 
 
@@ -270,6 +271,45 @@ def test_a_resumed_run_is_bitwise_equal_to_an_uninterrupted_one(world: int, tmp_
         for whole, resumed in zip(of(results, name), of(results, f"resumed {name}"), strict=True):
             for kept in ("seen", "losses", "weights"):
                 assert resumed[kept] == whole[kept], (name, kept)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_all_ranks_finish_whatever_the_number_of_batches(
+    world: int, tmp_path: Path, alone: Callable[[Any], Any]
+) -> None:
+    """Streams of 0 to 2 * world + 1 batches, with and without workers: training, evaluation and prediction.
+
+    Evaluation returns what one process returns. Training reads no row twice. If the stream has no row, all ranks raise
+    the same error.
+    """
+    size, scenarios = shared_data.GLOBAL_BATCH // world, dict[str, dict[str, Any]]()
+    for workers in (0, 2):
+        for batches in range(2 * world + 2):
+            shared = {"data": "stream", "workers": workers}
+            scenarios[f"evaluates {batches}, {workers}"] = {
+                **shared,
+                "held_out": max(2 * batches - 1, 0),
+                "trains": False,
+            }
+            rows = max(size * batches - 1, 1 if workers else world)  # fewer are refused: too many ranks
+            scenarios[f"trains {batches}, {workers}"] = {**shared, "held_out": 1, "rows": rows, "epochs": 1}
+    scenarios["trains nothing"] = {"data": "stream", "held_out": 1, "rows": 0}
+    results = launch(world, scenarios, tmp_path)
+
+    assert {each["trains nothing"].get("error") for each in results} == {results[0]["trains nothing"]["error"]}
+    for name, scenario in list(scenarios.items())[:-1]:
+        found = of(results, name)
+        if scenario.get("trains", True):
+            read = [row for rows in steps(found) for row in rows]
+            # As many steps are planned as for one reader, although each of several workers has a last batch.
+            assert len(read) == len(set(read)) if scenario["workers"] else read == [*range(scenario["rows"])], name
+        else:
+            expected = alone(scenario | {"workers": 0})
+            for each in found:
+                # Workers take turns by batch, so that their rows come in another order than those of one.
+                assert sorted(each["label_ids"] or []) == sorted(expected["label_ids"] or []), name
+                assert each["label_ids"] == found[0]["label_ids"]
 
 
 @pytest.mark.matrix

@@ -32,7 +32,14 @@ from hexloop.adapters.batches.torch.order import (
     refuse_invalid_rng_states,
 )
 from hexloop.adapters.batches.torch.prepared import SampledLoader
-from hexloop.adapters.batches.torch.shares import SampleCounts, Shares, SharesOfRanks
+from hexloop.adapters.batches.torch.shares import (
+    SampleCounts,
+    Share,
+    Shares,
+    SharesOfRanks,
+    SharingOptions,
+    compared,
+)
 from hexloop.adapters.batches.torch.stream import KeyedRows, StreamLoader
 from hexloop.adapters.batches.torch.structure import Transfer, row_count
 from hexloop.domain.errors import ConfigurationError, DataError
@@ -282,32 +289,6 @@ class LoaderBatches:
 # Several ranks
 
 
-@frozen
-class SharingOptions:
-    """How ranks share the batches of a loader.
-
-    splits: split each batch, instead of giving whole batches to the ranks in turn. seed: for the random numbers that
-    reading uses. from_rank_zero: replaces the states of the loader's generators by those of rank 0.
-    distribute: from the shares of all ranks, as rank 0 reads them, to those of this rank, if only rank 0 reads; None if
-    each rank reads. Then `compare`, called with what it reads first, raises DataError if other ranks read other data.
-    batch_sampler: chooses the rows of the batches instead of the loader's own.
-    """
-
-    rank: int
-    world_size: int
-    seed: int = 0
-    splits: bool = False
-    from_rank_zero: Callable[[list[str]], list[str]] = list
-    distribute: Callable[[SharesOfRanks], Shares] | None = None
-    compare: Callable[[Any], None] = accept_any
-    batch_sampler: Iterable[list[Any]] | None = None
-
-    @property
-    def reads(self) -> bool:
-        """Whether this rank reads."""
-        return self.distribute is None or self.rank == 0
-
-
 def too_many_ranks(world_size: int, samples: int) -> str:
     """Return the message of a run with more ranks than samples."""
     return (
@@ -358,10 +339,10 @@ class ShardedBatches(LoaderBatches):
 
     def _own(self, parts: SharesOfRanks) -> Shares:
         with closing(parts):
-            for (share,) in parts:
-                if share.first_row is not None:
-                    self._sharing.compare(share.first_row)
-                yield share
+            shares: Iterator[Share] = (share for (share,) in parts)
+            if isinstance(self.loader, StreamLoader):
+                shares = compared(shares, lambda share: share.first_row, self._sharing.compare)
+            yield from shares
 
     def rows(self, batch: Any) -> int:
         """Return the samples of the whole batch over all ranks; the last batch of an epoch may have fewer."""

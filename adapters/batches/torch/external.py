@@ -19,7 +19,7 @@ from attrs import frozen
 from torch.utils.data import DataLoader, Sampler
 
 from hexloop.adapters.batches.torch import order
-from hexloop.adapters.batches.torch.batches import Inspect, SharingOptions, accept_any, length_of
+from hexloop.adapters.batches.torch.batches import Inspect, accept_any, length_of
 from hexloop.adapters.batches.torch.data_state import (
     DataState,
     Progress,
@@ -37,7 +37,9 @@ from hexloop.adapters.batches.torch.shares import (
     Share,
     Shares,
     SharesOfRanks,
+    SharingOptions,
     as_padding,
+    compared,
     split,
 )
 from hexloop.adapters.batches.torch.stream import restarted, set_epoch
@@ -307,12 +309,11 @@ class ExternalShares(ExternalBatches):
             yield CollatedShares(group + group[:1] * missing, counted).by_rank(samples)
 
     def _compared(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the batches, and compare the first that is ever read with that of the other ranks."""
-        for batch in batches:
-            if not self._has_compared and self.sharing.distribute is None:
-                self.sharing.compare(batch)
-            self._has_compared = True
-            yield batch
+        """Return the batches; in the first pass, the first is compared with that of the other ranks."""
+        if self._has_compared or self.sharing.distribute is not None:
+            return batches
+        self._has_compared = True
+        return compared(batches, lambda batch: batch, self.sharing.compare)
 
     def _read(self, epoch: int, position: int = 0, new_pass: bool = False) -> Iterator[Any]:
         read = super()._read

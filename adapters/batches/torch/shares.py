@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,8 @@ from hexloop.adapters.batches.torch.structure import row_count, slice_rows
 from hexloop.domain.errors import DataError
 from hexloop.domain.order import ALL, Shard, rank_slice
 from hexloop.ports.batches import Padding
+
+Item = TypeVar("Item")
 
 RANK_KEY_FACTOR = 0x9E3779B97F4A7C15
 """Makes the random streams of ranks that have read the same rows different. Odd, so that its multiples differ."""
@@ -37,11 +39,58 @@ class Share:
     first_row: Any = None
 
 
+Compare = Callable[[Any, "str | None"], None]
+"""Called on all ranks with what each reads first, or why it could not; raises an error if these differ."""
+
+
+def accept_rows(first: Any, failure: str | None) -> None:
+    """Accept any first rows."""
+
+
+def compared(read: Iterator[Item], first_row: Callable[[Item], Any], compare: Compare) -> Iterator[Item]:
+    """Yield what is read, after one call of `compare`, whatever the data are: also if nothing is, or reading fails."""
+    try:
+        first = next(read, None)
+    except Exception as error:
+        compare(None, f"{type(error).__name__}: {error}")
+        raise
+    compare(None if first is None else first_row(first), None)
+    if first is not None:
+        yield first
+        yield from read
+
+
 Shares = Generator[Share, None, None]
 """The shares of one rank, batch by batch."""
 
 SharesOfRanks = Generator[tuple[Share, ...], None, None]
 """The shares of all ranks that this process reads for, batch by batch."""
+
+
+@frozen
+class SharingOptions:
+    """How ranks share the batches of a loader.
+
+    splits: split each batch, instead of giving whole batches to the ranks in turn. seed: for the random numbers that
+    reading uses. from_rank_zero: replaces the states of the loader's generators by those of rank 0.
+    distribute: from the shares of all ranks, as rank 0 reads them, to those of this rank, if only rank 0 reads; None if
+    each rank reads. Then all call `compare` once for each pass over data that each rank reads completely.
+    batch_sampler: chooses the rows of the batches instead of the loader's own.
+    """
+
+    rank: int
+    world_size: int
+    seed: int = 0
+    splits: bool = False
+    from_rank_zero: Callable[[list[str]], list[str]] = list
+    distribute: Callable[[SharesOfRanks], Shares] | None = None
+    compare: Compare = accept_rows
+    batch_sampler: Iterable[list[Any]] | None = None
+
+    @property
+    def reads(self) -> bool:
+        """Whether this rank reads."""
+        return self.distribute is None or self.rank == 0
 
 
 class CollatedShares(NamedTuple):

@@ -119,9 +119,10 @@ class StreamLoader(ResumableLoader):
             return
         while group := [share for (share,) in islice(parts, self.turns)]:
             samples, missing = sum(share.samples for share in group), self.turns - len(group)
-            shares = [Share(share.batch, samples, group[0].first_row) for share in group]
-            padding = [Share(as_padding(group[0].batch), samples)] * missing
-            yield tuple((shares + padding)[rank] for rank in self._ranks)
+            batches = [share.batch for share in group]
+            if missing:
+                batches += [as_padding(batches[0])] * missing
+            yield tuple(Share(batches[rank], samples, group[0].first_row) for rank in self._ranks)
 
     # Without workers
 

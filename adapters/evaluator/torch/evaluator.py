@@ -237,8 +237,13 @@ class TorchEvaluator:
         self._reset()
 
     def batches(self) -> Generator[Any, None, None]:
-        """Yield the loader's batches, on the device."""
-        yield from map(self.transfer, self.loader)
+        """Yield the loader's batches, on the device. Raises an error if another rank has fewer batches, or fails."""
+        try:
+            yield from map(self.transfer, self.loader)
+        except Exception as error:
+            self.ranks.fail(error)
+            raise
+        self.ranks.finish()
 
     def begin(self) -> None:
         """Put the model in evaluation mode, and cast it if `options.dtype` is set."""
@@ -248,21 +253,27 @@ class TorchEvaluator:
         self._reset()
 
     def step(self, batch: Any) -> int:
-        """Predict this rank's part of a batch, and return the rows of all ranks."""
+        """Predict this rank's part of a batch, and return the rows of all ranks. If one fails, all raise an error."""
+        try:
+            return self._step(batch)
+        except Exception as error:
+            self.ranks.fail(error)
+            raise
+
+    def _step(self, batch: Any) -> int:
         options = self.options
         rows = 0 if isinstance(batch, Padding) else self.count_rows(batch)
         loss, logits, labels = self.predict(self.model, batch, options.loss_only, ignore_keys=options.ignore_keys)
         if logits is not None:
             logits = self.preprocess_logits(logits, labels)
-        parts = self.ranks.parts((logits, labels, self._inputs_of(batch)), rows)
-        losses = [None] * len(parts) if loss is None else self.ranks.each(loss)
-        weights = self.ranks.loss_weights([count for _, count in parts])
-        for ((logits, labels, inputs), count), each, weight in zip(parts, losses, weights, strict=True):
+        parts = self.ranks.parts((logits, labels, self._inputs_of(batch)), rows, loss)
+        weights = self.ranks.loss_weights([count for _, count, _ in parts])
+        for ((logits, labels, inputs), count, each), weight in zip(parts, weights, strict=True):
             if each is not None and weight:
                 self._losses.add(each, weight)
             if count or len(parts) == 1:
                 self._take(logits, labels, inputs, each, count)
-        rows = sum(count for _, count in parts)
+        rows = sum(count for _, count, _ in parts)
         self.samples += rows
         self._batches += 1
         if options.accumulation_steps and self._batches % options.accumulation_steps == 0:

@@ -10,16 +10,27 @@ from torch import Tensor
 
 from hexloop.adapters.evaluator.torch.predictions import map_tensors
 
+Part = tuple[Any, int, Tensor | None]
+"""What a rank has of a batch: nested tensors, the number of rows, and the mean loss, if any."""
+
 
 class RankGatherer(Protocol):
-    """Gathers what each rank has of a batch. All ranks call the same methods in the same order."""
+    """Gathers what each rank has of a batch.
 
-    def parts(self, values: Any, rows: int) -> list[tuple[Any, int]]:
-        """Return the nested tensors of every rank with their number of rows; `rows` is that of this rank."""
+    Each rank calls `parts` for each of its batches, and then `finish`; or, at any time, `fail`. An error is raised on
+    all ranks if one has fewer batches or failed.
+    """
+
+    def parts(self, values: Any, rows: int, loss: Tensor | None) -> list[Part]:
+        """Return what every rank has of the batch, given what this one has."""
         ...
 
-    def each(self, value: Tensor) -> list[Tensor]:
-        """Return the tensor of every rank; all have the same shape."""
+    def finish(self) -> None:
+        """Check that no rank has another batch."""
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """Report to the other ranks that this one failed."""
         ...
 
     def loss_weights(self, rows: Sequence[int]) -> list[int]:
@@ -35,13 +46,15 @@ def weights_by_rows(rows: Sequence[int]) -> list[int]:
 class SingleRank(RankGatherer):
     """The gatherer of a single process."""
 
-    def parts(self, values: Any, rows: int) -> list[tuple[Any, int]]:
+    def parts(self, values: Any, rows: int, loss: Tensor | None) -> list[Part]:
         """Return this rank's values."""
-        return [(values, rows)]
+        return [(values, rows, loss)]
 
-    def each(self, value: Tensor) -> list[Tensor]:
-        """Return this rank's tensor."""
-        return [value]
+    def finish(self) -> None:
+        """No-op."""
+
+    def fail(self, error: Exception) -> None:
+        """No-op."""
 
 
 @frozen
@@ -56,18 +69,22 @@ class TruncatedRanks(RankGatherer):
     _kept: Callable[[], int | None]
     _batch_size: int
 
-    def parts(self, values: Any, rows: int) -> list[tuple[Any, int]]:
+    def parts(self, values: Any, rows: int, loss: Tensor | None) -> list[Part]:
         """Return the values of every rank without the rows that are cut off."""
-        found = self._ranks.parts(values, rows)
-        counts = first_of([count for _, count in found], self._kept())
+        found = self._ranks.parts(values, rows, loss)
+        counts = first_of([count for _, count, _ in found], self._kept())
         return [
-            (each if kept == count else first_rows(each, kept), kept)
-            for (each, count), kept in zip(found, counts, strict=True)
+            (each if kept == count else first_rows(each, kept), kept, its_loss)
+            for (each, count, its_loss), kept in zip(found, counts, strict=True)
         ]
 
-    def each(self, value: Tensor) -> list[Tensor]:
-        """Return the tensor of every rank."""
-        return self._ranks.each(value)
+    def finish(self) -> None:
+        """Check that no rank has another batch."""
+        self._ranks.finish()
+
+    def fail(self, error: Exception) -> None:
+        """Report to the other ranks that this one failed."""
+        self._ranks.fail(error)
 
     def loss_weights(self, rows: Sequence[int]) -> list[int]:
         """Return the batch size for each rank, cut off as rows are."""

@@ -12,10 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
-from hexloop.adapters.batches.torch.batches import (
-    ShardedBatches,
-    SharingOptions,
-)
+from hexloop.adapters.batches.torch.batches import ShardedBatches
 from hexloop.adapters.batches.torch.external import ExternalBatches, ExternalShares, SampledShares
 from hexloop.adapters.batches.torch.loader import (
     distributed_sampler,
@@ -23,7 +20,7 @@ from hexloop.adapters.batches.torch.loader import (
     reads_by_index,
     unsharded_batches,
 )
-from hexloop.adapters.batches.torch.shares import SampleCounts, as_padding
+from hexloop.adapters.batches.torch.shares import SampleCounts, SharingOptions, as_padding
 from hexloop.adapters.batches.torch.stream import StreamLoader
 from hexloop.adapters.batches.torch.structure import slice_rows
 from hexloop.domain.errors import DataError
