@@ -20,10 +20,8 @@ from hexloop.domain.errors import IrregularFileError, StorageError
 from hexloop.domain.json_documents import read_bytes, read_json
 from hexloop.domain.limits import limits
 from hexloop.domain.redaction import redact, redacted
+from hexloop.domain.run_folder import EARLIER, OUTBOX
 from hexloop.ports.storage import Storage
-
-OUTBOX = ".outbox"
-"""The folder that holds the intents, and what was removed before it was delivered."""
 
 MOST = 1 << 63
 """The largest number of an intent: it takes 20 digits in the name of a file."""
@@ -291,10 +289,19 @@ class Outbox:
         return name in {entry.name for entry in self._storage.list(folder)}
 
 
+def move_earlier_outbox(storage: Storage) -> None:
+    """Move the outbox that an earlier version of hexloop left at another place. Raises StorageError."""
+    earlier = EARLIER[OUTBOX]
+    if any(entry.name == earlier for entry in storage.list("")) and not storage.list(OUTBOX):
+        storage.move(earlier, OUTBOX)
+
+
 def read_intent(storage: Storage, path: str, actions: Collection[str]) -> Intent | None:
     """Return the intent in a file; None if the file does not have one with a known action."""
     try:
         intent = Intent(**read_json(read_bytes(storage.read(path), limits().document_bytes)))
     except (ValueError, TypeError, IrregularFileError):
         return None
+    if is_within(intent.source, EARLIER[OUTBOX]):
+        intent = evolve(intent, source=OUTBOX + intent.source.removeprefix(EARLIER[OUTBOX]))
     return intent if intent.action in actions else None

@@ -59,18 +59,18 @@ class PreemptionArguments(ArgumentGroup):
 class JournalArguments(ArgumentGroup):
     """The run's journal.
 
-    journal: what is written to `journal.jsonl` in the output folder, which `hexloop runs diff` compares to find where
-        two runs diverge. `events`: each log and each phase of each save, with fingerprints of the random generators and
-        the saved weights; steps without either cost nothing, and a run with save_strategy="no" writes no journal.
-        `steps`: in addition, for every step, fingerprints of its batch and of the random generators, its learning rate
-        and its loss, which is read from the device with the next log. `off`: no journal.
+    journal: what is written to `.hexloop/journal.jsonl` in the output folder, which `hexloop runs diff` compares to
+        find where two runs diverge. `events`: each log and each phase of each save, with fingerprints of the random
+        generators and the saved weights; steps without either cost nothing, and a run with save_strategy="no" writes no
+        journal. `steps`: in addition, for every step, fingerprints of its batch and of the random generators, its
+        learning rate and its loss, which is read from the device with the next log. `off`: no journal.
     """
 
     journal: str = argument(
         default="events",
         check=one_of("off", "events", "steps"),
-        help="what to write to journal.jsonl in output_dir for `hexloop runs diff`: off (nothing), events (logs and "
-        "saves), steps (each step as well)",
+        help="what to write to .hexloop/journal.jsonl in output_dir for `hexloop runs diff`: off (nothing), events "
+        "(logs and saves), steps (each step as well)",
     )
 
 

@@ -15,10 +15,9 @@ from attrs import evolve, frozen
 from hexloop.app.report.history import number_of
 from hexloop.app.report.markup import Markup, joined, tag, text_lines
 from hexloop.app.report.page import Content, Section
-from hexloop.app.report.reading import LOG
 from hexloop.app.report.timeline import moment
-from hexloop.app.wiring.adapters import JOURNAL
 from hexloop.domain.regular_files import open_regular
+from hexloop.domain.run_folder import JOURNAL, LOG, own_file
 
 TEXTS = re.compile(r"[^.].*\.(?:log|out|err)")
 """Names of files with the output of a program, as schedulers and shells write them."""
@@ -60,7 +59,9 @@ def files_with_lines(folder: Path) -> list[str]:
     with os.scandir(folder) as entries:
         names = [entry.name for entry in islice(entries, MOST_ENTRIES) if entry.is_file(follow_symlinks=False)]
     texts = sorted(name for name in names if TEXTS.fullmatch(name))[:MOST_TEXTS]
-    return [*(name for name in (JOURNAL, LOG) if name in names), *texts]
+    journal = own_file(folder, JOURNAL)
+    journals = [str(journal.relative_to(folder))] * journal.is_file()
+    return [*journals, *(name for name in [LOG] if name in names), *texts]
 
 
 def last_lines(path: Path, end: int | None = None, most: int = MOST_LINES) -> LinesPart:

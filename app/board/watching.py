@@ -13,12 +13,11 @@ from typing import TypeVar
 
 from attrs import define, field
 
-from hexloop.app.control.files import FOLDER as COMMANDS
 from hexloop.app.report.listing import RunIndex, RunListing
-from hexloop.app.report.reading import LOG, RunReader, RunRecord, locate, with_unique_labels
-from hexloop.app.wiring.adapters import JOURNAL
+from hexloop.app.report.reading import RunReader, RunRecord, locate, with_unique_labels
 from hexloop.domain.checkpoints.manifest import MANIFEST, step_of
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.run_folder import COMMANDS, JOURNAL, LOG, own_file
 
 Shown = TypeVar("Shown")
 
@@ -107,12 +106,12 @@ class WatchedRuns:
 def _version(path: Path) -> str:
     """Return a digest of the sizes and times of a run's journal and log, and of its checkpoints."""
     states: list[object] = []
-    for name in (JOURNAL, LOG):
+    for name in (own_file(path, JOURNAL), path / LOG):
         try:
-            status = os.lstat(path / name)
+            status = os.lstat(name)
         except OSError:
             continue
-        states.append((name, status.st_ino, status.st_size, status.st_mtime_ns))
+        states.append((name.name, status.st_ino, status.st_size, status.st_mtime_ns))
     with suppress(OSError):
         states.append((COMMANDS, os.lstat(path / COMMANDS).st_mtime_ns))
     states.append(_checkpoints_of(path))

@@ -13,9 +13,10 @@ from attrs import define
 
 from hexloop.app.command_line import ExitCode
 from hexloop.app.printing import print_document, print_lines
-from hexloop.app.wiring.adapters import JOURNAL, checked_notes_in
+from hexloop.app.wiring.adapters import checked_notes_in
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.journal import ObservationKind, RunComparison, Timeline, compare, timelines
+from hexloop.domain.run_folder import JOURNAL, own_file
 from hexloop.ports.journal import Fact
 
 WIDTH = 60
@@ -66,7 +67,7 @@ class WrongNotes:
 def _timeline(given: str, problems: list[str]) -> Timeline | None:
     """Return the run that `given` names; None, with a problem added, if there is none."""
     path, at, name = (given, "", "") if os.path.exists(given) or "@" not in given else given.rpartition("@")
-    path = os.path.join(path, JOURNAL) if os.path.isdir(path) else path
+    path = str(own_file(path, JOURNAL)) if os.path.isdir(path) else path
     wrong = WrongNotes(path)
     try:
         runs = timelines(checked_notes_in(path, wrong.add))

@@ -20,14 +20,15 @@ from hexloop.app.command_line import ExitCode
 from hexloop.app.command_line.resuming import AUTO, command_text, resume_command, resume_problems, resume_source
 from hexloop.app.printing import print_lines, print_text
 from hexloop.app.recipe import read_recipe
-from hexloop.app.run.checkpoints import FINISHED, finished_at
+from hexloop.app.run.checkpoints import finished_at
 from hexloop.app.run.session import RunOutcome
-from hexloop.app.wiring.adapters import JOURNAL, choose_interrupts, choose_storage
+from hexloop.app.wiring.adapters import choose_interrupts, choose_storage
 from hexloop.app.wiring.storage import as_location, is_elsewhere, scheme_of
 from hexloop.domain.checkpoints.manifest import checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest
 from hexloop.domain.errors import CheckpointError, ConfigurationError, HexloopError, StorageError
 from hexloop.domain.events import CheckpointPublished, Paused, TrainEnded
+from hexloop.domain.run_folder import EARLIER
 from hexloop.ports.interrupts import Interrupts
 
 SIGNALS = ("SIGINT", "SIGTERM")
@@ -233,7 +234,7 @@ def _written_since(folder: str, since: float) -> list[str]:
     found = [
         str(path)
         for path in sorted(Path(folder).glob("*"))
-        if path.is_file() and path.name not in (JOURNAL, FINISHED) and not path.name.startswith(".")
+        if path.is_file() and path.name not in EARLIER.values() and not path.name.startswith(".")
         if path.stat().st_mtime >= since - 1
     ]
     events = [path for path in Path(folder).rglob("events.out.tfevents.*") if path.stat().st_mtime >= since - 1]

@@ -1,7 +1,8 @@
 """The files by which the board commands a run: one for each command, and one with the last that the run has taken.
 
-They are in the folder `commands` of the run's output folder. Any user who can write there can command the run. A file
-is named after the run and a number; the run takes each number once, and never one that is not above the last.
+They are in the folder `.hexloop/commands` of the run's output folder. Any user who can write there can command the
+run. A file is named after the run and a number; the run takes each number once, and never one that is not above the
+last.
 """
 
 from __future__ import annotations
@@ -23,9 +24,7 @@ from attrs import define, field, frozen
 from hexloop.domain.json_documents import read_bytes, read_json
 from hexloop.domain.limits import limits
 from hexloop.domain.regular_files import chunks_of, open_regular
-
-FOLDER = "commands"
-"""The name of the folder in the output folder of a run."""
+from hexloop.domain.run_folder import COMMANDS
 
 SCHEMA = 1
 
@@ -79,12 +78,13 @@ class CommandFolder:
     @property
     def path(self) -> Path:
         """The folder of the commands, which need not exist."""
-        return self.output / FOLDER
+        return self.output / COMMANDS
 
     # The side of the board
 
     def give(self, action: Action) -> int:
         """Write a command, and return its number. Raises OSError."""
+        self.path.parent.mkdir(exist_ok=True)
         self.path.mkdir(mode=0o700, exist_ok=True)
         if not self.exists():
             raise NotADirectoryError(f"{self.path} is not a folder")

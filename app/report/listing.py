@@ -10,9 +10,8 @@ from attrs import define, field, frozen
 
 from hexloop.app.report.history import RunHistory
 from hexloop.app.report.journal_lines import RunLines, journal_note, log_note
-from hexloop.app.report.reading import LOG
-from hexloop.app.wiring.adapters import JOURNAL
 from hexloop.domain.checkpoints.manifest import step_of
+from hexloop.domain.run_folder import EARLIER, JOURNAL, LOG, OWN
 
 DEEPEST = 4
 """How many levels of folders below the first one may hold runs."""
@@ -89,7 +88,8 @@ class RunIndex:
                     raise
                 continue
             names = {entry.name for entry in listed}
-            if name := next((each for each in (JOURNAL, LOG) if each in names), None):
+            name = JOURNAL if OWN in names and os.path.lexists(self.root / folder / JOURNAL) else None
+            if name := name or next((each for each in (EARLIER[JOURNAL], LOG) if each in names), None):
                 yield folder or ".", name
             if depth < DEEPEST:
                 below = [entry.name for entry in listed if _may_hold_runs(entry)]
@@ -101,7 +101,7 @@ def _may_hold_runs(entry: os.DirEntry[str]) -> bool:
 
 
 def _listing(folder: str, path: Path) -> RunListing:
-    lines = RunLines(path, journal_note if path.name == JOURNAL else log_note)
+    lines = RunLines(path, log_note if path.name == LOG else journal_note)
     try:
         lines.read_edges()
     except OSError as error:

@@ -14,17 +14,14 @@ from hexloop.app.checkpoint_rows import CheckpointRow, rows_of, with_digest_of
 from hexloop.app.report.history import RunHistory, step_in
 from hexloop.app.report.journal_lines import Convert, RunLines, journal_note, log_note
 from hexloop.app.report.results import Results, results_in
-from hexloop.app.wiring.adapters import JOURNAL
 from hexloop.app.wiring.storage import as_location, is_elsewhere, is_missing, storage_for
 from hexloop.domain.checkpoints.manifest import checkpoint_name, step_of
 from hexloop.domain.checkpoints.reading import checkpoint_steps
 from hexloop.domain.checkpoints.survey import FolderStatus, survey
 from hexloop.domain.errors import ConfigurationError, HexloopError
 from hexloop.domain.json_documents import read_bytes, read_json
+from hexloop.domain.run_folder import JOURNAL, LOG, OWN, own_file
 from hexloop.ports.storage import Storage
-
-LOG = "log.jsonl"
-"""The file of the logger `json_lines`."""
 
 TRAINER_STATE = "trainer_state.json"
 """The file with the history in checkpoints of hexloop and of transformers."""
@@ -103,17 +100,17 @@ def locate(given: str, problems: list[str]) -> RunFolder | None:
     if os.path.isfile(path):
         is_log = os.path.basename(path) == LOG
         files = (None, Path(path)) if is_log else (Path(path), None)
-        return RunFolder(given, os.path.dirname(path) or ".", files[0], files[1], name)
+        above, folder = os.path.split(os.path.dirname(path))
+        return RunFolder(given, (above if folder == OWN else os.path.dirname(path)) or ".", files[0], files[1], name)
     if is_missing(path):
         problems.append(f"You chose the run {given}, but there is no such folder; check its name.")
         return None
-    if step_of(os.path.basename(os.path.normpath(path))) is not None and not os.path.exists(
-        os.path.join(path, JOURNAL)
-    ):
+    journal = own_file(path, JOURNAL)
+    if step_of(os.path.basename(os.path.normpath(path))) is not None and not journal.exists():
         parent = os.path.dirname(os.path.normpath(path)) or "."
         problems.append(f"You chose the run {given}, which is one checkpoint; name the folder it is in, {parent}.")
         return None
-    return RunFolder(given, path, Path(path, JOURNAL), Path(path, LOG), name)
+    return RunFolder(given, path, journal, Path(path, LOG), name)
 
 
 def read_run(folder: RunFolder, quick: bool, problems: list[str]) -> RunRecord | None:

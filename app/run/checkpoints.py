@@ -43,6 +43,7 @@ from hexloop.domain.events import AnyEvent, CheckpointPublished, Saved, SaveFail
 from hexloop.domain.json_documents import read_bytes, read_json
 from hexloop.domain.ranks import run_on_rank0
 from hexloop.domain.run import Run
+from hexloop.domain.run_folder import EARLIER, FINISHED
 from hexloop.domain.state import RunState
 from hexloop.ports.collectives import Reduction
 from hexloop.ports.storage import Storage
@@ -293,20 +294,18 @@ def restore(parts: TrainerParts, run: Run[Any, Any], store: RunCheckpoints, resu
 
 # Completion of a run
 
-FINISHED = "finished.json"
-"""The completion marker of a run, beside its checkpoints: the checkpoint that it ended with.
-
-A checkpoint cannot state this itself, because a run may end after its last one. Resuming from any other checkpoint
-leaves steps to train.
-"""
-
 
 def mark_finished(storage: Storage, args: TrainingArguments, state: RunState, last: str | None) -> None:
-    """Record that a run with the newest checkpoint `last` is finished, as long as no arguments make it longer."""
+    """Record that a run with the newest checkpoint `last` is finished, as long as no arguments make it longer.
+
+    A checkpoint cannot state this itself, because a run may end after its last one. Resuming from any other checkpoint
+    leaves steps to train.
+    """
     try:
         ended_with = None if last is None else read_manifest(storage, last).session
         document = {"run": state.run, "step": state.step, "checkpoint": last, "session": ended_with}
-        storage.remove(FINISHED)
+        for path in (FINISHED, EARLIER[FINISHED]):
+            storage.remove(path)
         storage.write(FINISHED, [f"{json.dumps({**document, **_length(args)}, indent=2)}\n".encode()])
         storage.sync([FINISHED])
     except (CheckpointError, StorageError) as error:
@@ -323,10 +322,11 @@ def finished_at(storage: Storage, args: TrainingArguments, chosen: str | None = 
     chosen: None for the good one that the only run in the storage would resume from. Returns None if the run did not
     end with it, or if there are several runs.
     """
-    if FINISHED not in {entry.name for entry in storage.list("")}:
+    path = next((path for path in (FINISHED, EARLIER[FINISHED]) if _has(storage, path)), None)
+    if path is None:
         return None
     try:
-        found = finish_in(read_json(read_bytes(storage.read(FINISHED))), FINISHED)
+        found = finish_in(read_json(read_bytes(storage.read(path))), path)
     except (ValueError, CheckpointError, IrregularFileError):
         return None  # incomplete after a crash, or not hexloop's
     same = all(getattr(found, name) == value for name, value in _length(args).items())
@@ -342,6 +342,11 @@ def finished_at(storage: Storage, args: TrainingArguments, chosen: str | None = 
     except CheckpointError:
         return None
     return found.step
+
+
+def _has(storage: Storage, path: str) -> bool:
+    folder, _, name = path.rpartition("/")
+    return name in {entry.name for entry in storage.list(folder)}
 
 
 def _next(storage: Storage) -> str | None:

@@ -30,6 +30,7 @@ from hexloop.domain.json_documents import read_bytes, read_json
 from hexloop.domain.outbox import Intent
 from hexloop.domain.ranks import run_on_rank0
 from hexloop.domain.run import Run
+from hexloop.domain.run_folder import EARLIER, LOG
 from hexloop.domain.wording import Problem
 from hexloop.ports.hub import Hub
 
@@ -48,7 +49,7 @@ AFTER_A_STOP = 5.0
 ADAPTERS = "adapter_config.json", "adapter_model.safetensors"
 """The files of PEFT's adapters, which are published without the whole model."""
 
-KEPT_HERE = frozenset({"journal.jsonl", "finished.json", "log.jsonl"})
+KEPT_HERE = frozenset({*EARLIER.values(), LOG})
 """Files of the output folder that are hexloop's own, and are not part of a model."""
 
 _at_exit: list[Publisher] = []
@@ -240,7 +241,8 @@ def _left_out(root: Path, folder: str, names: Sequence[str]) -> set[str]:
     """Return the names in a folder that are not published: checkpoints, hidden files and hexloop's own."""
     left = {name for name in names if not _is_published(name)}
     if Path(folder) == root:
-        left |= {name for name in names if name in KEPT_HERE or name.startswith(("checkpoint-", "damaged-"))}
+        apart = ("checkpoint-", "damaged-", "replaced-")
+        left |= {name for name in names if name in KEPT_HERE or name.startswith(apart)}
     return left
 
 

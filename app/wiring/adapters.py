@@ -6,7 +6,6 @@ Engines are in `hexloop.app.engines`, storages in `hexloop.app.wiring.storage`.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +40,7 @@ from hexloop.app.wiring.storage import is_elsewhere, joined, storage_for
 from hexloop.app.wiring.trackers import logging_folder, named_loggers
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.fail_safe import FailSafeJournal
+from hexloop.domain.run_folder import JOURNAL, LOG, own_file
 from hexloop.domain.wording import did_you_mean
 from hexloop.ports.background import Background
 from hexloop.ports.clock import Clock
@@ -58,7 +58,6 @@ from hexloop.ports.storage import Storage
 __all__ = ["checked_notes_in"]
 """Adapters' names that the rest of the app gets from here."""
 
-JOURNAL = "journal.jsonl"
 """The name of the journal's file in the output folder."""
 
 
@@ -286,7 +285,7 @@ def choose_journal(args: TrainingArguments, storage: Storage, problems: list[str
     writes = args.journal == "steps" or (args.journal == "events" and args.save_strategy != "no")
     if not writes or folder is None or args.process_index != 0:
         return NoJournal()
-    return JsonLinesJournal(os.path.join(folder, JOURNAL))
+    return JsonLinesJournal(own_file(folder, JOURNAL))
 
 
 def choose_loggers(args: TrainingArguments, problems: list[str]) -> dict[str, Logger]:
@@ -328,7 +327,7 @@ def choose_loggers(args: TrainingArguments, problems: list[str]) -> dict[str, Lo
 
 
 LOGGERS: dict[str, Callable[[TrainingArguments], Logger]] = {
-    "json_lines": lambda args: JsonLines(joined(str(args.output_dir), "log.jsonl")),
+    "json_lines": lambda args: JsonLines(joined(str(args.output_dir), LOG)),
     "console": lambda args: Console(sys.stdout),
 }
 """From a name in `report_to` to the logger, for those that are no trackers."""

@@ -23,7 +23,7 @@ from hexloop.adapters.contents.safetensors_files import INDEX, MODEL, Stream, co
 from hexloop.app.wiring.saved_setup import check_setup
 from hexloop.app.wiring.storage import chunks_of, files_below
 from hexloop.domain.checkpoints.blocks import VerifiedFiles
-from hexloop.domain.checkpoints.manifest import MANIFEST, checkpoint_name, is_set_aside
+from hexloop.domain.checkpoints.manifest import MANIFEST, checkpoint_name, folders_of, is_set_aside
 from hexloop.domain.checkpoints.reading import Checkpoint
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import json_value
@@ -249,14 +249,14 @@ class CheckpointOverride:
             yield
             return
         replaces = folder.is_dir() and self._stamps().keys() == self.written().keys()
-        before = {entry.name for entry in self._storage.list("")}
+        before = folders_of(self._storage)
         yield
         if not (folder / MANIFEST).is_file():
             return
         self._published = self._stamps()
-        for entry in self._storage.list("") if replaces else ():
-            if entry.name not in before and is_set_aside(entry.name) and entry.name.endswith(f"-{folder.name}"):
-                self._storage.remove(entry.name)
+        for name in folders_of(self._storage) if replaces else ():
+            if name not in before and is_set_aside(name) and name.endswith(f"-{folder.name}"):
+                self._storage.remove(name)
 
     def refuse_changes(self) -> None:
         """Raise CheckpointError for files of the published checkpoint that the method changed or removed since."""

@@ -10,13 +10,13 @@ from pathlib import Path
 from attrs import evolve, frozen
 
 from hexloop.adapters.spool import FileSpool
-from hexloop.app.wiring.outboxes import take_lock
+from hexloop.app.wiring.outboxes import outbox_in, take_lock
 from hexloop.app.wiring.trackers import LOGS, locked_spool, made_from, receiver_of, tracking_in
 from hexloop.domain.background_logger import items_in
 from hexloop.domain.errors import RunStateError
 from hexloop.domain.log_entries import run_of
-from hexloop.domain.outbox import OUTBOX
 from hexloop.domain.redaction import redact
+from hexloop.domain.run_folder import OUTBOX
 from hexloop.domain.tracking import Left, Tracking
 from hexloop.ports.logger import Outcome
 
@@ -36,7 +36,7 @@ class WaitingLogs:
 def spools_in(folder: str) -> list[str]:
     """Return the names of the spools in the state folder of runs."""
     try:
-        folders = [each for each in Path(folder, OUTBOX).iterdir() if each.is_dir()]
+        folders = [each for each in outbox_in(folder).iterdir() if each.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(each.name for each in folders if each.name.startswith(LOGS))

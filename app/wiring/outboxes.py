@@ -21,7 +21,8 @@ from hexloop.app.wiring.storage import as_location, is_elsewhere
 from hexloop.domain.errors import StorageError
 from hexloop.domain.json_documents import read_bytes
 from hexloop.domain.limits import limits
-from hexloop.domain.outbox import OUTBOX, Intent, Outbox, read_intent
+from hexloop.domain.outbox import Intent, Outbox, move_earlier_outbox, read_intent
+from hexloop.domain.run_folder import OUTBOX
 
 PUSH = "push"
 """The action of an intent that publishes on a hub."""
@@ -71,7 +72,7 @@ class HeldOutbox:
 
 def names_in(folder: str) -> list[str]:
     """Return the names of the outboxes for hubs in a folder."""
-    listed = LocalStorage(folder).list(OUTBOX)
+    listed = _storage_of(folder).list(OUTBOX)
     return sorted(entry.name for entry in listed if entry.is_folder and entry.name.partition("-")[0] == HUB)
 
 
@@ -130,10 +131,24 @@ def _candidates(storage: LocalStorage, folder: str) -> Iterator[str]:
     yield from (f"{HUB}-{number}" for number in count(1))
 
 
+def outbox_in(folder: str) -> Path:
+    """Return the path of the folder of all outboxes, which need not exist."""
+    _storage_of(folder)
+    return Path(folder, OUTBOX)
+
+
+def _storage_of(folder: str) -> LocalStorage:
+    storage = LocalStorage(folder)
+    with suppress(StorageError):  # what earlier versions left in a folder that cannot be changed stays there
+        move_earlier_outbox(storage)
+    return storage
+
+
 def take_lock(folder: str, name: str) -> Any:
     """Return the lock of an outbox; None if another process or thread has it."""
     from filelock import FileLock, Timeout
 
+    _storage_of(folder)
     os.makedirs(os.path.join(folder, OUTBOX), exist_ok=True)
     lock = FileLock(os.path.join(folder, OUTBOX, f"{name}.lock"), thread_local=False)
     try:

@@ -17,7 +17,8 @@ from hexloop.app.wiring.storage import files_below
 from hexloop.domain.delivery import Backoff, Delivery, RateLimit
 from hexloop.domain.errors import RefusedError, StorageError, UnavailableError
 from hexloop.domain.limits import limits
-from hexloop.domain.outbox import OUTBOX, Intent
+from hexloop.domain.outbox import Intent
+from hexloop.domain.run_folder import OUTBOX
 from hexloop.ports.hub import Hub
 from hexloop.ports.storage import Storage
 

@@ -23,8 +23,8 @@ from hexloop.app.wiring.saved_setup import check_setup
 from hexloop.domain.checkpoints.manifest import checkpoint_name, step_of
 from hexloop.domain.checkpoints.signatures import SIGNING_DIGEST
 from hexloop.domain.errors import ConfigurationError, StorageError
-from hexloop.domain.outbox import OUTBOX
 from hexloop.domain.redaction import redact
+from hexloop.domain.run_folder import EARLIER, OUTBOX
 from hexloop.ports.signatures import Signatures
 from hexloop.ports.storage import Storage
 
@@ -143,7 +143,7 @@ def _problem_of_fsspec(scheme: str) -> str | None:
 
 def has_unsent_files(storage: Storage) -> bool:
     """Return whether a storage is the fast tier of a tiered storage with files that the slow tier does not have yet."""
-    return any(entry.name.endswith(".json") for entry in storage.list(OUTBOX))
+    return any(entry.name.endswith(".json") for entry in (*storage.list(OUTBOX), *storage.list(EARLIER[OUTBOX])))
 
 
 def _path_of(location: str) -> str:

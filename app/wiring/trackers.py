@@ -22,8 +22,8 @@ from hexloop.app.trackers import TRACKERS
 from hexloop.app.wiring.outboxes import state_folder, take_lock
 from hexloop.domain.background_logger import Receiver
 from hexloop.domain.delivery import Backoff
-from hexloop.domain.outbox import OUTBOX
 from hexloop.domain.redaction import is_secret_name
+from hexloop.domain.run_folder import OUTBOX
 from hexloop.domain.tracking import Tracking
 from hexloop.ports.logger import Logger
 from hexloop.ports.spool import Spool

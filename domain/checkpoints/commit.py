@@ -26,7 +26,15 @@ from typing import Protocol, cast
 from attrs import define, field, frozen
 
 from hexloop.domain.checkpoints.in_place import InPlacePublisher
-from hexloop.domain.checkpoints.manifest import MANIFEST, Lineage, Manifest, Owner, checkpoint_name, free_name
+from hexloop.domain.checkpoints.manifest import (
+    MANIFEST,
+    Lineage,
+    Manifest,
+    Owner,
+    checkpoint_name,
+    folders_of,
+    free_folder,
+)
 from hexloop.domain.checkpoints.pace import Pace
 from hexloop.domain.checkpoints.reading import checkpoint_steps, is_in_lineage, is_protected, read_manifest
 from hexloop.domain.checkpoints.signatures import SIGNATURE, signature_of
@@ -100,9 +108,8 @@ class RenamingPublisher:
         staging = self.owner.staging_name(name)
         self.storage.write(f"{staging}/{MANIFEST}", [manifest])
         self.storage.sync([*unsynced, f"{staging}/{MANIFEST}"])
-        taken = {entry.name for entry in self.storage.list("")}
-        if name in taken:
-            self.storage.move(name, free_name(name, taken))
+        if name in {entry.name for entry in self.storage.list("")}:
+            self.storage.move(name, free_folder(self.storage, name))
         self.storage.move(staging, name)
 
     def abandon(self, name: str) -> None:
@@ -116,9 +123,9 @@ class RenamingPublisher:
 
     def clean_up(self) -> None:
         """Remove every staging folder that this run left behind."""
-        for entry in self.storage.list(""):
-            if self.owner.left_behind(entry.name):
-                self.storage.remove(entry.name)
+        for name in folders_of(self.storage):
+            if self.owner.left_behind(name):
+                self.storage.remove(name)
 
 
 Publisher = RenamingPublisher | InPlacePublisher

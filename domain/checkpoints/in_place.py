@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from attrs import frozen
 
-from hexloop.domain.checkpoints.manifest import MANIFEST, Owner, free_name, may_be_unfinished
+from hexloop.domain.checkpoints.manifest import MANIFEST, Owner, folders_of, free_folder, may_be_unfinished
 from hexloop.domain.checkpoints.reading import is_published
 from hexloop.domain.errors import StorageError
 from hexloop.ports.storage import Storage
@@ -54,16 +54,16 @@ class InPlacePublisher:
 
     def clean_up(self) -> None:
         """Remove every unfinished folder with a mark of this run, and the marks in finished folders."""
-        for entry in self.storage.list(""):
-            if may_be_unfinished(entry.name) and self._marks(entry.name):
-                if is_published(self.storage, entry.name):
-                    self._unmark(entry.name)
+        for name in folders_of(self.storage):
+            if may_be_unfinished(name) and self._marks(name):
+                if is_published(self.storage, name):
+                    self._unmark(name)
                 else:
-                    self.abandon(entry.name)
+                    self.abandon(name)
 
     def _rename_by_copy(self, name: str) -> None:
         """Rename a folder by copying it: a move that is cut short could leave one half in each folder."""
-        renamed = free_name(name, {entry.name for entry in self.storage.list("")})
+        renamed = free_folder(self.storage, name)
         self._mark(renamed)
         paths = list(self._files(name))
         copies = [f"{renamed}/{path}" for path in paths if path != MANIFEST]

@@ -16,8 +16,9 @@ from attrs.validators import and_, deep_mapping, ge, instance_of, optional
 
 from hexloop.domain.errors import DamagedCheckpointError
 from hexloop.domain.json_documents import read_json
+from hexloop.domain.run_folder import OWN, within_own
 from hexloop.domain.state import Migration, migrate
-from hexloop.ports.storage import Stored
+from hexloop.ports.storage import Storage, Stored
 
 MANIFEST = "manifest.json"
 """The file that makes a folder a checkpoint."""
@@ -29,8 +30,10 @@ PROTECTED = "protected"
 """A file of this name, with any content, protects the checkpoint in whose folder it is from rotation."""
 
 _CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]{0,15})")  # up to what a manifest can hold
-_SET_ASIDE = re.compile(r"(?:replaced|damaged)-[1-9][0-9]*-checkpoint-[0-9]+")
-_UNFINISHED = re.compile(r"\.unfinished-([0-9a-f]{16})-([0-9a-z]+)(?:-(.+))?")
+_OWN = re.escape(OWN)
+# Earlier versions of hexloop had these folders beside the checkpoints.
+_SET_ASIDE = re.compile(rf"(?:{_OWN}/)?(?:replaced|damaged)-[1-9][0-9]*-checkpoint-[0-9]+")
+_UNFINISHED = re.compile(rf"(?:{_OWN}/)?\.unfinished-([0-9a-f]{{16}})-([0-9a-z]+)(?:-(.+))?")
 
 
 def checkpoint_name(step: int) -> str:
@@ -42,6 +45,13 @@ def step_of(name: str) -> int | None:
     """Return the step in a checkpoint's name, or None if it is not the name of a checkpoint."""
     match = _CHECKPOINT.fullmatch(name)
     return int(match[1]) if match else None
+
+
+def folders_of(storage: Storage) -> list[str]:
+    """Return the paths of the folders in which checkpoints, and what is no longer or not yet one, can be: sorted."""
+    names = [entry.name for entry in storage.list("") if entry.is_folder]
+    own = [within_own(entry.name) for entry in storage.list(OWN) if entry.is_folder] if OWN in names else []
+    return [*own, *names]
 
 
 def staged_name(name: str) -> str | None:
@@ -67,9 +77,14 @@ def is_mark(name: str) -> bool:
 
 
 def free_name(name: str, taken: Container[str], reason: str = "replaced") -> str:
-    """Return a name that is not among `taken`, for a folder that is no longer the checkpoint `name`."""
+    """Return a name that is not among `taken`, for what is no longer `name`."""
     candidates = (f"{reason}-{number}-{name}" for number in count(1))
     return next(candidate for candidate in candidates if candidate not in taken)
+
+
+def free_folder(storage: Storage, name: str, reason: str = "replaced") -> str:
+    """Return the path of a folder that does not exist, for one that is no longer the checkpoint `name`."""
+    return within_own(free_name(name, {entry.name for entry in storage.list(OWN)}, reason))
 
 
 def may_be_unfinished(name: str) -> bool:
@@ -115,7 +130,7 @@ class Owner:
 
     def staging_name(self, name: str) -> str:
         """Return the staging folder of the checkpoint `name`."""
-        return f"{self.mark}-{name}"
+        return within_own(f"{self.mark}-{name}")
 
     def left_behind(self, name: str) -> bool:
         """Return whether `name` marks something that this run left unfinished, in this session or an earlier one."""

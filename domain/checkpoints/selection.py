@@ -13,6 +13,8 @@ from hexloop.domain.checkpoints.manifest import (
     Lineage,
     Manifest,
     checkpoint_name,
+    folders_of,
+    free_folder,
     free_name,
     is_mark,
     staged_name,
@@ -131,7 +133,7 @@ def publish_staged(storage: Storage, chosen: str | None = None) -> None:
     """
     if storage.capabilities.publication is not Publication.RENAME:
         return
-    taken = {entry.name for entry in storage.list("")}
+    taken = set(folders_of(storage))
     staged = {folder: name for folder in sorted(taken) if (name := staged_name(folder)) and name not in taken}
     if not staged:
         return
@@ -157,7 +159,7 @@ def quarantine(storage: Storage, name: str, reason: str) -> str:
     storage.write(f"{name}/{REASON}", [f"{reason}\n".encode()])
     storage.sync([f"{name}/{REASON}"])
     if storage.capabilities.publication is Publication.RENAME:
-        renamed = free_name(name, {entry.name for entry in storage.list("")}, "damaged")
+        renamed = free_folder(storage, name, "damaged")
         storage.move(name, renamed)
         return renamed
     renamed = free_name(MANIFEST, {entry.name for entry in storage.list(name)}, "damaged")

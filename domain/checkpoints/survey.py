@@ -18,6 +18,7 @@ from hexloop.domain.checkpoints.manifest import (
     Manifest,
     Owner,
     checkpoint_name,
+    folders_of,
     is_set_aside,
     marks_unfinished,
     may_be_unfinished,
@@ -85,7 +86,7 @@ def survey(storage: Storage, quick: bool = False) -> Iterator[CheckpointFolder]:
     Every checkpoint is verified; with `quick`, only its manifest is read. Nothing is changed. Raises StorageError if
     the storage cannot be listed.
     """
-    folders = [entry.name for entry in storage.list("") if entry.is_folder]
+    folders = folders_of(storage)
     steps = {name: step for name in folders if (step := step_of(name)) is not None}
     for name in sorted(steps, key=steps.__getitem__):
         yield examine(storage, name, quick)
@@ -223,7 +224,7 @@ def leftovers(storage: Storage, run: str) -> list[str]:
     owner, found = Owner(run, new_session()), list[str]()
     renames = storage.capabilities.publication is Publication.RENAME
     is_left = _is_left_staged if renames else _is_left_in_place
-    for name in [entry.name for entry in storage.list("") if entry.is_folder]:
+    for name in folders_of(storage):
         with suppress(IrregularFileError), _unless_gone(storage, name):
             if is_left(storage, owner, name):
                 found.append(name)
@@ -247,7 +248,7 @@ def _unless_gone(storage: Storage, name: str) -> Iterator[None]:
     except MissingFileError:
         return  # it changes while it is read
     except StorageError:
-        if name in {entry.name for entry in storage.list("")}:
+        if name in folders_of(storage):
             raise
 
 

@@ -109,7 +109,7 @@ def train(library: str, folder: str, saving: bool, saves: int) -> dict[str, Any]
 
 def last_write(folder: str) -> float:
     """Return the bytes per second of the last save of a run, from its first byte until it is durable."""
-    notes = (json.loads(line) for line in Path(folder, "journal.jsonl").read_text().splitlines())
+    notes = (json.loads(line) for line in Path(folder, ".hexloop/journal.jsonl").read_text().splitlines())
     phases = {note["phase"]: note for note in notes if note["kind"] == "save"}
     seconds: float = phases["written"]["time"] - phases["first_byte"]["time"]
     return float(phases["written"]["bytes"]) / seconds

@@ -312,7 +312,7 @@ def test_commands_of_other_sites_are_refused(served: tuple[Path, str], headers: 
     given = {"folder": "guarded", "run": "a", "action": "stop"}
     assert post(address, given, **headers)[0] in (403, 415)
     assert post(address.rpartition("/")[0] + "x/", given)[0] == 404
-    assert not (folder / "guarded" / "commands").exists()
+    assert not (folder / "guarded" / ".hexloop/commands").exists()
 
 
 def test_lines_are_read_from_the_last_to_the_first(served: tuple[Path, str]) -> None:

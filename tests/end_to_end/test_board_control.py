@@ -39,7 +39,7 @@ def outcomes(folder: Path) -> list[tuple[int, str]]:
 
 
 def notes(folder: Path) -> list[dict[str, Any]]:
-    return read(folder / "journal.jsonl") if (folder / "journal.jsonl").exists() else []
+    return read(folder / ".hexloop/journal.jsonl") if (folder / "journal.jsonl").exists() else []
 
 
 class Gate(TrainerCallback):
@@ -169,7 +169,7 @@ def test_a_run_elsewhere_has_no_commands(tmp_path: Path) -> None:
 def test_no_folder_is_made_without_a_command(tmp_path: Path) -> None:
     """A run that is never commanded writes nothing for it, and its thread ends with it."""
     small_trainer(tmp_path, save_strategy="steps", save_steps=2, max_steps=4).train()
-    assert not (tmp_path / "commands").exists()
+    assert not (tmp_path / ".hexloop/commands").exists()
     assert "hexloop commands" not in [thread.name for thread in threading.enumerate()]
 
 
@@ -181,7 +181,7 @@ def test_files_that_are_no_commands_never_matter(tmp_path: Path) -> None:
     for number in range(1, 301):
         run.board._file(number).write_bytes(b"garbage <script>")
     until(lambda: not run.board.waiting())
-    assert not (tmp_path / "commands" / run.board._file(1).name).exists()
+    assert not (tmp_path / ".hexloop/commands" / run.board._file(1).name).exists()
     run.pause()
     assert other.waiting() == [1]
     assert [outcome for _, outcome in outcomes(tmp_path)].count("refused") == 100

@@ -87,10 +87,10 @@ MARKERS: dict[str, Any] = {
 def test_a_completion_marker_of_another_form_is_ignored(tmp_path: Path, name: str) -> None:
     """The run resumes from its last checkpoint, as if there was no marker."""
     trainer_in(tmp_path, max_steps=4).train()
-    marker = json.loads((tmp_path / "finished.json").read_bytes())
+    marker = json.loads((tmp_path / ".hexloop/finished.json").read_bytes())
     assert finished_at(storage_for(tmp_path), trainer_in(tmp_path, max_steps=4).args) == 4
     changed = {**marker, **MARKERS[name]} if MARKERS[name] else MARKERS[name]
-    (tmp_path / "finished.json").write_text(json.dumps(changed))
+    (tmp_path / ".hexloop/finished.json").write_text(json.dumps(changed))
     assert finished_at(storage_for(tmp_path), trainer_in(tmp_path, max_steps=4).args) is None
 
 

@@ -23,7 +23,7 @@ from tests.end_to_end.small.trainers import same_weights, small_trainer, weights
 
 def noted(folder: Path, kind: str) -> list[dict[str, Any]]:
     """Return the entries of a kind in a run's journal."""
-    return [note for note in read(folder / "journal.jsonl") if note["kind"] == kind]
+    return [note for note in read(folder / ".hexloop/journal.jsonl") if note["kind"] == kind]
 
 
 def test_every_phase_of_a_save_is_recorded(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_two_runs_in_one_folder_are_distinguished(tmp_path: Path) -> None:
     """A second run appends to the journal of the first, and both can be compared."""
     for seed in (1, 1):
         small_trainer(tmp_path, save_strategy="epoch", seed=seed, parts={"model": net(0.3)}).train()
-    one, other = timelines(read(tmp_path / "journal.jsonl")).values()
+    one, other = timelines(read(tmp_path / ".hexloop/journal.jsonl")).values()
     assert compare(one, other).first is None
     assert compare(one, other).last == 4
 

@@ -48,7 +48,7 @@ def test_a_run_whose_last_save_failed_resumes(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="checkpoint-6 was not saved"):
         failed.train()
     assert (failed.outcome.save_failed, failed.outcome.exit_code, failed.outcome.checkpoint) == (True, 1, None)
-    assert not (tmp_path / "recovered" / "finished.json").exists()
+    assert not (tmp_path / "recovered" / ".hexloop/finished.json").exists()
     again = small_trainer(tmp_path / "recovered", **SAVES)
     again.train(resume_from_checkpoint="auto")
     assert (again.outcome.save_failed, again.outcome.exit_code, again.outcome.checkpoint) == (False, 0, "checkpoint-6")
@@ -64,7 +64,7 @@ def test_a_failed_save_is_replaced_by_a_later_one(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="checkpoint-4 was not saved"):
         trainer.train()
     assert (trainer.outcome.save_failed, trainer.outcome.exit_code) == (False, 0)
-    assert (tmp_path / "finished.json").exists()
+    assert (tmp_path / ".hexloop/finished.json").exists()
 
 
 PROGRAM = """

@@ -21,6 +21,7 @@ from hexloop.app.wiring.storage import storage_for
 from hexloop.domain.checkpoints.reading import verify
 from hexloop.domain.errors import CheckpointError, ConfigurationError
 from hexloop.domain.events import CheckpointPublished
+from hexloop.domain.run_folder import OWN
 from hexloop.ports.storage import Storage
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
 from tests.engines.object_store import KEY, SECRET, fail, flaky, new_bucket, object_store
@@ -61,7 +62,7 @@ def cut_after(trainer: Any, step: int) -> None:
                 break
 
 
-def names(storage: Storage, without: str = "finished.json") -> list[str]:
+def names(storage: Storage, without: str = OWN) -> list[str]:
     return [entry.name for entry in storage.list("") if entry.name != without]
 
 

@@ -139,7 +139,7 @@ def test_resumed_run_is_shown_on_the_time_line(tmp_path: Path) -> None:
 
 def test_killed_run_is_said_to_be_lost(folder: Path) -> None:
     """It did not report its end; one that reported a moment ago may still run."""
-    journal = folder / "journal.jsonl"
+    journal = folder / ".hexloop/journal.jsonl"
     notes = [json.loads(line) for line in journal.read_text().splitlines()][:-1]
     journal.write_text("".join(f"{json.dumps(note)}\n" for note in notes))
     reported(folder)
@@ -232,7 +232,7 @@ def test_one_run_of_a_shared_folder_is_chosen_by_name(tmp_path: Path, capsys: py
     """By the start of its name; otherwise it is the last one."""
     for rate in (0.01, 0.02):
         trained(tmp_path, learning_rate=rate)
-    journal = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
+    journal = [json.loads(line) for line in (tmp_path / ".hexloop/journal.jsonl").read_text().splitlines()]
     first, second = (note["run"] for note in journal if note["kind"] == "began")
     reported(tmp_path)
     assert ReportPage(tmp_path / "report.html").row("The run", "run")[1] == second
@@ -249,7 +249,7 @@ def test_runs_without_a_journal_are_read_from_logs_and_checkpoints(folder: Path)
     """The log of json_lines, or else the state in the newest checkpoint, as transformers writes it too."""
     reported(folder)
     from_journal = ReportPage(folder / "report.html").curve("loss")
-    (folder / "journal.jsonl").unlink()
+    (folder / ".hexloop/journal.jsonl").unlink()
     reported(folder)
     page = ReportPage(folder / "report.html")
     assert page.row("The run", "curves from")[1] == "trainer_state.json"
@@ -265,7 +265,7 @@ def test_runs_without_a_journal_are_read_from_logs_and_checkpoints(folder: Path)
 
 def test_what_was_logged_before_the_journal_starts_is_shown(folder: Path) -> None:
     """A run that was resumed in another folder has it in its checkpoint only."""
-    journal = folder / "journal.jsonl"
+    journal = folder / ".hexloop/journal.jsonl"
     notes = [json.loads(line) for line in journal.read_text().splitlines()]
     later = [{**notes[0], "step": 6}, *(note for note in notes[1:] if note.get("step", 0) > 6)]
     journal.write_text("".join(f"{json.dumps(note)}\n" for note in later))
@@ -277,7 +277,7 @@ def test_what_was_logged_before_the_journal_starts_is_shown(folder: Path) -> Non
 
 def test_curves_are_those_of_the_log_if_the_journal_has_none(folder: Path) -> None:
     """Starts and saves are still those of the journal."""
-    journal = folder / "journal.jsonl"
+    journal = folder / ".hexloop/journal.jsonl"
     kept = [line for line in journal.read_text().splitlines() if '"logged"' not in line]
     journal.write_text("\n".join(kept) + "\n")
     run = json.loads(kept[0])["run"]
@@ -293,7 +293,7 @@ def test_curves_are_those_of_the_log_if_the_journal_has_none(folder: Path) -> No
 def test_run_without_logs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On the page and in the output; what else is known is shown."""
     trained(tmp_path / "silent", logging_strategy="no")
-    journal = tmp_path / "silent" / "journal.jsonl"
+    journal = tmp_path / "silent" / ".hexloop/journal.jsonl"
     kept = [line for line in journal.read_text().splitlines() if '"logged"' not in line]
     journal.write_text("\n".join(kept) + "\n")
     for state in (tmp_path / "silent").glob("checkpoint-*/trainer_state.json"):
@@ -322,7 +322,7 @@ def test_wrong_names_are_refused_together(folder: Path, tmp_path: Path, capsys: 
 
 def test_run_that_cannot_be_read_is_refused_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A journal that is a pipe would block, and there is nothing else."""
-    os.mkfifo(tmp_path / "journal.jsonl")
+    os.mkfifo(tmp_path / ".hexloop/journal.jsonl")
     reported(tmp_path, code=2)
     assert capsys.readouterr().err == (
         f"hexloop: You chose the run {tmp_path}, but journal.jsonl cannot be read: it is not a regular file, and only "
@@ -360,7 +360,7 @@ def test_nothing_in_a_run_becomes_part_of_the_page(folder: Path, tmp_path: Path)
         {"kind": "save", "phase": "failed", "step": 2, "error": ATTACK, "time": 1e9 + 3},
         {"kind": "ended", "step": 2, "time": 1e9 + 4, "stopped": True, "reasons": [ATTACK]},
     ]
-    (evil / "journal.jsonl").write_text("".join(f"{json.dumps(note)}\n" for note in notes))
+    (evil / ".hexloop/journal.jsonl").write_text("".join(f"{json.dumps(note)}\n" for note in notes))
     (evil / f"predictions {name}.txt").write_text(f"{ATTACK}\n")
     (evil / "eval_results.json").write_text(json.dumps({ATTACK: ATTACK, "eval_loss": 1.0}))
     manifest = evil / "checkpoint-8" / "manifest.json"
@@ -384,11 +384,11 @@ def test_nothing_in_a_run_becomes_part_of_the_page(folder: Path, tmp_path: Path)
 def test_secrets_are_not_on_the_page(folder: Path) -> None:
     """Neither as arguments, nor in texts of the run."""
     secret = "hf_abcdefghijklmnopqrstuvwxyz"
-    lines = (folder / "journal.jsonl").read_text().splitlines()
+    lines = (folder / ".hexloop/journal.jsonl").read_text().splitlines()
     began = json.loads(lines[0])
     began["settings"] |= {"hub_token": "plainsecretvalue", "run_name": f"run with {secret}"}
     began["command"] = f"python train.py --key {secret}"
-    (folder / "journal.jsonl").write_text("\n".join([json.dumps(began), *lines[1:]]) + "\n")
+    (folder / ".hexloop/journal.jsonl").write_text("\n".join([json.dumps(began), *lines[1:]]) + "\n")
     (folder / "samples.txt").write_text(f"password=verysecretword and {secret}")
     reported(folder)
     source = (folder / "report.html").read_text()
@@ -425,9 +425,9 @@ def test_page_says_how_to_reproduce_and_resume(folder: Path) -> None:
     reported(folder)
     page = ReportPage(folder / "report.html")
     assert f"trainer.train(resume_from_checkpoint='{folder}/checkpoint-12')" in page.preformatted
-    lines = (folder / "journal.jsonl").read_text().splitlines()
+    lines = (folder / ".hexloop/journal.jsonl").read_text().splitlines()
     began = {**json.loads(lines[0]), "command": "hexloop train a.yaml --seed 3"}
-    (folder / "journal.jsonl").write_text("\n".join([json.dumps(began), *lines[1:]]) + "\n")
+    (folder / ".hexloop/journal.jsonl").write_text("\n".join([json.dumps(began), *lines[1:]]) + "\n")
     (folder / "checkpoint-12" / "model.safetensors").unlink()
     reported(folder)
     page = ReportPage(folder / "report.html")
@@ -444,7 +444,7 @@ def test_page_says_how_to_reproduce_and_resume(folder: Path) -> None:
 @pytest.mark.matrix
 def test_a_million_lines_of_garbage_are_cut_with_a_note(folder: Path) -> None:
     """Among the lines of a run. The page stays small, and what the run logged is on it."""
-    journal = folder / "journal.jsonl"
+    journal = folder / ".hexloop/journal.jsonl"
     lines = journal.read_bytes().splitlines(keepends=True)
     garbage = b"".join(
         b'{"garbage": %d, "<b>": [' % number if number % 2 else b"noise %d" % number for number in range(100)
@@ -465,12 +465,12 @@ def test_a_million_lines_of_garbage_are_cut_with_a_note(folder: Path) -> None:
 
 def test_curves_of_many_points_are_reduced(folder: Path) -> None:
     """At most 2,000 points are in the page, among them the extremes; the table counts all."""
-    lines = (folder / "journal.jsonl").read_text().splitlines()
+    lines = (folder / ".hexloop/journal.jsonl").read_text().splitlines()
     logged = [
         {"kind": "logged", "step": step, "time": 1e9 + step, "values": {"loss": 9.0 if step == 5_555 else 1.0}}
         for step in range(1, 20_001)
     ]
-    (folder / "journal.jsonl").write_text("\n".join([lines[0], *map(json.dumps, logged)]) + "\n")
+    (folder / ".hexloop/journal.jsonl").write_text("\n".join([lines[0], *map(json.dumps, logged)]) + "\n")
     reported(folder)
     page = ReportPage(folder / "report.html")
     assert len(page.curve("loss")) <= 2_000

@@ -249,7 +249,7 @@ def test_files_written_before_the_checkpoint_become_part_of_it(tmp_path: Path) -
         assert (found["heads/head.bin"], found["data.json"], found["after.txt"]) == (b"head", b'"mine"', b"after")
         assert {"heads/head.bin", "data.json"} <= json.loads(found["manifest.json"])["files"].keys()
         assert same_weights(load_file(checkpoint / "model.safetensors"), weights(whole))
-        assert not list(folder.glob("replaced-*"))
+        assert not list(folder.glob(".hexloop/replaced-*"))
     assert same_weights(weights(again), weights(whole))
     assert history(again) == history(whole)
 
@@ -262,7 +262,7 @@ def test_an_earlier_checkpoint_of_the_same_name_is_not_reused(tmp_path: Path) ->
 
     assert "old.txt" not in files_in(tmp_path / "checkpoint-4")
     assert (tmp_path / "checkpoint-4" / "heads" / "head.bin").exists()
-    assert (tmp_path / "replaced-1-checkpoint-4" / "old.txt").exists()
+    assert (tmp_path / ".hexloop/replaced-1-checkpoint-4" / "old.txt").exists()
 
 
 @pytest.mark.parametrize("change", ["replaces", "removes"])

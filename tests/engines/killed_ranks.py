@@ -118,7 +118,7 @@ class LaunchedRun:
 
     def notes(self) -> list[dict[str, Any]]:
         """Return the journal's save entries."""
-        journal = self.folder / "run" / "journal.jsonl"
+        journal = self.folder / "run" / ".hexloop/journal.jsonl"
         return [note for note in read(journal) if note["kind"] == "save"] if journal.exists() else []
 
     def waits(self) -> list[float]:

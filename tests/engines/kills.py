@@ -31,6 +31,7 @@ from hexloop.adapters.storage.local import LocalStorage
 from hexloop.domain.checkpoints.manifest import checkpoint_name, step_of
 from hexloop.domain.checkpoints.reading import checkpoint_steps, verify
 from hexloop.domain.checkpoints.selection import newest
+from hexloop.domain.run_folder import FINISHED, JOURNAL, OWN, own_name
 from tests.end_to_end.small.documents import documents_of
 from tests.engines.killed_ranks import check_killed_ranks
 from tests.engines.killed_run import Job, live
@@ -136,7 +137,7 @@ class KilledRun:
 
     def __init__(self, folder: Path, job: Job, counts: Counts) -> None:
         self.folder, self.job, self.counts = folder, job, counts
-        self.journal = folder / "run" / "journal.jsonl"
+        self.journal = folder / "run" / ".hexloop/journal.jsonl"
         self.began = 0.0
         self.temporary = tempfile.mkdtemp(prefix="kills-")  # sockets are created in it, and their paths must be short
         folder.mkdir(parents=True)
@@ -210,8 +211,9 @@ class KilledRun:
 
     def unfinished(self) -> set[str]:
         """Return unexpected names in the folder."""
-        usual = {"journal.jsonl", "finished.json"}
-        names = {path.name for path in (self.folder / "run").glob("*")}
+        usual = {OWN, *map(own_name, (JOURNAL, FINISHED))}
+        run = self.folder / "run"
+        names = {path.name for path in [*run.glob("*"), *(run / OWN).glob("*")]}
         return {name for name in names - usual if step_of(name) is None}
 
     def end(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ class CommandedByTheBoard(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         time.sleep(0.02)
         if args.process_index == 0 and state.global_step == 6:
-            journal = read(Path(args.output_dir, "journal.jsonl"))
+            journal = read(Path(args.output_dir, ".hexloop/journal.jsonl"))
             board = CommandFolder(Path(args.output_dir), journal[0]["run"])  # type: ignore[arg-type]
             board.give(Action.PAUSE)
             for seconds, action in ((2.0, Action.SAVE), (PAUSE, Action.RESUME), (PAUSE + 2, Action.STOP)):
@@ -39,7 +39,7 @@ def test_all_ranks_pause_save_resume_and_stop(tmp_path: Path) -> None:
     arguments |= {"max_steps": 10**5}
     folder = fresh(tmp_path / "run")
     run(Training(processes=2, callbacks=(CommandedByTheBoard,), arguments=arguments), folder)
-    notes = read(folder / "journal.jsonl")
+    notes = read(folder / ".hexloop/journal.jsonl")
     commands: list[Any] = [note for note in notes if note["kind"] == "command"]
     paused = next(note for note in commands if note["outcome"] == "done" and note["action"] == "pause")
     saved, ended = next(note for note in commands if "checkpoint" in note), notes[-1]

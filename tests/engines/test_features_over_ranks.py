@@ -120,12 +120,14 @@ def heard(folder: Path, rank: int) -> dict[str, Any]:
 
 def noted(folder: Path) -> list[tuple[Any, ...]]:
     """Return the journal's step and log entries in order; saves run in the background."""
-    return [(note["kind"], note.get("step")) for note in read(folder / "journal.jsonl") if note["kind"] != "save"]
+    return [
+        (note["kind"], note.get("step")) for note in read(folder / ".hexloop/journal.jsonl") if note["kind"] != "save"
+    ]
 
 
 def noted_losses(folder: Path) -> list[float]:
     """Return the loss of every step, from the journal."""
-    notes: list[Any] = [note["losses"] for note in read(folder / "journal.jsonl") if note["kind"] == "losses"]
+    notes: list[Any] = [note["losses"] for note in read(folder / ".hexloop/journal.jsonl") if note["kind"] == "losses"]
     return [loss for losses in notes for loss in losses]
 
 

@@ -83,7 +83,7 @@ def killed_after(folder: Path, seconds: float) -> int:
 
 def unfinished(folder: Path) -> list[Path]:
     """Return what remains of interrupted saves and removals."""
-    return list(folder.glob(".unfinished-*"))
+    return list(folder.glob(".hexloop/.unfinished-*"))
 
 
 def kill_and_resume(folder: Path, kills: int, seed: int) -> int:

@@ -129,7 +129,9 @@ def test_a_signal_during_a_save_completes_it_and_saves_no_step_twice(
     assert ended(tmp_path, scenario) == 3
     step = report(tmp_path)["step"]
     assert step == 4 or (behind and step > 4)
-    began = [note["checkpoint"] for note in read(tmp_path / "out" / "journal.jsonl") if note.get("phase") == "began"]
+    began = [
+        note["checkpoint"] for note in read(tmp_path / "out" / ".hexloop/journal.jsonl") if note.get("phase") == "began"
+    ]
     assert began == [f"checkpoint-{each}" for each in sorted({4, step})]
     assert_resumes(tmp_path, whole, arguments={"save_steps": 4, "save_async": behind})
 
@@ -201,7 +203,7 @@ def test_a_finished_run_does_not_train_again(tmp_path: Path, whole: Whole) -> No
     """The same command again leaves a finished run unchanged; a longer run resumes from its end."""
     assert ended(tmp_path, Scenario(resume="auto")) == 0
     assert_resumes(tmp_path, whole)
-    notes = read(tmp_path / "out" / "journal.jsonl")
+    notes = read(tmp_path / "out" / ".hexloop/journal.jsonl")
     assert [note["step"] for note in notes if note["kind"] == "began"] == [0, STEPS]
     assert ended(tmp_path, Scenario(resume="auto", arguments={"max_steps": STEPS + 2})) == 0
     assert report(tmp_path)["step"] == STEPS + 2

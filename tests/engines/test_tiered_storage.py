@@ -224,18 +224,18 @@ def test_the_outbox_is_not_accessible_as_files(fast: LocalStorage) -> None:
     storage = TieredStorage(fast, MemoryStorage(), sends=False)
     storage.write("a", [b"a"])
     assert names(storage) == ["a"]
-    assert names(fast) == [".outbox", "a"]
+    assert names(fast) == [".hexloop/outbox", "a"]
     for attempt in (
-        lambda: storage.write(".outbox/x", []),
-        lambda: storage.remove(".outbox"),
-        lambda: storage.move(".outbox", "b"),
-        lambda: storage.move("a", ".outbox/a"),
-        lambda: storage.read(".outbox"),
+        lambda: storage.write(".hexloop/outbox/x", []),
+        lambda: storage.remove(".hexloop/outbox"),
+        lambda: storage.move(".hexloop/outbox", "b"),
+        lambda: storage.move("a", ".hexloop/outbox/a"),
+        lambda: storage.read(".hexloop/outbox"),
     ):
         with pytest.raises(StorageError, match="belongs to the storage"):
             attempt()
     TieredStorage(fast, MemoryStorage()).close(60)
-    assert names(fast, ".outbox") == []
+    assert names(fast, ".hexloop/outbox") == []
 
 
 def test_a_fast_tier_needs_an_atomic_rename(fast: LocalStorage) -> None:

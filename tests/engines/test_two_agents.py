@@ -80,7 +80,7 @@ def worker_of(agent: int) -> tuple[int, int]:
 
 
 def published(folder: Path) -> int:
-    journal = folder / "run" / "journal.jsonl"
+    journal = folder / "run" / ".hexloop/journal.jsonl"
     notes = read(journal) if journal.exists() else []
     return sum(note["kind"] == "save" and note["phase"] == "published" for note in notes)
 

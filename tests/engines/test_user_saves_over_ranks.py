@@ -65,7 +65,7 @@ def test_two_processes_write_and_resume(tmp_path: Path) -> None:
     assert (checkpoint / "random.json").read_text() == '"mine"'
     assert {"run_state.json", "run_state-rank-00001.json", "hexloop-model.safetensors"} <= found
     assert set(load_file(checkpoint / "model.safetensors")) == {"mine"}
-    assert not list((tmp_path / "whole").glob("replaced-*"))
+    assert not list((tmp_path / "whole").glob(".hexloop/replaced-*"))
     resumed = run(training.of(2, resume=str(checkpoint), saves=False), fresh(tmp_path / "resumed"))
     assert resumed.logged == whole.logged
     last = load_file(tmp_path / "whole" / "checkpoint-8" / "hexloop-model.safetensors")

@@ -21,8 +21,9 @@ from hexloop.app.wiring.trackers import LOGS, made_from
 from hexloop.domain.background_logger import items_in
 from hexloop.domain.errors import HexloopError
 from hexloop.domain.log_entries import Item, entry_of, remains, run_entry, run_of
-from hexloop.domain.outbox import OUTBOX, Intent
+from hexloop.domain.outbox import Intent
 from hexloop.domain.printable import printable
+from hexloop.domain.run_folder import OUTBOX
 from hexloop.ports.logger import Outcome, Record, RunInformation, SavedModel
 from tests.fuzz.targets import Target, changed_json, folder
 

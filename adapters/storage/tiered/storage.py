@@ -13,10 +13,11 @@ from functools import partial
 from attrs import evolve
 
 from hexloop.adapters.storage import exists, files_below
-from hexloop.domain.checkpoints.manifest import MANIFEST
+from hexloop.domain.checkpoints.manifest import MANIFEST, marks_unfinished
 from hexloop.domain.delivery import PAUSES, Backoff, Delivery
 from hexloop.domain.errors import ConfigurationError, StorageError
-from hexloop.domain.outbox import OUTBOX, Intent, Outbox, is_within
+from hexloop.domain.outbox import Intent, Outbox, is_within, move_earlier_outbox
+from hexloop.domain.run_folder import OUTBOX, OWN
 from hexloop.ports.storage import Entry, Publication, Storage, StorageCapabilities, Stored
 
 UNRESPONSIVE_SECONDS = 60.0
@@ -45,7 +46,7 @@ class TieredStorage:
     limit: maximum number of seconds that the program waits at exit for pending uploads; it does not wait while the slow
     tier fails. Call `close` to be sure.
 
-    Names that begin with a dot, such as unfinished saves, stay in the fast tier. Everything else is uploaded, the
+    Unfinished saves, and other names that begin with a dot, stay in the fast tier. Everything else is uploaded, the
     manifest of a checkpoint last, and verified by reading it back. The slow tier passes through the states of the fast
     one in the same order: what is removed before it was uploaded is hidden, uploaded, and then removed there. Reads and
     listings fall back to the slow tier.
@@ -63,6 +64,7 @@ class TieredStorage:
                 "folder on this machine."
             )
         self._fast, self._slow = fast, slow
+        move_earlier_outbox(fast)
         self._outbox = Outbox(fast, takes_over=sends, actions=frozenset(Action))
         self._remote = Remote(fast, slow, self._outbox)
         self._uploader = Delivery(self._outbox, self._remote.carry_out, Backoff(pauses), limit)
@@ -128,8 +130,9 @@ class TieredStorage:
         """Return the names in a folder of either tier; see `Storage.list`."""
         entries = {entry.name: entry for entry in self._remote.list(folder)}
         entries |= {entry.name: entry for entry in self._fast.list(folder)}
-        if not folder:
-            entries.pop(OUTBOX, None)
+        outbox = OUTBOX.rpartition("/")
+        if folder == outbox[0]:
+            entries.pop(outbox[2], None)
         return tuple(entry for _, entry in sorted(entries.items()))
 
     def move(self, source: str, destination: str) -> None:
@@ -334,7 +337,10 @@ class Remote:
 
 
 def _is_local_only(path: str) -> bool:
-    """Return whether a path is never uploaded: readers ignore its name."""
+    """Return whether a path is never uploaded: hidden ones, except what is in hexloop's own folder for good."""
+    if is_within(path, OWN):
+        inner = "/".join(path.split("/")[:2])
+        return path == OWN or inner == OUTBOX or marks_unfinished(inner)
     return path.startswith(".")
 
 

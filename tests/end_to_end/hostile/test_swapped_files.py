@@ -99,7 +99,7 @@ def resumed(runs: Any, folder: Path, at: int, files: tuple[str, ...], named: boo
         assert same_weights(weights(trainer), before), "swapped weights are left in the model"
         return "refused"
     assert same_weights(weights(trainer), expected), f"operation {at}: what was loaded is not what was verified"
-    return "fell back" if list(output.glob("damaged-*")) else "loaded"
+    return "fell back" if list(output.glob(".hexloop/damaged-*")) else "loaded"
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -52,10 +52,10 @@ def killed_often(seed: int, folder: Path, most: int = MOST_KILLS) -> int:
         process = started(folder, hub.address)
         process.join(280)
         assert process.exitcode == 0
-        if list(folder.glob(".outbox/hub*/*.json")):
+        if list(folder.glob(".hexloop/outbox/hub*/*.json")):
             flush(folder, hub.address)
         assert_complete(hub, folder)
-        assert not list(folder.glob(".outbox/hub*/*"))
+        assert not list(folder.glob(".hexloop/outbox/hub*/*"))
     return kills
 
 
@@ -67,7 +67,7 @@ def started(folder: Path, address: str) -> ForkServerProcess:
 
 
 def _state(hub: PublishingHub, folder: Path) -> str:
-    waiting = len(list(folder.glob(".outbox/hub/*.json")))
+    waiting = len(list(folder.glob(".hexloop/outbox/hub/*.json")))
     commits = "commits" if hub.commits(REPOSITORY) else "no commit"
     return f"{commits} on the hub, {'nothing' if not waiting else 'pushes'} in the outbox"
 

@@ -51,7 +51,7 @@ def newest(hub: MemoryHub, name: str = "me/model") -> dict[str, bytes]:
 
 
 def outbox(folder: Path) -> list[str]:
-    return [path.name for path in (folder / ".outbox" / "hub").rglob("*")]
+    return [path.name for path in (folder / ".hexloop/outbox" / "hub").rglob("*")]
 
 
 def test_the_model_of_each_save_is_published(tmp_path: Path) -> None:
@@ -441,7 +441,7 @@ def test_a_run_that_saves_at_a_url_publishes_from_there(tmp_path: Path, monkeypa
     hub.error = UnavailableError("down")
     with pytest.warns(UserWarning, match=f"(?s)step 4.*hexloop outbox flush {place}$"):
         first.train()
-    kept = [path.read_text() for path in sorted(tmp_path.glob("run-*/.outbox/hub/*.json"))]
+    kept = [path.read_text() for path in sorted(tmp_path.glob("run-*/.hexloop/outbox/hub/*.json"))]
     assert "last-checkpoint" in kept[-1]
     first._publisher.close()
 
@@ -449,7 +449,7 @@ def test_a_run_that_saves_at_a_url_publishes_from_there(tmp_path: Path, monkeypa
     trainer(max_steps=5).train(True)
     assert messages(hub)[-1] == "Training in progress, step 5"
     assert {"model.safetensors", "last-checkpoint/manifest.json"} <= newest(hub).keys()
-    assert not list(tmp_path.glob("run-*/.outbox/hub/*.json"))
+    assert not list(tmp_path.glob("run-*/.hexloop/outbox/hub/*.json"))
     with pytest.raises(ConfigurationError, match="publishes the files of a local folder"):
         trainer().push_to_hub()
 
@@ -463,7 +463,7 @@ def test_commits_are_fewer_than_the_hub_takes_in_an_hour() -> None:
 def test_a_full_outbox_is_reported_and_the_run_continues(tmp_path: Path) -> None:
     """If a push cannot be kept, a warning says so."""
     trainer = small_trainer(tmp_path, parts={"hub": MemoryHub()}, **SAVING)
-    (tmp_path / ".outbox").write_text("not a folder")
+    (tmp_path / ".hexloop/outbox").write_text("not a folder")
     with pytest.warns(UserWarning, match=r"Publishing checkpoint-4 failed: .*The run continues"):
         trainer.train()
     assert trainer.state.global_step == 4

@@ -158,7 +158,7 @@ def test_models_are_passed_on(kept: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert {each["name"] for each in saved} <= {"checkpoint-2", "checkpoint-4", "model"}
     assert "model.safetensors" in saved[-1]["files"]
     assert (saved[-1]["final"], saved[-1]["step"]) == (True, 4)
-    assert not (tmp_path / "run" / ".outbox").exists()
+    assert not (tmp_path / "run" / ".hexloop/outbox").exists()
 
 
 def test_a_checkpoint_that_is_published_after_a_failure_is_passed_on(
@@ -255,7 +255,7 @@ def test_a_run_whose_tracker_started_late_is_the_same_one(
     first, second = calls_in(kept, "start")
     assert (first["tracked_as"], second["step"]) == (None, 2)
     assert second["tracked_as"].startswith("run-of-")
-    assert not (tmp_path / "run" / ".outbox").exists()
+    assert not (tmp_path / "run" / ".hexloop/outbox").exists()
 
 
 def test_a_run_that_starts_again_with_smaller_batches_is_the_same_one(

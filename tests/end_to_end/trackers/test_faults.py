@@ -92,7 +92,7 @@ def test_a_fault_costs_the_run_nothing(fault: str, packages: Path, plain: dict[s
     assert flushed.returncode == 0, flushed.stdout + flushed.stderr
     assert steps_in(kept) == list(range(1, 21))
     assert [each["kind"] for each in calls_in(kept, "finish")] == ["finished"]
-    assert not (packages.parent / "run" / ".outbox").exists()
+    assert not (packages.parent / "run" / ".hexloop/outbox").exists()
     if fault in ("raise", "refuse"):
         assert errors.count(f"The logger {NAME} failed to start") == 1
 
@@ -106,7 +106,7 @@ def test_the_next_run_in_the_folder_delivers_what_another_left(packages: Path) -
     kept = packages.parent / "kept.jsonl"
     assert steps_in(kept) == [*range(1, 21)] * 3
     assert [each["kind"] for each in calls_in(kept, "finish")] == ["finished"] * 3
-    assert not (packages.parent / "run" / ".outbox").exists()
+    assert not (packages.parent / "run" / ".hexloop/outbox").exists()
 
 
 @pytest.mark.matrix
@@ -150,7 +150,7 @@ def test_a_killed_run_loses_no_record(resumes: bool, packages: Path, plain: dict
 
 
 def _lines(run: Path) -> list[str]:
-    found = list(run.glob(".outbox/logs-*/entries-*.jsonl"))
+    found = list(run.glob(".hexloop/outbox/logs-*/entries-*.jsonl"))
     return [line for path in found for line in path.read_text().splitlines() if line.endswith("}")]
 
 

@@ -11,6 +11,7 @@ from hexloop.domain.checkpoints.commit import CheckpointPolicy
 from hexloop.domain.checkpoints.manifest import checkpoint_name
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.events import AnyEvent
+from hexloop.domain.run_folder import OWN, within_own
 from hexloop.domain.state import RunState
 from hexloop.ports.storage import Entry, Storage
 from tests.unit.checkpoints.small_contents import SmallContents
@@ -55,8 +56,12 @@ def save_all(storage: Storage, run: str, steps: Sequence[int], limit: int | None
 
 
 def names(storage: Storage, folder: str = "") -> list[str]:
-    """Return the names in a folder."""
-    return [entry.name for entry in storage.list(folder)]
+    """Return the names in a folder, with the paths of those in the folder of hexloop's own files instead of that."""
+    found = [entry.name for entry in storage.list(folder)]
+    if not folder and OWN in found:
+        found.remove(OWN)
+        found = [within_own(name) for name in names(storage, OWN)] + found
+    return found
 
 
 def tree(storage: Storage, folder: str = "") -> dict[str, bytes]:

@@ -109,9 +109,9 @@ def test_another_runs_unfinished_save_keeps_its_marker() -> None:
     storage = MemoryStorage(Publication.MANIFEST_LAST)
     start_save(storage, OTHER, "checkpoint-5")
     start_save(storage, MINE, "checkpoint-5")
-    assert names(storage, "replaced-1-checkpoint-5") == [OTHER.mark, "model.bin"]
+    assert names(storage, ".hexloop/replaced-1-checkpoint-5") == [OTHER.mark, "model.bin"]
     publisher_for(storage, MINE).clean_up()
-    assert names(storage) == ["replaced-1-checkpoint-5"]
+    assert names(storage) == [".hexloop/replaced-1-checkpoint-5"]
     publisher_for(storage, OTHER).clean_up()
     assert names(storage) == []
 

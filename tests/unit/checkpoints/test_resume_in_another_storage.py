@@ -158,7 +158,7 @@ def test_a_best_checkpoint_whose_manifest_is_damaged_later_is_quarantined() -> N
     save_at(store, state, 1)
     save_at(store, state, 2)
     storage.damage("checkpoint-1/manifest.json", b"rot")
-    with pytest.warns(UserWarning, match="its manifest is damaged.* set aside as damaged-1-checkpoint-1"):
+    with pytest.warns(UserWarning, match="its manifest is damaged.* set aside as .hexloop/damaged-1-checkpoint-1"):
         store.load_best(state)
     assert weights_of(store) == weights_at("mine", 2)
 

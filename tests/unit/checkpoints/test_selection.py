@@ -71,7 +71,7 @@ def test_quarantined_checkpoints_get_separate_names(storage: MemoryStorage) -> N
         storage.damage("checkpoint-20/state.json", b"rot")
         quarantine(storage, "checkpoint-20", "It is rotten.")
     if storage.capabilities.publication is Publication.RENAME:
-        assert {"damaged-1-checkpoint-20", "damaged-2-checkpoint-20"} <= set(names(storage))
+        assert {".hexloop/damaged-1-checkpoint-20", ".hexloop/damaged-2-checkpoint-20"} <= set(names(storage))
     assert sum(data == b"rot" for data in tree(storage).values()) == 2
 
 

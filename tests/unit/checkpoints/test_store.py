@@ -161,9 +161,11 @@ def test_a_folder_in_the_way_is_kept_under_another_name(storage: MemoryStorage, 
     store = make_store(storage)
     assert store.resume("checkpoint-5") is not None
     save_at(store, RunState(run="mine"), 10)
-    assert names(storage) == ["checkpoint-10", "checkpoint-5", "replaced-1-checkpoint-10"]
-    assert tree(storage, "replaced-1-checkpoint-10") == {f"replaced-1-{path}": data for path, data in before.items()}
-    assert verify(storage, "replaced-1-checkpoint-10").manifest.run == run
+    assert names(storage) == [".hexloop/replaced-1-checkpoint-10", "checkpoint-10", "checkpoint-5"]
+    assert tree(storage, ".hexloop/replaced-1-checkpoint-10") == {
+        f".hexloop/replaced-1-{path}": data for path, data in before.items()
+    }
+    assert verify(storage, ".hexloop/replaced-1-checkpoint-10").manifest.run == run
     assert verify(storage, "checkpoint-10").manifest.run == "mine"
 
 
@@ -172,9 +174,12 @@ def test_a_folder_without_a_manifest_in_the_way_is_kept(storage: MemoryStorage) 
     storage.write("checkpoint-5/model.bin", [b"foreign"])
     for run in ("first", "second"):
         save_all(storage, run, [5])
-    assert names(storage) == ["checkpoint-5", "replaced-1-checkpoint-5", "replaced-2-checkpoint-5"]
-    assert tree(storage, "replaced-1-checkpoint-5") == {"replaced-1-checkpoint-5/model.bin": b"foreign"}
-    assert verify(storage, "replaced-2-checkpoint-5").manifest.run == "first"
+    aside = [".hexloop/replaced-1-checkpoint-5", ".hexloop/replaced-2-checkpoint-5"]
+    assert names(storage) == [*aside, "checkpoint-5"]
+    assert tree(storage, ".hexloop/replaced-1-checkpoint-5") == {
+        ".hexloop/replaced-1-checkpoint-5/model.bin": b"foreign"
+    }
+    assert verify(storage, ".hexloop/replaced-2-checkpoint-5").manifest.run == "first"
     assert verify(storage, "checkpoint-5").manifest.run == "second"
 
 

@@ -18,6 +18,7 @@ from hexloop.app.checkpoint_rows import format_age, format_bytes
 from hexloop.domain.checkpoints.manifest import Owner, new_session
 from hexloop.domain.checkpoints.selection import quarantine
 from hexloop.ports.storage import Storage
+from tests.unit.checkpoints.small_store import names
 from tests.unit.command_line.commands import Commands, Outcome
 from tests.unit.command_line.small_checkpoints import flip, saved
 
@@ -46,10 +47,6 @@ def storage_of(folder: str) -> Storage:
 def listed(outcome: Outcome) -> dict[str, dict[str, Any]]:
     """Return the --json output for each folder."""
     return {each["name"]: each for each in json.loads(outcome.output)["checkpoints"]}
-
-
-def names(storage: Storage) -> list[str]:
-    return [entry.name for entry in storage.list("")]
 
 
 def test_list_shows_step_size_metric_run_and_condition(commands: Commands, folder: str) -> None:
@@ -95,7 +92,7 @@ def test_list_distinguishes_other_folders(commands: Commands, folder: str) -> No
     """Set-aside, unfinished and foreign folders are listed as such; a missing manifest is bad."""
     storage = storage_of(folder)
     saved(storage, "run", 10, 20, 30)
-    aside = quarantine(storage, "checkpoint-10", "dropped by hand").partition("/")[0]
+    aside = quarantine(storage, "checkpoint-10", "dropped by hand").removesuffix("/damaged-1-manifest.json")
     owner = Owner("run", new_session())
     unfinished = owner.staging_name("checkpoint-40") if folder.startswith("runs") else "checkpoint-40"
     storage.write(f"{unfinished}/model.safetensors", [b"half"])
@@ -282,11 +279,11 @@ def test_prune_keeps_checkpoints_not_yet_uploaded(commands: Commands) -> None:
     """Checkpoints in the outbox of a tiered storage are kept, as the copy may be the only one."""
     fast = LocalStorage("fast")
     saved(fast, "run", 10, 20)
-    fast.write(".outbox/00000000000000000001-0.json", [b"{}"])
+    fast.write(".hexloop/outbox/00000000000000000001-0.json", [b"{}"])
     outcome = commands("checkpoints", "prune", "fast", "--keep", "1")
     assert outcome.code == 1
     assert "still to be sent" in outcome.errors
-    fast.remove(".outbox/00000000000000000001-0.json")
+    fast.remove(".hexloop/outbox/00000000000000000001-0.json")
     assert commands("checkpoints", "prune", "fast", "--keep", "1").code == 0
 
 

@@ -147,8 +147,8 @@ def test_links_pipes_and_folders_are_not_read(tmp_path: Path) -> None:
 def test_a_folder_that_is_a_link_is_not_used(tmp_path: Path) -> None:
     """Neither to read commands nor to write them."""
     (tmp_path / "real").mkdir()
-    (tmp_path / "output").mkdir()
-    (tmp_path / "output" / "commands").symlink_to(tmp_path / "real")
+    (tmp_path / "output" / ".hexloop").mkdir(parents=True)
+    (tmp_path / "output" / ".hexloop/commands").symlink_to(tmp_path / "real")
     board, run = sides(tmp_path / "output")
     with pytest.raises(OSError, match="not a folder"):
         board.give(Action.STOP)

@@ -24,7 +24,7 @@ def test_an_intent_is_durable_before_it_is_carried_out() -> None:
     outbox = make_outbox(storage)
 
     def act() -> str:
-        assert len(names(storage, ".outbox")) == 1
+        assert len(names(storage, ".hexloop/outbox")) == 1
         assert outbox.first() is None
         return "result"
 
@@ -36,7 +36,7 @@ def test_an_intent_is_durable_before_it_is_carried_out() -> None:
     with pytest.raises(ZeroDivisionError):
         outbox.during(lambda: 1 / 0, "send", "b")
     assert [intent.path for intent in outbox.pending()] == ["a"]
-    assert len(names(storage, ".outbox")) == 1
+    assert len(names(storage, ".hexloop/outbox")) == 1
 
 
 def test_the_next_process_continues_what_was_left() -> None:
@@ -53,7 +53,7 @@ def test_the_next_process_continues_what_was_left() -> None:
 
     assert make_outbox(storage, takes_over=False).pending() == ()
     assert make_outbox(storage).pending() == (kept,)
-    assert names(storage, ".outbox") == [kept.name, "other.lock"]
+    assert names(storage, ".hexloop/outbox") == [kept.name, "other.lock"]
 
 
 def test_the_newest_replaces_earlier_ones() -> None:
@@ -72,11 +72,11 @@ def test_the_newest_replaces_earlier_ones() -> None:
     put(3)
     last = put(4)
     assert outbox.pending() == (sent, last)
-    assert len(names(storage, ".outbox")) == 4
+    assert len(names(storage, ".hexloop/outbox")) == 4
 
     outbox.done(sent)
     outbox.done(last)
-    assert names(storage, ".outbox") == []
+    assert names(storage, ".hexloop/outbox") == []
 
 
 def test_what_is_held_stays_until_the_last_intent_that_needs_it() -> None:
@@ -86,7 +86,7 @@ def test_what_is_held_stays_until_the_last_intent_that_needs_it() -> None:
     outbox = make_outbox(storage)
     one, other = (outbox.put("send", name, {}, "folder/a") for name in ("one", "other"))
     outbox.hold("folder")
-    assert names(storage) == [".outbox"]
+    assert names(storage) == [".hexloop/outbox"]
     source = outbox.current(one).source
     assert b"".join(storage.read(source)) == b"1"
 
@@ -94,7 +94,7 @@ def test_what_is_held_stays_until_the_last_intent_that_needs_it() -> None:
     assert outbox.current(other).source == source
     assert make_outbox(storage).pending() == outbox.pending()
     outbox.done(other)
-    assert names(storage, ".outbox") == []
+    assert names(storage, ".hexloop/outbox") == []
 
 
 def test_a_failed_move_changes_nothing() -> None:
@@ -106,7 +106,7 @@ def test_a_failed_move_changes_nothing() -> None:
     with pytest.raises(StorageError):
         outbox.moving("a", "b")
     assert outbox.pending() == (intent,)
-    assert names(storage, ".outbox") == [intent.name]
+    assert names(storage, ".hexloop/outbox") == [intent.name]
 
 
 def test_failures_and_refusals_survive() -> None:

@@ -1,0 +1,47 @@
+"""The names of hexloop's own files in the output folder of a run.
+
+All of them are in one hidden folder, so that programs that list the output folder find checkpoints and results only.
+Folders written by earlier versions of hexloop have some of them beside the checkpoints, and are still used as they are.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+OWN = ".hexloop"
+"""The folder of everything below."""
+
+JOURNAL = f"{OWN}/journal.jsonl"
+"""The journal of the runs in the folder."""
+
+FINISHED = f"{OWN}/finished.json"
+"""The completion marker of a run: the checkpoint that it ended with."""
+
+COMMANDS = f"{OWN}/commands"
+"""The commands of a board to the run."""
+
+OUTBOX = f"{OWN}/outbox"
+"""What has not reached a hub, a tracker or a slow storage yet, and what was removed before it did."""
+
+LOG = "log.jsonl"
+"""The log that `report_to="json_lines"` asks for. It is beside the checkpoints, as the files of trackers are."""
+
+EARLIER = {JOURNAL: "journal.jsonl", FINISHED: "finished.json", OUTBOX: ".outbox"}
+"""From a name to the one that earlier versions of hexloop gave it."""
+
+
+def own_file(folder: str | os.PathLike[str], name: str) -> Path:
+    """Return the path of one of hexloop's own files in a local folder: the earlier name if there is only that."""
+    path, earlier = Path(folder, name), Path(folder, EARLIER.get(name, name))
+    return earlier if os.path.lexists(earlier) and not os.path.lexists(path) else path
+
+
+def within_own(name: str) -> str:
+    """Return the path of a file or folder in the hidden folder."""
+    return f"{OWN}/{name}"
+
+
+def own_name(path: str) -> str:
+    """Return the name of something in the hidden folder; other paths are returned unchanged."""
+    return path.removeprefix(f"{OWN}/")
