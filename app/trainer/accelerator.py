@@ -10,6 +10,7 @@ from typing import Any
 from hexloop.app.trainer.accelerator_step import AcceleratorStep
 from hexloop.app.trainer.shared_accelerator import AcceleratorParts
 from hexloop.app.wiring import accelerator as wiring
+from hexloop.app.wiring.model import unwrapped
 from hexloop.app.wiring.tensors import TensorsOfProcesses, holds_only_tensors
 from hexloop.domain.errors import ConfigurationError
 
@@ -64,10 +65,10 @@ class Accelerator(AcceleratorStep):
         return not self._parts.owns(candidate) and wiring.is_preparable(candidate)
 
     def unwrap_model(self, model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
-        """Return the model as the user passed it, without the wrappers of the run or of `prepare`."""
+        """Return the model without the wrappers of the run or of `prepare`, and without the user's own."""
         if self._real is not None and not self._parts.owns(model, True):
             return self._real.unwrap_model(model, keep_fp32_wrapper, keep_torch_compile)
-        return self._parts.adapters.parallelism.unwrap(getattr(model, "_orig_mod", model))
+        return unwrapped(self._parts.adapters.parallelism.unwrap(getattr(model, "_orig_mod", model)))
 
     def get_state_dict(self, model: Any, unwrap: bool = True) -> Any:
         """Return the weights of a model by name; if it is sharded, all processes call this and the first one has them.

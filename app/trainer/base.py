@@ -26,6 +26,7 @@ from hexloop.app.wiring.model import (
     place_model,
     returns_loss_by_default,
     takes_any_keyword,
+    unwrapped,
 )
 from hexloop.app.wiring.parts import KeptLoaders, PreparationTime, is_overridden, standard
 from hexloop.app.wiring.state import is_sharded
@@ -180,12 +181,13 @@ class TrainerBase:
 
     def note_model(self) -> None:
         """Set the attributes that depend on the model; subclasses may assign others after the constructor."""
-        devices = {each for each in (getattr(self.model, "hf_device_map", None) or {}).values() if each != "disk"}
-        parallelized = getattr(self.model, "is_parallelizable", False) and getattr(self.model, "model_parallel", False)
+        model = unwrapped(self.model)
+        devices = {each for each in (getattr(model, "hf_device_map", None) or {}).values() if each != "disk"}
+        parallelized = getattr(model, "is_parallelizable", False) and getattr(model, "model_parallel", False)
         self.is_model_parallel = len(devices - {"cpu"}) > 1 or bool(parallelized)
-        if self.is_model_parallel or getattr(self.model, "is_loaded_in_8bit", False):
+        if self.is_model_parallel or getattr(model, "is_loaded_in_8bit", False):
             disable_replication(self.adapters, self.args)
-        config: Any = getattr(self.model, "config", None)
+        config: Any = getattr(model, "config", None)
         if hasattr(config, "save_pretrained"):
             config.use_cache = self.args.use_cache
         asked = self.args.place_model_on_device

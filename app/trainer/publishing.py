@@ -9,6 +9,7 @@ from typing import Any
 from hexloop.app.run import publishing
 from hexloop.app.run.model_card import as_list
 from hexloop.app.trainer.attributes import TrainerAttributes
+from hexloop.app.wiring.model import unwrapped
 from hexloop.app.wiring.outboxes import state_folder
 from hexloop.app.wiring.parts import standard
 from hexloop.app.wiring.publishing import Publisher
@@ -102,7 +103,7 @@ class TrainerPublishing(TrainerAttributes):
         if self.adapters.collectives.rank != 0:
             return None
         trainer: Any = self
-        tags = [*as_list(card.pop("tags", None)), *as_list(getattr(self.model, "model_tags", None))]
+        tags = [*as_list(card.pop("tags", None)), *as_list(getattr(unwrapped(self.model), "model_tags", None))]
         trainer.create_model_card(tags=list(dict.fromkeys(tags)), **card)
         parts = self._collect_parts()
         intent = publishing.push_folder(parts, message, revision, private, review)

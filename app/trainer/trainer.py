@@ -34,7 +34,7 @@ from hexloop.app.wiring.adapters import Injected, choose_adapters
 from hexloop.app.wiring.combinations import log_ineffective_arguments
 from hexloop.app.wiring.data import default_collator, import_before_seeding
 from hexloop.app.wiring.evaluation import EvalLoopOutput, PredictionOutput, refuse_metrics
-from hexloop.app.wiring.model import default_label_names
+from hexloop.app.wiring.model import default_label_names, unwrapped
 from hexloop.app.wiring.parts import KeptLoaders, PreparationTime, is_overridden, standard
 from hexloop.app.wiring.state import is_sharded, refuse_unprepared
 from hexloop.domain.events import AnyEvent, Paused, TrainEnded
@@ -122,7 +122,7 @@ class Trainer(TrainerHooks, LegacyNames):
         has_own_loss = has_own_loss and self.args.reproduce is None  # transformers does not look for such labels
         given_names = self.args.label_names
         self.label_names = default_label_names(self.model, has_own_loss) if given_names is None else given_names
-        self.main_input_name: str = getattr(self.model, "main_input_name", "input_ids")
+        self.main_input_name: str = getattr(unwrapped(self.model), "main_input_name", "input_ids")
         self.ignore_keys_for_eval: list[str] | None = None
         self.control = TrainerControl()
         self.state = TrainerState(

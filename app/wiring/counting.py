@@ -9,6 +9,7 @@ from attrs import define, field
 
 from hexloop.adapters.trainable.torch import counters
 from hexloop.adapters.trainable.torch.counters import OperationCounter, OperationMeter, TokenCounter
+from hexloop.adapters.trainable.torch.names import is_compiled, unwrapped
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.run import Run
 from hexloop.ports.batches import Padding
@@ -50,11 +51,11 @@ def make_counters(
     if hooks.track_num_input_tokens.overridden:
         _track_after_each_step(learner, hooks.track_num_input_tokens.method)
     operations = hooks.floating_point_ops.method if hooks.floating_point_ops.overridden else None
-    operations = operations or counters.operations_in(parts.model)
+    operations = operations or counters.operations_in(parts.unwrapped_model)
     if operations is not None:
         each_batch.append(OperationCounter(run, operations, total))
         pending.append(each_batch[0])
-    elif not parts.args.torch_compile and parts.args.reproduce is None:
+    elif not (parts.args.torch_compile or is_compiled(parts.model)) and parts.args.reproduce is None:
         meter = OperationMeter(run, total)
         meter.measure(learner)
         pending.append(meter)
@@ -78,5 +79,5 @@ def _track_after_each_step(learner: Any, track: Callable[[Any], Any]) -> None:
 
 def floating_point_operations(model: Any, inputs: Any) -> float:
     """Return the operations of forward and backward on a batch: the model's own figure, an estimate, or measured."""
-    estimate = counters.operations_in(model)
+    estimate = counters.operations_in(unwrapped(model))
     return counters.measured_operations(model, inputs) if estimate is None else estimate(inputs)

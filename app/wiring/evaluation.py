@@ -156,7 +156,7 @@ def is_only_forward_in_half(parts: TrainerParts) -> bool:
 
 def _with_forward_in_half(parts: TrainerParts, compute: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function during which the model's forward computes in half precision and returns float32."""
-    inner = parts.unwrapped_model
+    inner = parts.adapters.parallelism.unwrap(parts.model)
     forward = parts.adapters.precision.wrap(inner.forward)
 
     @wraps(inner.forward)
@@ -262,7 +262,7 @@ def standard_prediction_step(parts: TrainerParts) -> Callable[..., Any]:
     if precision.name in HALF_FORMATS:
         wrap = wrap_model_alone if is_only_forward_in_half(parts) else wrap_in_full_precision
 
-    config = getattr(parts.model, "config", None)
+    config = getattr(parts.unwrapped_model, "config", None)
     step = PredictionStep(
         compute,
         wrap,
@@ -342,8 +342,9 @@ def make_evaluator(
 
 def _model_in_training(parts: TrainerParts) -> Any:
     """Return the wrapped model; in data parallelism over processes the inner model, because no gradients are summed."""
-    capabilities = parts.adapters.parallelism.capabilities
-    return parts.model if capabilities.processes and not capabilities.sharded else parts.model_wrapped
+    parallelism = parts.adapters.parallelism
+    alone = parallelism.capabilities.processes and not parallelism.capabilities.sharded
+    return parallelism.unwrap(parts.model) if alone else parts.model_wrapped
 
 
 def _prepared_model(parts: TrainerParts) -> Any:

@@ -22,6 +22,7 @@ from hexloop.adapters.trainable.torch.forward import (
     takes_any_keyword,
 )
 from hexloop.adapters.trainable.torch.forward_hooks import OverflowWatch, PastOutputs, add_embedding_noise
+from hexloop.adapters.trainable.torch.names import unwrapped
 from hexloop.adapters.trainable.torch.optimizers import build_optimizer, decayed_names
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.choices import DebugOption
@@ -35,7 +36,14 @@ from hexloop.domain.schedules import ADAPTIVE, Shape, build_adaptive, build_shap
 from hexloop.ports.device import Device
 from hexloop.ports.scheduler import Scheduler
 
-__all__ = ["build_optimizer", "decayed_names", "default_label_names", "returns_loss_by_default", "takes_any_keyword"]
+__all__ = [
+    "build_optimizer",
+    "decayed_names",
+    "default_label_names",
+    "returns_loss_by_default",
+    "takes_any_keyword",
+    "unwrapped",
+]
 """Adapters' names that the rest of the app gets from here."""
 
 Observer: TypeAlias = Mapping[type[AnyEvent], Callable[[Any], None]]
@@ -48,7 +56,7 @@ def place_model(model: Any, args: TrainingArguments, device: Device, moves: bool
     Raises ConfigurationError if the model does not support activation checkpointing and it is required.
     """
     if args.activation_checkpointing:
-        _checkpoint_activations(model, args.activation_checkpointing_kwargs)
+        _checkpoint_activations(unwrapped(model), args.activation_checkpointing_kwargs)
     if moves:
         model.to(device.name)
     return model
@@ -69,15 +77,16 @@ def patched(model: Any, args: TrainingArguments, processing_class: Any) -> Itera
     Yields the event handlers of the patches. Raises ConfigurationError if the model does not support a patch, or a
     package is missing.
     """
-    align_special_tokens(model, processing_class)
+    inner = unwrapped(model)
+    align_special_tokens(inner, processing_class)
     observers: list[Observer] = []
     with ExitStack() as patches:
         if args.use_liger_kernel:
-            _apply_liger_kernels(model, args.liger_kernel_config)
+            _apply_liger_kernels(inner, args.liger_kernel_config)
         if args.neftune_noise_alpha is not None:
-            patches.callback(add_embedding_noise(model, args.neftune_noise_alpha))
+            patches.callback(add_embedding_noise(inner, args.neftune_noise_alpha))
         if DebugOption.UNDERFLOW_OVERFLOW in args.debug:
-            patches.callback(OverflowWatch().watch(model))
+            patches.callback(OverflowWatch().watch(inner))
         if args.past_index >= 0:
             past = PastOutputs(args.past_index, training=True)
             patches.callback(past.attach(model))

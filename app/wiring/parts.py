@@ -9,6 +9,7 @@ from attrs import define, fields, frozen
 
 from hexloop.adapters.batches.torch.passes import KeptLoaders
 from hexloop.adapters.evaluator.torch.evaluator import Modes
+from hexloop.adapters.trainable.torch.names import unwrapped
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
 from hexloop.app.wiring.adapters import Adapters
@@ -247,5 +248,5 @@ class TrainerParts:
 
     @property
     def unwrapped_model(self) -> Any:
-        """The model as the user passed it, without the wrapper of the engine."""
-        return self.adapters.parallelism.unwrap(self.model)
+        """The model as the user wrote it, without the wrapper of the engine and those of the user's own."""
+        return unwrapped(self.adapters.parallelism.unwrap(self.model))

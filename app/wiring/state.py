@@ -14,6 +14,7 @@ from hexloop.adapters.contents.safetensors_files import MODEL, is_weights
 from hexloop.adapters.snapshots.torch import TorchSnapshots
 from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout, shape_of
 from hexloop.adapters.trainable.torch.model_state import ModelState
+from hexloop.adapters.trainable.torch.names import by_own_names, fitting_names, wrapped_as
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
 from hexloop.adapters.trainable.torch.optimizers import decayed_names
 from hexloop.app.wiring.adapters import Adapters
@@ -116,6 +117,17 @@ def group_sizes(parts: TrainerParts) -> Sequence[int]:
 def named_weights(model: Any) -> Mapping[str, Tensor]:
     """Return the tensors of a model that is not sharded, each under one name."""
     return ModelState(model).named_tensors()
+
+
+def renamed_weights(model: Any, state_dict: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return a state dict under the names of the model without wrappers; None for the model's own if these are so.
+
+    state_dict: the weights to write; the model's own if None. An unknown name is kept.
+    """
+    if state_dict is not None:
+        names = fitting_names(state_dict, by_own_names(model, model.state_dict(keep_vars=True)))
+        return {names[name]: value for name, value in state_dict.items()}
+    return by_own_names(model, model.state_dict()) if any(map(wrapped_as, model.modules())) else None
 
 
 def parameter_shapes(parts: TrainerParts) -> list[list[Any]]:

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from attrs import asdict, field, frozen
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hexloop.adapters.engines.arguments import EngineArguments
+from hexloop.adapters.trainable.torch.names import wrapped_as
 from hexloop.ports.device import Device
 from hexloop.ports.engine import Engine
 from hexloop.ports.parallelism import ParallelismCapabilities
@@ -61,7 +62,10 @@ class Ddp:
     capabilities = ParallelismCapabilities("ddp", processes=True)
 
     def prepare(self, model: Any, make_optimizer: Callable[[Any], Any]) -> tuple[Any, Any]:
-        """Wrap the module, which copies the weights of rank 0 to every rank."""
+        """Wrap the module, which copies the weights of rank 0 to every rank. The user's own wrapper stays, if any."""
+        if (own := _wrapper_in(model)) is not None:
+            self._wrapped[:] = [own]
+            return model, make_optimizer(model)
         ids = None if self.device.type == "cpu" else [self.device.index]
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return model, make_optimizer(model)
@@ -88,8 +92,19 @@ class Ddp:
         share.backward()  # type: ignore[no-untyped-call]
 
     def unwrap(self, model: Any) -> Any:
-        """Return the wrapped module."""
-        return model.module if isinstance(model, DistributedDataParallel) else model
+        """Return the wrapped module, also that of the user's own wrapper."""
+        own = _wrapper_in(model)
+        return model if own is None else own.module
+
+
+def _wrapper_in(model: Any) -> DistributedDataParallel | None:
+    """Return the DistributedDataParallel that the user has wrapped the model in, before or after compiling it."""
+    while isinstance(model, nn.Module) and not isinstance(model, DistributedDataParallel):
+        name = wrapped_as(model)
+        if name is None:
+            return None
+        model = model._modules[name]
+    return model if isinstance(model, DistributedDataParallel) else None
 
 
 def recomputes(model: Any) -> bool:

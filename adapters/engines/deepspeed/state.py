@@ -18,7 +18,14 @@ from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.moments import MomentSpec, check_moments
 from hexloop.adapters.trainable.torch.optimizer_document import OPTIONS, checked_document, refuse_invalid_counters
 from hexloop.adapters.trainable.torch.optimizer_state import check_groups
-from hexloop.adapters.trainable.torch.parameter_groups import NUMBERED, STATE_KEYS, GroupValues, by_name, regrouped
+from hexloop.adapters.trainable.torch.parameter_groups import (
+    NUMBERED,
+    STATE_KEYS,
+    GroupValues,
+    by_name,
+    of_parameters,
+    regrouped,
+)
 from hexloop.adapters.trainable.torch.serialization import (
     TENSOR,
     TYPES,
@@ -66,7 +73,7 @@ class ZeroOptimizerState:
         self._partitions = partitions
         self._layout = WholeLayout(dist.get_rank(), dist.get_world_size()) if partitions.is_spread else WHOLE
         self._scaler = scaler
-        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._names = {id(parameter): name for name, parameter in self._layout.parameters(model).items()}
         self._groups = GroupValues(partitions.optimizer)
 
     def export(self) -> Iterator[Part]:
@@ -99,6 +106,7 @@ class ZeroOptimizerState:
         try:
             if document.get(NUMBERED):
                 document = by_name(document, self._present_names(), self._model)
+            document = of_parameters(document, self._names.values())
             document = regrouped(document, self._present_names())
             check_groups(document["groups"], self._present_names())
             self._refuse_other_shapes(document, found)
@@ -227,10 +235,11 @@ class ZeroModelState(ModelState):
 
     def load(self, parts: Iterable[Part]) -> None:
         """Copy the parts into the module's own tensors, then update the master weights."""
-        found = {part.name: part for part in parts}
-        super().load(found.values())
+        parts = list(parts)
+        super().load(parts)
         if self._partitions is None:
             return
+        found = self.named({part.name: part for part in parts})
         for name, tensor in self._state().items():
             fragment = self._partitions.fragments.get(id(tensor))
             if name in found and fragment is not None:

@@ -24,7 +24,8 @@ from torch.distributed.fsdp._runtime_utils import _reshard
 from torch.distributed.fsdp.wrap import CustomPolicy
 
 from hexloop.adapters.engines.fsdp.units import Fsdp, allocate_meta_tensors, broadcast_from_rank0
-from hexloop.adapters.trainable.torch.layouts import norm_over
+from hexloop.adapters.trainable.torch.layouts import WHOLE, norm_over
+from hexloop.adapters.trainable.torch.names import COMPILED, by_own_names
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.parallelism import ParallelismCapabilities, Spread
 
@@ -49,10 +50,9 @@ class Fsdp1(Fsdp):
             allocate_meta_tensors(model)
             broadcast_from_rank0(model, self.device)
             locations = _locations(model)
-            names = [name for name, _ in model.named_parameters()]
-            shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+            shapes = {name: tuple(each.shape) for name, each in WHOLE.parameters(model).items()}
             self._wrapped = self._wrap(model)
-            self._layout = FlatLayout(dist.get_rank(), self.world_size, locations, names, self._shards)
+            self._layout = FlatLayout(dist.get_rank(), self.world_size, locations, list(shapes), self._shards)
             self._layout.exchange(shapes, self._wrapped)
         self.layout.free()
         return self._wrapped, make_optimizer(self._wrapped)
@@ -74,6 +74,11 @@ class Fsdp1(Fsdp):
     def _wrap(self, model: nn.Module) -> FullyShardedDataParallel:
         options = self.options
         chosen = set(map(id, self.units_of(model)))
+        if any(id(each._modules.get(COMPILED)) in chosen for each in model.modules()):
+            raise ConfigurationError(
+                "FSDP 1 cannot shard layers that were compiled by themselves; set version=2 in fsdp_config, or pass "
+                "the model without torch.compile and set torch_compile=True."
+            )
         formats = options.formats
         prefetch = options.backward_prefetch
         mesh = None
@@ -211,4 +216,4 @@ def _locations(model: nn.Module) -> dict[str, Location]:
             f"You chose FSDP 1 for a model whose state dict has {', '.join(unknown)}, which are not parameters or "
             "buffers of its modules, so no checkpoint would hold them; set version=2 in fsdp_config."
         )
-    return {name: found[name] for name in state}
+    return by_own_names(model, {name: found[name] for name in state})

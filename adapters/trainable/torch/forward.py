@@ -10,6 +10,7 @@ from typing import Any
 from attrs import frozen
 from torch import Tensor, nn
 
+from hexloop.adapters.trainable.torch.names import unwrapped
 from hexloop.domain.errors import DataError
 
 SHIFTING_LOSSES = ("ForCausalLM", "ForConditionalGeneration", "CsmForConditionalGeneration")
@@ -34,15 +35,20 @@ CAUSAL_LOSS = "ForCausalLMLoss"
 
 
 def forward_parameters(model: Any) -> dict[str, inspect.Parameter]:
-    """Return the parameters of the model's forward, or of the forward of the model inside a PEFT wrapper."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return dict(inspect.signature(inner.forward).parameters)
+    """Return the parameters of the forward of the user's model, inside any wrapper, also one of PEFT."""
+    return dict(inspect.signature(_inner(model).forward).parameters)
+
+
+def _inner(model: Any) -> Any:
+    """Return the model inside all wrappers: of torch, and of PEFT."""
+    model = unwrapped(model)
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def find_label_names(model: Any) -> list[str]:
     """Return the parameters of forward that are labels: those with "label" in their name, and answer positions."""
     names = forward_parameters(model)
-    answers = ("start_positions", "end_positions") if "QuestionAnswering" in type(model).__name__ else ()
+    answers = ("start_positions", "end_positions") if "QuestionAnswering" in type(unwrapped(model)).__name__ else ()
     return [name for name in names if "label" in name or name in answers]
 
 
@@ -51,12 +57,7 @@ def missing_loss_advice(model: Any, inputs: Mapping[str, Any]) -> str:
 
     The data may have no labels, forward may take none, or it may not return a loss in spite of them.
     """
-    inner = model
-    while inner is not None and not hasattr(inner, "get_base_model"):  # what DDP and torch.compile wrap
-        wrapped = getattr(inner, "_orig_mod", None) or (getattr(inner, "module", None) if inner is not None else None)
-        if not isinstance(wrapped, nn.Module):
-            break
-        inner = wrapped
+    inner = None if model is None else unwrapped(model)
     names = [] if inner is None else find_label_names(inner)
     if inner is None or any(name in inputs for name in names):
         return 'Let forward return {"loss": ...} or (loss, ...), or pass compute_loss_func.'
@@ -79,7 +80,7 @@ def returns_loss_by_default(model: Any) -> bool:
 
 def takes_any_keyword(model: Any) -> bool:
     """Return whether forward takes any keyword, and so the item count, or the model declares it, as in transformers."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = _inner(model)
     declared = getattr(inner, "accepts_loss_kwargs", None)
     if declared is not None:
         return bool(declared)
@@ -88,12 +89,14 @@ def takes_any_keyword(model: Any) -> bool:
 
 def shifts_by_loss_type(model: Any) -> bool:
     """Return whether the type of the model's loss is one that shifts labels, which is the rule of transformers."""
+    model = unwrapped(model)
     encoder_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     return getattr(model, "loss_type", None) in SHIFTING_LOSSES and not encoder_decoder
 
 
 def shifts_labels(model: Any) -> bool:
     """Return whether the model's own loss compares each position with the next label."""
+    model = unwrapped(model)
     if shifts_by_loss_type(model):
         return True
     untyped = getattr(model, "loss_type", None) is None and calls_loss_function(model)
@@ -102,7 +105,7 @@ def shifts_labels(model: Any) -> bool:
 
 def is_causal_language_model(model: Any) -> bool:
     """Return whether the model is one of transformers' decoders, whose smoothed loss shifts the labels."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = _inner(model)
     name = type(inner).__name__
     return name.endswith(("ForCausalLM", "LMHeadModel")) or name in OTHER_DECODERS
 
@@ -155,7 +158,7 @@ def named_by_position(model: Any, has_own_loss: bool) -> NamedByPosition:
     """
     parameters = forward_parameters(model).values()
     names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
-    return NamedByPosition(type(model).__name__, names, has_own_loss and not find_label_names(model))
+    return NamedByPosition(type(unwrapped(model)).__name__, names, has_own_loss and not find_label_names(model))
 
 
 def default_label_names(model: Any, has_own_loss: bool) -> list[str]:
@@ -171,6 +174,7 @@ def takes_item_count(model: nn.Module) -> bool:
     True if the model says so (`accepts_loss_kwargs`), if its forward has a parameter `num_items_in_batch`, or if it
     forwards its keyword arguments to a `loss_function`, as transformers' models with an exchangeable loss do.
     """
+    model = unwrapped(model)
     declared = getattr(model, "accepts_loss_kwargs", None)
     if declared is False:
         return False

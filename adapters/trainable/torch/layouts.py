@@ -13,6 +13,7 @@ from attrs import frozen
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from hexloop.adapters.trainable.torch.names import by_own_names
 from hexloop.adapters.trainable.torch.serialization import DTYPES, TYPES, tensor_names, tensor_part
 from hexloop.domain.ranks import assign_to_ranks
 from hexloop.ports.parallelism import Layout, Spread
@@ -23,7 +24,7 @@ TorchLayout: TypeAlias = Layout[nn.Module, Tensor]
 
 @frozen
 class ModuleLayout:
-    """Base of layouts that keep the tensors in the module, under the model's names."""
+    """Base of layouts that keep the tensors in the module, under the names in the model without wrappers."""
 
     rank: int = 0
     world_size: int = 1
@@ -32,11 +33,11 @@ class ModuleLayout:
 
     def state(self, model: nn.Module) -> Mapping[str, Any]:
         """Return the state dict, with the parameters that the optimizer has."""
-        return model.state_dict(keep_vars=True)
+        return by_own_names(model, model.state_dict(keep_vars=True))
 
     def parameters(self, model: nn.Module) -> Mapping[str, Tensor]:
         """Return the parameters."""
-        return dict(model.named_parameters())
+        return by_own_names(model, dict(model.named_parameters()))
 
 
 @frozen

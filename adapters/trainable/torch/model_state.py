@@ -6,9 +6,11 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
+from attrs import evolve
 from torch import Tensor, nn
 
 from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout, assigned_parts, entry_of, shape_of
+from hexloop.adapters.trainable.torch.names import fitting_names, submodule, unwrapped
 from hexloop.adapters.trainable.torch.serialization import (
     DTYPES,
     StateDecoder,
@@ -32,6 +34,7 @@ class ModelState:
 
     A tensor with several names (tied weights) is exported once: under the name that the model does not derive from
     another (transformers' tied keys), or else under the first. Loading it fills all of them.
+    Names are those in the model without wrappers; parts with the names of a wrapped model are loaded as well.
     layout: how the tensors are distributed over the ranks. One rank exports a distributed tensor as a whole, the others
     export an empty part of it. writers: the number of ranks that export tensors; all ranks if None.
     """
@@ -50,7 +53,7 @@ class ModelState:
             entries = [entry_of(name, tensor, tensor, self._layout) for name, tensor in tensors.items()]
             yield from assigned_parts(entries, self._layout, self._writers)
         for name, value in self._extra().items():
-            encoder = StateEncoder(type(self._model).__qualname__)
+            encoder = StateEncoder(type(unwrapped(self._model)).__qualname__)
             document = encoder.encode(value, f"{name}.value")
             for inner, tensor in encoder.tensors.items():
                 yield tensor_part(inner, tensor)
@@ -66,33 +69,50 @@ class ModelState:
 
         Raises ValueError, changing nothing, if a tensor is missing, unknown or of a different shape.
         """
-        found = {part.name: part for part in parts}
+        saved = {part.name: part for part in parts}
+        found = self.named(saved)
         self._refuse(self.differences(list(found.values())))
-        self._fill(found)
+        self._fill(found, saved)
 
     def load_present(self, parts: Iterable[Part]) -> tuple[list[str], list[str]]:
         """Copy the parts that the module has; return the names that are missing, and those that are unknown.
 
         Raises ValueError, changing nothing, if a shape differs.
         """
-        found = {part.name: part for part in parts}
+        saved = {part.name: part for part in parts}
+        found = self.named(saved)
         self._refuse(self._other_shapes(found))
-        self._fill(found)
+        self._fill(found, saved)
         return self._unmatched(found.keys())
+
+    def named(self, saved: Mapping[str, Part]) -> dict[str, Part]:
+        """Return the parts by the names in this model, the tensors of an extra state with it."""
+        extra = self._extra()
+        names = fitting_names(saved, {*self._state(), *extra})
+        for name, own in [(name, own) for name, own in names.items() if name != own and own in extra]:
+            inner = [each for each in saved if each.startswith(f"{name}.")]
+            names |= {each: own + each.removeprefix(name) for each in inner}
+        return {
+            own: part if own == part.name else evolve(part, name=own)
+            for own, part in ((names[name], part) for name, part in saved.items())
+        }
 
     @staticmethod
     def _refuse(problems: Sequence[str]) -> None:
         if problems:
             raise ValueError(f"The saved weights do not fit the model: {'; '.join(problems)}.")
 
-    def _fill(self, found: Mapping[str, Part]) -> None:
-        """Copy the parts that the module has, and set the extra state that is among them."""
-        own, decoder = self._state(), StateDecoder(found)
+    def _fill(self, found: Mapping[str, Part], saved: Mapping[str, Part]) -> None:
+        """Copy the parts that the module has, and set the extra state that is among them.
+
+        saved: the parts under their names in the file, by which an extra state refers to its tensors.
+        """
+        own, decoder = self._state(), StateDecoder(saved)
         extra = {name: decoder.decode(json_value(found[name])) for name in self._extra() if name in found}
         with torch.no_grad():
             self._copy({name: own[name] for name in found if name in own}, found)
         for name, value in extra.items():
-            self._model.get_submodule(name.rpartition(".")[0]).set_extra_state(value)
+            submodule(self._model, name.rpartition(".")[0]).set_extra_state(value)
 
     def _copy(self, own: Mapping[str, Tensor], found: Mapping[str, Part]) -> None:
         """Fill each tensor from the part of its name; of a distributed tensor, only this rank's elements are read."""
@@ -105,7 +125,7 @@ class ModelState:
 
     def differences(self, parts: Sequence[Part], types: bool = False) -> list[str]:
         """Return how saved tensors differ from the model's: missing, unknown, other shapes and optionally types."""
-        found = {part.name: part for part in parts}
+        found = self.named({part.name: part for part in parts})
         missing, unknown = self._unmatched(found.keys())
         listed = [
             [f"{name} is not in the checkpoint" for name in missing],
@@ -176,5 +196,6 @@ def _owners(model: nn.Module, state: dict[str, Tensor]) -> dict[str, str]:
 
 def _is_derived(model: nn.Module, name: str) -> bool:
     """Return whether the model derives the tensor of this name from another, according to its tied keys or patterns."""
+    model = unwrapped(model)
     derived = getattr(model, "all_tied_weights_keys", None) or getattr(model, "_tied_weights_keys", None) or ()
     return any(name == key or re.fullmatch(key, name) for key in derived)

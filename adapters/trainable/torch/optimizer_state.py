@@ -26,6 +26,7 @@ from hexloop.adapters.trainable.torch.parameter_groups import (
     STATE_KEYS,
     GroupValues,
     by_name,
+    of_parameters,
     plain_values,
     regrouped,
 )
@@ -122,6 +123,7 @@ class OptimizerState:
             if document.get(NUMBERED):
                 document = by_name(document, self._present_names(), self._model)
                 check_order(document["state"], found, expected)
+            document = of_parameters(document, self._names.values())
             document = regrouped(document, self._present_names())
             check_groups(document["groups"], self._present_names())
             outside = self._saved_outside(document.get(OUTSIDE, {}), found)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hexloop.adapters.trainable.torch.names import by_own_names, fitting_names
 from hexloop.adapters.trainable.torch.optimizers import decayed_names
 from hexloop.adapters.trainable.torch.serialization import (
     StateDecoder,
@@ -277,10 +278,31 @@ def by_name(document: Mapping[str, Any], present: Sequence[Sequence[str]], model
     return regrouped({"groups": groups, "state": state}, present)
 
 
+def of_parameters(document: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
+    """Return a saved document with the names `own` where it has those of a wrapped model; see `fitting_names`.
+
+    The tensors keep their names, by which the document refers to the parts.
+    """
+    own = frozenset(own)
+    names = fitting_names({name for group in document["groups"] for name in group["params"]}, own)
+    if all(name == fitting for name, fitting in names.items()):
+        return dict(document)
+    groups = [{**group, "params": [names[name] for name in group["params"]]} for group in document["groups"]]
+    return {
+        **document,
+        "groups": groups,
+        **{
+            key: {names.get(name, name): value for name, value in document[key].items()}
+            for key in ("state", "masters")
+            if key in document
+        },
+    }
+
+
 def _in_transformers_order(
     saved: Sequence[Mapping[str, Any]], sizes: list[int], present: Sequence[Sequence[str]], model: nn.Module
 ) -> list[str]:
-    decayed = frozenset(decayed_names(model))
+    decayed = frozenset(by_own_names(model, dict.fromkeys(decayed_names(model))))
     one, *others = [names for names in present if names] or [[]]
     names = [name for name in one if name in decayed] + [name for name in one if name not in decayed]
     expected = [sum(name in decayed for name in one), sum(name not in decayed for name in one)]
