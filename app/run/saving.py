@@ -18,7 +18,7 @@ from attrs import define
 from safetensors.torch import save_file
 
 from hexloop.app.wiring.parts import TrainerParts
-from hexloop.app.wiring.state import is_sharded, named_weights, own_class, renamed_weights, save_sharded
+from hexloop.app.wiring.state import is_sharded, named_weights, own_class, save_sharded, separated, weights_to_write
 from hexloop.app.wiring.storage import as_location, chunks_of, files_below, is_elsewhere, storage_for
 from hexloop.domain.json_documents import read_bytes
 from hexloop.domain.redaction import redacted
@@ -49,12 +49,13 @@ def save_model(parts: TrainerParts, folder: str, state_dict: Mapping[str, Any] |
             return
         _save_configuration(model, folder)
     elif hasattr(model, "save_pretrained"):
-        renamed = renamed_weights(model, state_dict)
-        model.save_pretrained(folder, **({} if renamed is None else {"state_dict": renamed}))
+        written = weights_to_write(model, state_dict)
+        model.save_pretrained(folder, **({} if written is None else {"state_dict": written}))
     else:
-        named = renamed_weights(model, state_dict) if state_dict is not None else None
+        named: Mapping[str, Any] | None = None if state_dict is None else weights_to_write(model, state_dict)
         named = named_weights(model) if named is None else named
         tensors = {name: tensor.detach().contiguous() for name, tensor in named.items()}
+        tensors |= separated(tensors)
         save_file(tensors, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
     _save_processing_class(parts, folder)
     _write_privately(os.path.join(folder, ARGUMENTS), _without_secrets(parts.args.to_json_string()))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from hexloop.adapters.contents.checkpoint import CheckpointContents, Setup, sharded_files_of
@@ -13,7 +16,7 @@ from hexloop.adapters.contents.file_names import RankFiles, UserFiles
 from hexloop.adapters.contents.safetensors_files import MODEL, is_weights
 from hexloop.adapters.snapshots.torch import TorchSnapshots
 from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout, shape_of
-from hexloop.adapters.trainable.torch.model_state import ModelState
+from hexloop.adapters.trainable.torch.model_state import ModelState, is_derived
 from hexloop.adapters.trainable.torch.names import by_own_names, fitting_names, wrapped_as
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
 from hexloop.adapters.trainable.torch.optimizers import decayed_names
@@ -119,15 +122,38 @@ def named_weights(model: Any) -> Mapping[str, Tensor]:
     return ModelState(model).named_tensors()
 
 
-def renamed_weights(model: Any, state_dict: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return a state dict under the names of the model without wrappers; None for the model's own if these are so.
+def weights_to_write(model: Any, state_dict: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+    """Return the weights for `save_pretrained` of a model; None if those of the model's state dict are right as it is.
 
-    state_dict: the weights to write; the model's own if None. An unknown name is kept.
+    They have the names of the model without wrappers. Tensors that share memory, as views and buffers with two names
+    do, are copied, because safetensors refuses them; weights that the model declares as tied stay tied.
+    state_dict: the weights to write; the model's own if None.
     """
+    own = by_own_names(model, model.state_dict())
+    named = own if state_dict is None else state_dict
     if state_dict is not None:
-        names = fitting_names(state_dict, by_own_names(model, model.state_dict(keep_vars=True)))
-        return {names[name]: value for name, value in state_dict.items()}
-    return by_own_names(model, model.state_dict()) if any(map(wrapped_as, model.modules())) else None
+        names = fitting_names(state_dict, own)
+        named = {names[name]: value for name, value in state_dict.items()}
+    copies = separated(named, tied=partial(is_derived, model))
+    changes = state_dict is not None or bool(copies) or any(map(wrapped_as, model.modules()))
+    return {**named, **copies} if changes else None
+
+
+def separated(tensors: Mapping[str, Any], tied: Callable[[str], bool] = lambda name: False) -> dict[str, Tensor]:
+    """Return copies of the tensors that share memory with another, but for one of each group of `tied` names."""
+    groups: dict[tuple[torch.device, int], list[str]] = {}
+    for name, tensor in tensors.items():
+        if isinstance(tensor, Tensor) and tensor.numel() and tensor.device.type != "meta":
+            with suppress(NotImplementedError, RuntimeError):  # a tensor of another class, without memory of its own
+                groups.setdefault((tensor.device, tensor.untyped_storage().data_ptr()), []).append(name)
+    found: dict[str, Tensor] = {}
+    for names in groups.values():
+        separate = [name for name in names if not tied(name)]
+        if len(separate) < len(names):
+            separate = separate[1:]
+        if len(names) > 1:
+            found |= {name: tensors[name].detach().clone(memory_format=torch.contiguous_format) for name in separate}
+    return found
 
 
 def parameter_shapes(parts: TrainerParts) -> list[list[Any]]:

@@ -207,3 +207,46 @@ def test_a_layer_of_that_name_is_not_a_wrapper() -> None:
         "module.module.bias": "module.bias",
         "other": "other",
     }
+
+
+class Sharing(Net):
+    """Has a buffer that is a view of a weight, a part of another tensor, and one tensor under two names."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__(dropout)
+        whole = torch.arange(8.0)
+        first: Any = self.layers[0]
+        self.register_buffer("view", first.weight.detach()[:2])
+        self.register_buffer("part", whole[2:4])
+        self.register_buffer("once", whole)
+        self.register_buffer("twice", whole)
+
+
+def test_save_model_writes_tensors_that_share_memory(tmp_path: Path) -> None:
+    """Views, shared buffers and tensors with two names, of plain models and of transformers', as checkpoints do."""
+    trainer = small_trainer(tmp_path / "run", parts={"model": Sharing()}, **SAVES)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "final"))
+    trainer._save(str(tmp_path / "given"), state_dict=trainer.model.state_dict())
+    for folder in ("final", "given", "run/checkpoint-4"):
+        saved = load_file(tmp_path / folder / "model.safetensors")
+        found: Any = Sharing()
+        found.load_state_dict(saved, strict=folder == "given")  # one name of a tensor with two is enough
+        assert torch.equal(found.view, trainer.model.view)
+        assert torch.equal(found.part, trainer.model.part)
+
+
+def test_save_model_writes_shared_buffers_of_a_model_of_transformers(tmp_path: Path) -> None:
+    """With its tied weights written once, which from_pretrained ties again."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    small: dict[str, Any] = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 16, "n_positions": 8}
+    model: Any = GPT2LMHeadModel(GPT2Config(**small, bos_token_id=0, eos_token_id=0))
+    model.transformer.register_buffer("halves", model.transformer.wpe.weight.detach()[:4])
+    model.transformer.register_buffer("other", model.transformer.halves)
+    trainer = Trainer(model=model, args=arguments(tmp_path), loggers=[])
+    trainer.save_model(str(tmp_path / "final"))
+    saved = load_file(tmp_path / "final" / "model.safetensors")
+    assert {"transformer.halves", "transformer.other", "transformer.wte.weight"} <= saved.keys()
+    assert "lm_head.weight" not in saved
+    assert torch.equal(saved["transformer.halves"], model.transformer.wpe.weight[:4])

@@ -187,14 +187,12 @@ def _owners(model: nn.Module, state: dict[str, Tensor]) -> dict[str, str]:
         names_of.setdefault(id(tensor), []).append(name)
     owners: dict[str, str] = {}
     for names in names_of.values():
-        owner = (
-            names[0] if len(names) == 1 else next((name for name in names if not _is_derived(model, name)), names[0])
-        )
+        owner = names[0] if len(names) == 1 else next((name for name in names if not is_derived(model, name)), names[0])
         owners |= dict.fromkeys(names, owner)
     return owners
 
 
-def _is_derived(model: nn.Module, name: str) -> bool:
+def is_derived(model: nn.Module, name: str) -> bool:
     """Return whether the model derives the tensor of this name from another, according to its tied keys or patterns."""
     model = unwrapped(model)
     derived = getattr(model, "all_tied_weights_keys", None) or getattr(model, "_tied_weights_keys", None) or ()
