@@ -1,4 +1,4 @@
-"""Schemas of JSON documents: attrs classes, read strictly, with all problems in one message.
+"""Schemas of JSON documents: attrs classes, read strictly, with the first problems in one message.
 
 A number is not converted: `true` is not a count, "1" is not a number and 1.5 is not an integer. Ranges are annotations
 of the fields; see `hexloop.domain.ranges`. An entry that no field has is refused, except in classes derived from
@@ -27,15 +27,13 @@ from cattrs.gen import make_dict_structure_fn, override
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import only_value
 from hexloop.domain.ranges import Between, Holding
+from hexloop.domain.wording import MOST_LISTED, first_listed, listed
 from hexloop.ports.state import Part
 
 Document = TypeVar("Document")
 
 LONGEST = 80
 """Characters of a wrong value that a message shows."""
-
-MOST = 8
-"""Problems that a message lists."""
 
 KEY = "key"
 """The entry of a field's metadata with its name in the document, for names that Python reserves."""
@@ -53,7 +51,7 @@ def read_document(values: Mapping[str, Any], schema: type[Document], where: str)
     """Return the document with these entries as an instance of the attrs class `schema`.
 
     where: names the document and its file in messages.
-    Raises CheckpointError with every problem, each with its field, if an entry is missing, unknown or not valid.
+    Raises CheckpointError with the first problems, each with its field, if an entry is missing, unknown or not valid.
     """
     try:
         return structured(values, schema)
@@ -64,7 +62,7 @@ def read_document(values: Mapping[str, Any], schema: type[Document], where: str)
 def read_part(parts: Iterable[Part], name: str, schema: type[Document]) -> Document:
     """Return the value of the JSON part `name`, which must be the only one, as an instance of `schema`.
 
-    Raises ValueError with every problem, each with its field.
+    Raises ValueError with the first problems, each with its field.
     """
     return structured(only_value(parts, name), schema, name)
 
@@ -72,19 +70,13 @@ def read_part(parts: Iterable[Part], name: str, schema: type[Document]) -> Docum
 def structured(value: Any, schema: type[Document], path: str = "") -> Document:
     """Return a JSON value as an instance of `schema`, an attrs class or any annotation of its fields.
 
-    path: comes before the names of fields. Raises ValueError with every problem, each with its field.
+    path: comes before the names of fields. Raises ValueError with the first problems, each with its field.
     """
     try:
         return _CONVERTER.structure(value, schema)
     except (BaseValidationError, _WrongValueError) as error:
-        found = [f"{place}: {reason}" if place else reason for place, reason in _problems(error, path)]
-    raise ValueError(listed(found))
-
-
-def listed(problems: list[str]) -> str:
-    """Return the first problems of a document in one line, and how many more there are."""
-    more = f"; and {len(problems) - MOST} more" if len(problems) > MOST else ""
-    return "; ".join(problems[:MOST]) + more
+        message = first_listed(f"{place}: {reason}" if place else reason for place, reason in _problems(error, path))
+    raise ValueError(message)
 
 
 def shown(value: object) -> str:
@@ -135,7 +127,7 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, KeyError):
         return "it is missing"
     if isinstance(error, ForbiddenExtraKeysError):
-        return f"unknown entries {', '.join(sorted(map(shown, error.extra_fields)))}"
+        return f"unknown entries {listed(sorted(error.extra_fields), ', ', shown)}"
     return str(error) if isinstance(error, _WrongValueError) else f"not valid ({error})"
 
 
@@ -221,7 +213,9 @@ def _dictionary(value: object, kind: Any) -> dict[str, Any]:
 
 
 def _each(entries: Iterable[tuple[Any, Any]], kind_of: Callable[[Any], Any]) -> list[Any]:
-    """Check the values of a list or an object; the error has all that are wrong, with their places.
+    """Check the values of a list or an object; the error has the first that are wrong, with their places.
+
+    Checking stops there: an error takes a hundred times the memory of the value that it is about.
 
     kind_of: returns the kind of the value at a place.
     """
@@ -232,6 +226,8 @@ def _each(entries: Iterable[tuple[Any, Any]], kind_of: Callable[[Any], Any]) -> 
         except Exception as error:
             error.add_note(IterableValidationNote("", place, Any))
             errors.append(error)
+            if len(errors) > MOST_LISTED:
+                break
     if errors:
         raise IterableValidationError("", errors, list)
     return checked

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 from hexloop.domain.limits import limits
 from hexloop.ports.state import JSON, Part
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
 
 
 def json_part(name: str, value: Any) -> Part:
@@ -56,19 +61,20 @@ def read_start(chunks: Iterable[bytes | memoryview], limit: int) -> bytes:
     return bytes(data)
 
 
-def read_json(data: bytes, finite: bool = True) -> Any:
+def read_json(data: bytes, finite: bool = True, marked: Callable[[dict[str, Any]], Any] | None = None) -> Any:
     """Parse a UTF-8 JSON document strictly, in time and memory proportional to its size.
 
     Raises ValueError if it is not valid JSON, has a duplicate key in an object, holds a number that JSON does not
     allow (NaN, Infinity, or one too large for a float) or text that is not Unicode, or exceeds one of the limits
     `document_bytes`, `document_depth`, `document_values` and `document_digits`.
     finite: refuse NaN and infinity; other libraries write these as bare words.
+    marked: returns what an object with a single key stands for; called for those within others first.
     """
     _refuse_beyond_limits(data)
     try:
         value = json.loads(
             data.decode("utf-8"),
-            object_pairs_hook=_object,
+            object_pairs_hook=_object if marked is None else partial(_marked_object, marked),
             parse_constant=_refuse_constant if finite else float,
             parse_float=_number if finite else float,
         )
@@ -148,6 +154,22 @@ def _refuse_lone_surrogates(value: Any) -> None:
             pending += each.values()
 
 
+MOST_ALIKE = 32
+"""Keys of a dictionary that may have the same hash. Those of ordinary numbers differ."""
+
+
+def keyed(pairs: Sequence[tuple[Key, Value]]) -> dict[Key, Value]:
+    """Return a dictionary of keys that are not all texts, in time proportional to their number.
+
+    The hashes of numbers and tuples are the same in every process, so that a file can hold keys with equal ones, each
+    of which is compared with all the others. Those of texts are not.
+    Raises ValueError if more than `MOST_ALIKE` keys have the same hash, and TypeError for a key without one.
+    """
+    if len(pairs) > MOST_ALIKE and max(Counter(hash(key) for key, _ in pairs).values()) > MOST_ALIKE:
+        raise ValueError(f"it has more than {MOST_ALIKE} keys with the same hash in an object")
+    return dict(pairs)
+
+
 def finite_json(value: Any) -> Any:
     """Return a JSON-like value with NaN and infinity, which JSON lacks, as "NaN", "Infinity" and "-Infinity"."""
     if isinstance(value, float) and not math.isfinite(value):
@@ -166,6 +188,10 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise ValueError(f"it has the key {twice[:80]!r} twice in an object")
     return value
+
+
+def _marked_object(marked: Callable[[dict[str, Any]], Any], pairs: list[tuple[str, Any]]) -> Any:
+    return marked(dict(pairs)) if len(pairs) == 1 else _object(pairs)
 
 
 def _refuse_constant(name: str) -> Any:

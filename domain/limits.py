@@ -30,6 +30,10 @@ class Limits:
     document_digits: int = field(default=1_000, metadata={"help": "digits of a number in a JSON document"})
     tensor_header_bytes: int = field(default=100 * MIB, metadata={"help": "size of the header of a safetensors file"})
     tensor_dimensions: int = field(default=64, metadata={"help": "dimensions of a tensor"})
+    hole_bytes: int = field(
+        default=2 << 30,
+        metadata={"help": "bytes of holes in the files of a checkpoint, besides 15 for each byte that is on the disk"},
+    )
     line_bytes: int = field(default=16 * MIB, metadata={"help": "length of a line in a journal or log"})
     note_bytes: int = field(default=64 << 10, metadata={"help": "size of a note such as `damaged.txt`"})
     recipe_bytes: int = field(default=MIB, metadata={"help": "size of a recipe or arguments file"})

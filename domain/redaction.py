@@ -32,7 +32,7 @@ _VALUE = (  # not the name of a value that comes after it, which would be left w
 
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----)(?:(?!-----END ).)+", re.DOTALL), rf"\1{REMOVED}"),
-    (re.compile(r"(://)(?!\*\*\*@)[^\s\"'<>@]{1,500}@"), rf"\1{REMOVED}@"),
+    (re.compile(r"(://)(?!\*\*\*@)[^\s\"'<>@]{1,500}@(?:[^\s\"'<>@/?#]{0,500}@)*"), rf"\1{REMOVED}@"),
     (
         re.compile(r"([?&;](?:[A-Za-z0-9_.-]{0,40}(?:sig|token|secret|passw|credential|key|auth)[A-Za-z0-9_-]{0,40}=))"
                    r"(?!\*\*\*)[^&\s\"'<>#]+", re.IGNORECASE),
@@ -96,6 +96,24 @@ def redact(text: str) -> str:
 def _may_be_secret(text: str) -> bool:
     """Return whether the text of a secret name may be its value, rather than say that it has none or was removed."""
     return bool(text) and text[0] != "<" and text not in ("None", "null", "true", "false")
+
+
+def user_of(url: str) -> str:
+    """Return the user and password of a URL, whatever characters they have; "" if it has none.
+
+    Characters that end the host of a valid URL may be part of a password that was not encoded.
+    """
+    _, separator, rest = url.partition("://")
+    host = re.split("[/?#]", rest, maxsplit=1)[0]
+    if "@" not in host and not (":" in host and not host.rpartition(":")[2].isdecimal()):
+        return ""
+    return (host if "@" in host else rest).rpartition("@")[0] if separator else ""
+
+
+def without_user(url: str) -> str:
+    """Return a URL without its user and password."""
+    user = user_of(url)
+    return url.replace(f"{user}@", "", 1) if user else url
 
 
 def redacted(value: Any) -> Any:

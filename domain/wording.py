@@ -7,12 +7,19 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from enum import Enum
+from itertools import islice
+from typing import TypeVar
 
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.redaction import is_secret_name
+
+Part = TypeVar("Part")
+
+MOST_LISTED = 8
+"""Problems, names or values that a message lists."""
 
 _shortened = reprlib.Repr()
 _shortened.maxstring = _shortened.maxother = 80
@@ -73,6 +80,25 @@ def enumeration(parts: Iterable[object], conjunction: str = "and") -> str:
     """Return `parts`, of which there is at least one, as an English list: "a", "a and b", "a, b and c"."""
     *most, last = (str(part) for part in parts)
     return f"{', '.join(most)} {conjunction} {last}" if most else last
+
+
+def listed(parts: Sequence[Part], separator: str = "; ", describe: Callable[[Part], str] = str) -> str:
+    """Return the first `MOST_LISTED` of `parts` in one line, and how many more there are.
+
+    describe: returns the text of a part. It is called only for those that are shown, as a file may have any number.
+    """
+    text = separator.join(map(describe, parts[:MOST_LISTED]))
+    more = len(parts) - MOST_LISTED
+    return f"{text}{separator}and {more} more" if more > 0 else text
+
+
+def first_listed(problems: Iterable[str]) -> str:
+    """Return the first `MOST_LISTED` problems in one line, and whether there are more; "" if there are none.
+
+    At most one further problem is found, as a file may have any number.
+    """
+    found = list(islice(problems, MOST_LISTED + 1))
+    return "; ".join(found[:MOST_LISTED] + ["and more"] * (len(found) > MOST_LISTED))
 
 
 def did_you_mean(

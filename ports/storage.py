@@ -76,11 +76,17 @@ class StorageCapabilities:
 
 @frozen
 class Entry:
-    """One name in a folder. size: that of a file in bytes, None if finding it out would cost a request of its own."""
+    """One name in a folder.
+
+    size: that of a file in bytes, None if finding it out would cost a request of its own.
+    on_disk: the bytes that a file takes where it is stored, None if that is unknown. Far fewer than its size say that
+    it consists of holes, which read as zeros.
+    """
 
     name: str
     is_folder: bool
     size: int | None = field(default=None, eq=False)
+    on_disk: int | None = field(default=None, eq=False)
 
 
 class Storage(Protocol):

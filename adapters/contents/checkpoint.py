@@ -26,6 +26,7 @@ from hexloop.adapters.contents.safetensors_files import (
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import json_part
 from hexloop.domain.state import RunState
+from hexloop.domain.wording import listed
 from hexloop.ports.contents import OpenFile
 from hexloop.ports.snapshots import Snapshots
 from hexloop.ports.state import JSON, Exportable, Part
@@ -333,7 +334,7 @@ class CheckpointContents:
             if part.name in present and part.dtype != JSON and part.shape != present[part.name]
         ]
         if differing:
-            raise CheckpointError(f"The checkpoint is of another model: {'; '.join(differing)}.")
+            raise CheckpointError(f"The checkpoint is of another model: {listed(differing)}.")
 
 
 def _read(part: Part) -> Part:
@@ -373,8 +374,9 @@ def parts_of(
     documents: those of the checkpoint, if some of them were read already.
     Raises CheckpointError if a file is invalid or of a newer schema version.
     """
-    values = (documents or RunDocuments(names, open_file)).read(name)
-    names, open_file = own_files(name, names, open_file)
+    documents = RunDocuments(names, open_file) if documents is None else documents
+    values = documents.read(name)
+    names, open_file = own_files(name, names if name == MODEL else documents.names_of(name), open_file)
     paths = weight_paths(names, open_file) if name == MODEL else tensor_paths(name, names)
     stream = Stream(open_file)
     parts = [part for path in paths for part in tensor_parts(stream, path)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -13,9 +13,10 @@ from cattrs import Converter
 
 from hexloop.adapters.schemas import read_document, shown
 from hexloop.domain.errors import CheckpointError
-from hexloop.domain.json_documents import read_bytes, read_json
+from hexloop.domain.json_documents import keyed, read_bytes, read_json
 from hexloop.domain.state import MIGRATIONS as STATE_MIGRATIONS
 from hexloop.domain.state import Migration, RunState, migrate
+from hexloop.domain.wording import listed
 from hexloop.ports.state import Part
 
 RUN_STATE = "run_state.json"
@@ -64,7 +65,7 @@ def read(chunks: Iterable[bytes | memoryview], path: str = "It") -> Any:
     Raises CheckpointError if the bytes are not a JSON document, or if there are more than any document has.
     """
     try:
-        return _restored(read_json(read_bytes(chunks)))
+        return read_json(read_bytes(chunks), marked=_restored)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CheckpointError(f"{path} is not a JSON document: {error}.") from error
 
@@ -97,17 +98,27 @@ def _plain(value: Any, where: str) -> Any:
 _UNCHANGED = frozenset({type(None), bool, int, str})
 
 
-def _restored(value: Any) -> Any:
-    """Invert `_plain`."""
-    if isinstance(value, list):
-        return [_restored(inner) for inner in value]
-    if not isinstance(value, dict):
-        return value
-    if value.keys() == {NUMBER}:
+def _restored(value: dict[str, Any]) -> Any:
+    """Return what an object with one key stands for: itself, unless `_plain` made it of something else."""
+    if NUMBER in value:
         return _NUMBERS[value[NUMBER]]
-    if value.keys() == {ITEMS}:
-        return {_restored(key): _restored(inner) for key, inner in value[ITEMS]}
-    return {key: _restored(inner) for key, inner in value.items()}
+    if ITEMS in value:
+        return keyed([(key, inner) for key, inner in value[ITEMS]])
+    return value
+
+
+def shard_names(index: Any, names: Collection[str]) -> list[str]:
+    """Return the names of the files that an index of shards lists.
+
+    Raises ValueError if it is not an index, or lists a file that is not among `names`.
+    """
+    held = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(held, dict) or not all(isinstance(name, str) for name in held.values()):
+        raise ValueError("it is not an index of shards: weight_map must have the file of each tensor")
+    shards = sorted(set(held.values()))
+    if missing := [name[:80] for name in shards if name not in names]:
+        raise ValueError(f"it names shards that are missing from the checkpoint: {listed(missing, ', ')}")
+    return shards
 
 
 def encode(name: str, values: Mapping[str, Any]) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from enum import Enum
 
 from attrs import evolve, field, frozen
@@ -173,6 +173,21 @@ def is_file_of(component: str, path: str) -> bool:
         return True
     parts = r"(-rank-\d{5}|-\d{5}-of-\d{5})?"
     return re.fullmatch(re.escape(component) + parts + r"\.(json|safetensors)", path) is not None
+
+
+_OF_COMPONENT = re.compile(rf"(?:{PREFIX})?(.+?)(?:-\d{{5}}-of-\d{{5}})?\.(?:json|safetensors)")
+
+
+def names_by_component(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the names of files by component, with or without a prefix; that of a process is a component of its own.
+
+    There may be a file for each of many processes, so that a search among all names for each of them would take long.
+    """
+    found: dict[str, list[str]] = {}
+    for name in names:
+        if match := _OF_COMPONENT.fullmatch(name):
+            found.setdefault(match[1], []).append(name)
+    return found
 
 
 def renamed(file: File) -> File:

@@ -15,7 +15,7 @@ from attrs import define, field
 
 from hexloop.adapters.contents import documents
 from hexloop.adapters.contents.documents import RUN_STATE, VERSION, migrated, state_of
-from hexloop.adapters.contents.file_names import own_files
+from hexloop.adapters.contents.file_names import names_by_component, own_files
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.state import RunState, migrate
 from hexloop.ports.contents import OpenFile
@@ -46,12 +46,15 @@ def documents_file(encoded: Mapping[str, bytes], rank: int = 0) -> File:
 class RunDocuments:
     """Reads the documents of a checkpoint. A file is read when the first of its documents is asked for.
 
+    The documents of rank 0, and those that were read last, are kept; there may be those of many thousand processes.
+
     names: the files of the checkpoint. open_file: reads one of them.
     """
 
     _names: Collection[str]
     _open_file: OpenFile
     _files: dict[str, dict[str, Any]] = field(factory=dict, init=False)
+    _by_component: dict[str, list[str]] | None = field(default=None, init=False)
 
     def read(self, name: str) -> dict[str, Any]:
         """Return a document, migrated to the current schema version; empty if it does not exist.
@@ -63,9 +66,15 @@ class RunDocuments:
             component, path = _located(name)
             document = self._documents_in(path).get(component)
             return {} if document is None else migrated(component, document, f"{component} in {path}")
-        names, open_file = own_files(name, self._names, self._open_file)
+        names, open_file = own_files(name, self.names_of(name), self._open_file)
         path = f"{name}.json"
         return {} if path not in names else migrated(name, documents.read(open_file(path), path), path)
+
+    def names_of(self, component: str) -> Collection[str]:
+        """Return the names of the files of a component; those of the model's weights have other names, too."""
+        if self._by_component is None:
+            self._by_component = names_by_component(self._names)
+        return self._by_component.get(component, ())
 
     def path_of(self, name: str) -> str:
         """Return the file with a document, if it exists."""
@@ -100,7 +109,7 @@ class RunDocuments:
             content = documents.read(self._open_file(path), path)
             if not isinstance(content, dict):
                 raise CheckpointError(f"{path} is not a JSON object.")
-            self._files[path] = content
+            self._files = {name: held for name, held in self._files.items() if name == RUN_STATE} | {path: content}
         return self._files[path]
 
 

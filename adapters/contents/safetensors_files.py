@@ -13,6 +13,7 @@ import ctypes
 import json
 import mmap
 import re
+import reprlib
 import struct
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
@@ -108,16 +109,9 @@ def weight_paths(names: Collection[str], open_file: OpenFile) -> list[str]:
         raise CheckpointError(f"The checkpoint has no weights: neither {WEIGHTS} nor {INDEX} exists.")
     index = documents.read(open_file(INDEX), INDEX)
     try:
-        paths = sorted(set(index["weight_map"].values()))
-    except (TypeError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"{INDEX} is not an index of shards: {error!r}.") from error
-    missing = [path for path in paths if path not in names]
-    if missing:
-        raise CheckpointError(
-            f"{INDEX} names shards that are missing from the checkpoint: "
-            f"{', '.join(str(path)[:80] for path in missing[:10])}{', ...' * (len(missing) > 10)}."
-        )
-    return paths
+        return documents.shard_names(index, names)
+    except ValueError as error:
+        raise CheckpointError(f"{INDEX} is invalid: {error}.") from error
 
 
 def _index(names: list[str], shards: list[list[Tensor]]) -> File:
@@ -282,20 +276,21 @@ class TensorEntry:
 def _entry(name: str, value: Any) -> TensorEntry:
     """Return an entry of a header. Raises ValueError, naming tensor and field, for one that is invalid."""
     label = f"{name[:80]!r} in its header"
+    shown = reprlib.repr
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"{label} does not have exactly dtype, shape and data_offsets")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        raise ValueError(f"{label} has the dtype {str(dtype)[:40]!r}, which hexloop does not know")
+        raise ValueError(f"{label} has the dtype {shown(dtype)}, which hexloop does not know")
     if not isinstance(shape, list) or not all(map(_is_size, shape)):
-        raise ValueError(f"{label} has the shape {str(shape)[:80]}, which is not a list of whole numbers from 0 on")
+        raise ValueError(f"{label} has the shape {shown(shape)}, which is not a list of whole numbers from 0 on")
     if len(shape) > limits().tensor_dimensions:
         raise ValueError(
             f"{label} has {len(shape)} dimensions, more than {limits().tensor_dimensions}; tensor_dimensions raises "
             "this limit"
         )
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
-        raise ValueError(f"{label} has the data_offsets {str(offsets)[:80]}, which are not two whole numbers from 0 on")
+        raise ValueError(f"{label} has the data_offsets {shown(offsets)}, which are not two whole numbers from 0 on")
     return TensorEntry(name, dtype, tuple(shape), (offsets[0], offsets[1]))
 
 

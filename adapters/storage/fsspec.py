@@ -10,11 +10,12 @@ from datetime import datetime
 from itertools import chain
 from time import sleep
 from typing import IO, Any, ParamSpec, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from hexloop.adapters.storage import NO_SPACE, RunningDigest, check_algorithm, digest_of, new_digest, outside_error
 from hexloop.domain.checkpoints.manifest import stays_inside
 from hexloop.domain.errors import MissingFileError, StorageError, StorageFullError
+from hexloop.domain.redaction import user_of, without_user
 from hexloop.ports.storage import Entry, Publication, StorageCapabilities, Stored
 
 __path__: list[str] = []  # lets hexloop._moved serve the old path hexloop.adapters.storage.fsspec.storage
@@ -300,15 +301,13 @@ def _discard(file: IO[bytes]) -> None:
 
 def _shown_url(url: str) -> str:
     """Return a URL without user, password and query."""
-    scheme, separator, rest = url.partition("://")
-    host, slash, path = rest.partition("?")[0].partition("/")
-    return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}".rstrip("/")
+    return without_user(url).partition("?")[0].rstrip("/")
 
 
 def _secrets_of(url: str, options: Mapping[str, object]) -> frozenset[str]:
     """Return the texts that no message may show: user and password of a URL, and options named like a secret."""
-    user_information = urlsplit(url).netloc.rpartition("@")[0]
-    found = {*user_information.split(":"), *map(unquote, user_information.split(":"))}
+    user = user_of(url).split(":")
+    found = {*user, *map(unquote, user)}
     for name, value in options.items():
         if isinstance(value, Mapping):
             found |= _secrets_of("", value)

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import yaml
 
+from hexloop.domain.json_documents import keyed
 from hexloop.domain.limits import limits
 from hexloop.domain.printable import printable
 
@@ -87,6 +88,16 @@ class BoundedLoader(yaml.SafeLoader):
 
     def _refuse(self, reason: str, mark: Any) -> NoReturn:
         raise yaml.composer.ComposerError(None, None, reason, mark)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Construct a mapping. Raises ConstructorError for one whose keys have equal hashes; see `keyed`."""
+        try:
+            keyed([(self.construct_object(key, deep=True), None) for key, _ in node.value])
+        except ValueError as error:
+            raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from None
+        except TypeError:
+            pass  # a list as a key, which is refused with its place below
+        return super().construct_mapping(node, deep)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """Construct the value of a node. Raises ConstructorError, with its place, for one that its type refuses."""

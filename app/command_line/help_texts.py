@@ -172,6 +172,9 @@ The newest is verified first; if it is not good, nothing is removed. Checkpoints
 runs, of a branch that the run has abandoned, and those that contain a file named
 "protected" are never removed. There is no confirmation; what was removed is printed.
 
+--replaced removes the checkpoints that `hexloop checkpoints list` shows as set aside because
+a later run in the same folder has saved others of their names; with --run, those of one run.
+
 Do not use --leftovers while the run is training: a save in progress is unfinished too,
 and would fail."""
 

@@ -227,6 +227,7 @@ def _add_checkpoints(commands: Commands) -> None:
     add("--keep", type=_at_least_one, metavar="N", help="how many checkpoints to keep")
     add("--keep-best", action="store_true", help="also keep the one with the best metric")
     add("--leftovers", action="store_true", help="remove unfinished folders that the run left behind")
+    add("--replaced", action="store_true", help="remove checkpoints of earlier runs whose names later ones have taken")
     add("--run", metavar="NAME", help="the run, or the start of its name; required if there are several")
     add("--dry-run", action="store_true", help="only print what would be removed")
     add("--json", action="store_true", help="print JSON")

@@ -22,6 +22,7 @@ from hexloop.domain.events import AnyEvent, TrainEnded
 from hexloop.domain.redaction import redact
 from hexloop.domain.run import Run
 from hexloop.domain.state import RunState
+from hexloop.domain.wording import listed
 from hexloop.ports.storage import Storage
 
 LOGGER = logging.getLogger("hexloop")
@@ -80,7 +81,8 @@ def log_start(parts: TrainerParts, run: Run[Any, Any], loader: Any, resumed: str
 
     resumed: the location of the checkpoint that the run resumes from; None if it is new.
     """
-    _warn_of_other_runs(parts, run.state)
+    if resumed is None or parts.args.overwrite_output_dir:
+        _warn_of_other_runs(parts, run.state)
     if not LOGGER.isEnabledFor(logging.INFO):
         return
     args, adapters, plan = parts.args, parts.adapters, run.plan
@@ -165,9 +167,9 @@ def _saves(parts: TrainerParts, run: Run[Any, Any]) -> str:
 
 
 def _warn_of_other_runs(parts: TrainerParts, state: RunState) -> None:
-    """With `overwrite_output_dir`, warn that the checkpoints of earlier runs are not deleted."""
+    """Warn that the checkpoints of earlier runs in the folder are neither deleted nor counted."""
     args = parts.args
-    if not (args.overwrite_output_dir and args.should_log and str(args.save_strategy) != "no"):
+    if not (args.should_log and str(args.save_strategy) != "no"):
         return
     storage = parts.adapters.storage
     try:
@@ -176,11 +178,13 @@ def _warn_of_other_runs(parts: TrainerParts, state: RunState) -> None:
         return
     if others:
         LOGGER.warning(
-            "overwrite_output_dir=True deletes nothing: %s holds checkpoints of other runs (up to %s), and they stay. "
-            "If this run saves a checkpoint of the same name, the earlier one is renamed to replaced-1-<name>. Delete "
-            "checkpoints that are no longer needed.",
+            "%s%s holds checkpoints of other runs (up to %s), and they stay: save_total_limit counts only those of "
+            "this run, and one whose name this run takes is set aside. To remove those that are no longer needed: "
+            "hexloop checkpoints prune %s --run NAME --keep 1, and with --replaced.",
+            "overwrite_output_dir=True deletes nothing: " if args.overwrite_output_dir else "",
             location_of(storage),
-            ", ".join(others),
+            listed(others, ", "),
+            location_of(storage),
         )
 
 
@@ -200,15 +204,28 @@ def log_evaluation(parts: TrainerParts, loader: Any, description: str) -> None:
 
 
 def logging_saves(note: NotePhase, storage: Storage, clock: Callable[[], float]) -> NotePhase:
-    """Return a `note` that also logs each checkpoint that is published or removed. Any thread may call it.
+    """Return a `note` that also logs each checkpoint that is published or removed, and the first that is replaced.
+
+    Any thread may call it.
 
     clock: returns seconds from any point in time.
     """
     times: dict[tuple[str, str], float] = {}
     sizes: dict[str, int] = {}
+    replaced: list[str] = []
 
     def note_and_log(phase: str, /, **facts: Any) -> None:
         name = str(facts.get("checkpoint"))
+        if phase == "replaces":
+            if not replaced:
+                LOGGER.warning(
+                    "%s is that of another run, and is set aside, as all are whose names this run takes. "
+                    "hexloop checkpoints list shows them, and hexloop checkpoints prune %s --replaced removes them.",
+                    joined(location_of(storage), name),
+                    location_of(storage),
+                )
+            replaced.append(name)
+            return
         if phase in ("began", "taken"):
             times[phase, name] = clock()
         elif phase == "written":

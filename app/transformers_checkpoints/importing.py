@@ -13,6 +13,7 @@ from attrs import frozen
 from torch import Tensor
 
 from hexloop.adapters.contents.checkpoint import AnySetup, CheckpointContents, parts_of
+from hexloop.adapters.contents.documents import shard_names
 from hexloop.adapters.contents.safetensors_files import MODEL, is_weights
 from hexloop.adapters.device.torch import encode_state
 from hexloop.adapters.trainable.torch.parameter_groups import numbered_parts
@@ -278,12 +279,9 @@ def _distinct(state: dict[str, Tensor]) -> list[Part]:
 
 def _shards(folder: str, names: list[str]) -> list[str]:
     try:
-        shards = sorted(set(read_json(_bytes_of(folder, WEIGHTS_INDEX))["weight_map"].values()))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"{WEIGHTS_INDEX} is not an index of weights: {error!r}.") from error
-    if missing := [shard for shard in shards if shard not in names]:
-        raise CheckpointError(f"{WEIGHTS_INDEX} lists files that are missing: {', '.join(map(repr, missing))}.")
-    return shards
+        return shard_names(read_json(_bytes_of(folder, WEIGHTS_INDEX)), names)
+    except ValueError as error:
+        raise CheckpointError(f"{WEIGHTS_INDEX} is invalid: {error}.") from error
 
 
 def _bytes_of(folder: str, name: str) -> bytes:

@@ -23,6 +23,7 @@ from attrs import define, field
 
 import hexloop
 from hexloop.domain.errors import CheckpointError
+from hexloop.domain.holes import are_too_many, bytes_on_disk
 from hexloop.domain.limits import limits
 
 _PROGRAM = (
@@ -57,6 +58,12 @@ def open_regular(path: str) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(opened).st_mode):
         os.close(opened)
         raise CheckpointError(wrong)
+    if are_too_many(size := os.fstat(opened).st_size, on_disk := bytes_on_disk(opened)):
+        os.close(opened)
+        raise CheckpointError(
+            f"{path} is not read: of its {size} bytes, {on_disk} are on the disk, and the others are holes; if you "
+            "trust it, copy it without holes (cp --sparse=never), or raise the limit hole_bytes."
+        )
     return os.fdopen(opened, "rb", buffering=0)
 
 

@@ -23,7 +23,7 @@ from hexloop.app.wiring.saved_setup import check_setup
 from hexloop.domain.checkpoints.manifest import checkpoint_name, step_of
 from hexloop.domain.checkpoints.signatures import SIGNING_DIGEST
 from hexloop.domain.errors import ConfigurationError, StorageError
-from hexloop.domain.redaction import redact
+from hexloop.domain.redaction import user_of, without_user
 from hexloop.domain.run_folder import EARLIER, OUTBOX
 from hexloop.ports.signatures import Signatures
 from hexloop.ports.storage import Storage
@@ -90,12 +90,12 @@ def storage_for(
     location, scheme = os.fspath(location), scheme_of(location) or "file"
     if _CHAIN.match(location):
         raise ConfigurationError(
-            f"{redact(location)} is a chain of URLs, which checkpoints are not read or written through: a cache may "
-            "return old files. Use the last URL alone."
+            f"{without_user(location)} is a chain of URLs, which checkpoints are not read or written through: a cache "
+            "may return old files. Use the last URL alone."
         )
     if scheme in STORAGES:
         return STORAGES[scheme](location, digest)
-    if _split_url(location).password:
+    if _split_url(location).password or ":" in user_of(location):
         raise ConfigurationError(
             f"The {scheme}:// URL contains a password, which would end up in logs and checkpoints. Remove it, and "
             "provide it through the environment, a configuration file of fsspec, or FsspecStorage(url, options)."
@@ -105,7 +105,7 @@ def storage_for(
         storage: Storage = plugin(location)
         return storage
     if problem := _problem_of_fsspec(scheme):
-        raise ConfigurationError(f"{location} cannot be used: {problem}")
+        raise ConfigurationError(f"{without_user(location)} cannot be used: {problem}")
     from hexloop.adapters.storage.fsspec import FsspecStorage
 
     return FsspecStorage(location, digest=digest)
@@ -118,7 +118,7 @@ def refuse_unreachable(location: str, storage: Storage) -> None:
         storage.write(name, [b"can this be written to?"])
         storage.remove(name)
     except StorageError as error:
-        raise ConfigurationError(f"Checkpoints cannot be written to {location}: {error}") from error
+        raise ConfigurationError(f"Checkpoints cannot be written to {without_user(location)}: {error}") from error
 
 
 def _problem_of_fsspec(scheme: str) -> str | None:
@@ -149,13 +149,13 @@ def has_unsent_files(storage: Storage) -> bool:
 def _path_of(location: str) -> str:
     """Return the path of a path or file:// URL. Raises ConfigurationError if it is invalid or names another machine."""
     if "\0" in location:
-        raise ConfigurationError(f"The path {location!r} contains a null byte; choose another one.")
+        raise ConfigurationError(f"The path {without_user(location)!r} contains a null byte; choose another one.")
     if scheme_of(location) != "file":
         return os.path.expanduser(location)
-    url = _split_url(location)
-    if url.netloc not in ("", "localhost"):
+    url = _split_url(without_user(location))
+    if url.netloc not in ("", "localhost") or user_of(location):
         raise ConfigurationError(
-            f"{location} refers to the folder {url.path or '/'} on a machine named {url.netloc}; write "
+            f"{without_user(location)} refers to the folder {url.path or '/'} on a machine named {url.netloc}; write "
             "file:///absolute/path, or only the path."
         )
     return url2pathname(url.path)
@@ -166,7 +166,7 @@ def _split_url(url: str) -> SplitResult:
         return urlsplit(url)
     except ValueError as error:  # its text may contain the URL
         reason = str(error).partition(":")[0]
-        raise ConfigurationError(f"{redact(url)} is not a valid URL ({reason}); correct it.") from None
+        raise ConfigurationError(f"{without_user(url)} is not a valid URL ({reason}); correct it.") from None
 
 
 STORAGES: dict[str, Callable[[str, str], Storage]] = {

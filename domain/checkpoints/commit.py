@@ -36,7 +36,13 @@ from hexloop.domain.checkpoints.manifest import (
     free_folder,
 )
 from hexloop.domain.checkpoints.pace import Pace
-from hexloop.domain.checkpoints.reading import checkpoint_steps, is_in_lineage, is_protected, read_manifest
+from hexloop.domain.checkpoints.reading import (
+    checkpoint_steps,
+    is_in_lineage,
+    is_protected,
+    is_published,
+    read_manifest,
+)
 from hexloop.domain.checkpoints.signatures import SIGNATURE, signature_of
 from hexloop.domain.errors import CheckpointError, CollectiveError, StorageError, StorageFullError
 from hexloop.domain.ranks import run_on_all_ranks, run_on_rank0
@@ -284,6 +290,7 @@ class CheckpointSave:
     previous: the parent and best checkpoint that the state named before this save, to restore them if it fails.
     is_clean: nothing on the storage is left unfinished by this run. retry: waits while the storage is full.
     problem: why older checkpoints, or unfinished folders, could not be removed.
+    replaces: whether a checkpoint of another run, or of an abandoned branch of this one, has the name, on rank 0.
     """
 
     step: int
@@ -298,6 +305,7 @@ class CheckpointSave:
     is_clean: bool
     retry: FullStorageRetry
     problem: str | None = field(default=None, init=False)
+    replaces: bool = field(default=False, init=False)
 
     @property
     def name(self) -> str:
@@ -307,6 +315,8 @@ class CheckpointSave:
     def run(self) -> None:
         """Save durably and rotate. Raises StorageError, and whatever making the files raises."""
         if not self._exists():
+            if self.replaces:
+                self.committer.note("replaces", checkpoint=self.name)
             self.retry.attempt(lambda: self.committer.commit(self.name, self.files(), self.make_manifest), self._prune)
         self.held.add(self.step)
         self._rotate()
@@ -331,6 +341,7 @@ class CheckpointSave:
                 self.problem = f"The unfinished files of an earlier save could not be removed: {error}"
         present = set(checkpoint_steps(self.committer.storage))
         exists = self.step in present and is_in_lineage(self.committer.storage, self.step, self.lineage)
+        self.replaces = self.step in present and not exists and is_published(self.committer.storage, self.name)
         return [exists, *(self.held & present)]
 
     def _prune(self) -> bool:

@@ -70,6 +70,11 @@ def is_set_aside(name: str) -> bool:
     return _SET_ASIDE.fullmatch(name) is not None
 
 
+def is_replaced(name: str) -> bool:
+    """Return whether a folder has the name of a checkpoint that one of another run took the name of."""
+    return is_set_aside(name) and name.rpartition("/")[2].startswith("replaced-")
+
+
 def is_mark(name: str) -> bool:
     """Return whether `name` is that of a file that marks the folder it is in as unfinished."""
     match = _UNFINISHED.fullmatch(name)

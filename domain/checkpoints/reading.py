@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import cast
 
 from attrs import field, frozen
@@ -21,9 +22,11 @@ from hexloop.domain.errors import (
     StorageError,
     UnreadableCheckpointError,
 )
+from hexloop.domain.holes import are_too_many
 from hexloop.domain.json_documents import read_bytes
+from hexloop.domain.wording import listed
 from hexloop.ports.collectives import Json
-from hexloop.ports.storage import Storage
+from hexloop.ports.storage import Entry, Storage, Stored
 
 MAX_MANIFEST_BYTES = 1 << 26
 """A file takes about 150 bytes of a manifest, and each process writes a few files."""
@@ -59,24 +62,30 @@ def verify(storage: Storage, name: str) -> Checkpoint:
     Raises DamagedCheckpointError, listing every problem, if a file is missing or has changed,
     UnreadableCheckpointError if a file cannot be read at present, and CheckpointError if it is not a checkpoint.
     """
-    manifest = read_manifest(storage, name)
+    return verify_files(storage, name, read_manifest(storage, name))
+
+
+def verify_files(storage: Storage, name: str, manifest: Manifest) -> Checkpoint:
+    """Compare every file of the checkpoint `name` with its manifest, which was read; see `verify`."""
     where = f"{name} in {storage.capabilities.location}"
     block = block_size(sum(stored.size for stored in manifest.files.values()))
     wrong: list[str] = []
     unread: dict[str, list[str]] = {}
     blocks: dict[str, FileBlocks] = {}
+    entries = _Entries(storage)
+    _refuse_holes(entries, name, manifest, where)
     for path in sorted(manifest.files):
         try:
-            problem, blocks[path] = _read(storage, name, manifest, path, block)
+            problem, blocks[path] = _read(storage, name, entries, path, manifest.files[path], block)
         except StorageError as error:
             unread.setdefault(str(error), []).append(path)
         else:
             wrong += [problem] if problem else []
-    not_read = [f"{', '.join(paths)} cannot be read ({reason})" for reason, paths in unread.items()]
+    not_read = [f"{listed(paths, ', ')} cannot be read ({reason})" for reason, paths in unread.items()]
     if wrong:
-        raise DamagedCheckpointError(f"{where} is damaged: {'; '.join(wrong + not_read)}.")
+        raise DamagedCheckpointError(f"{where} is damaged: {listed(wrong + not_read)}.")
     if unread:
-        raise UnreadableCheckpointError(f"{where} cannot be used: {'; '.join(not_read)}.")
+        raise UnreadableCheckpointError(f"{where} cannot be used: {listed(not_read)}.")
     kinds = {path: algorithm_of(stored) for path, stored in manifest.files.items()}
     return Checkpoint(name, manifest, VerifiedFiles(storage, name, kinds, blocks))
 
@@ -184,11 +193,50 @@ def _manifest_bytes(storage: Storage, name: str) -> bytes:
     raise failure
 
 
-def _read(storage: Storage, name: str, manifest: Manifest, path: str, block: int) -> tuple[str | None, FileBlocks]:
+class _Entries:
+    """The entries of the folders of a storage. Each folder is listed once, when the first of its files is looked up."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._listings: dict[str, dict[str, Entry] | StorageError] = {}
+
+    def find(self, path: str) -> Entry | None:
+        """Return the entry at a path; None if there is none. Raises StorageError if its folder cannot be listed."""
+        folder, _, name = path.rpartition("/")
+        if folder not in self._listings:
+            try:
+                self._listings[folder] = {entry.name: entry for entry in self._storage.list(folder)}
+            except StorageError as error:
+                self._listings[folder] = error
+        listing = self._listings[folder]
+        if isinstance(listing, StorageError):
+            raise listing
+        return listing.get(name)
+
+
+def _refuse_holes(entries: _Entries, name: str, manifest: Manifest, where: str) -> None:
+    """Raise UnreadableCheckpointError if far more bytes of zeros would be read than there are bytes on the disk."""
+    size = on_disk = 0
+    hollow: list[str] = []
+    for path, expected in manifest.files.items():
+        with suppress(StorageError):  # reported when it is read
+            entry = entries.find(f"{name}/{path}")
+            if entry is not None and entry.on_disk is not None and entry.size == expected.size:
+                size, on_disk = size + expected.size, on_disk + entry.on_disk
+                hollow += [path] if entry.on_disk < expected.size else []
+    if are_too_many(size, on_disk):
+        raise UnreadableCheckpointError(
+            f"{where} cannot be used: of the {size} bytes of its files, {on_disk} are on the disk, and the others are "
+            f"holes, in {listed(sorted(hollow), ', ')}. If you trust it, copy it without holes (cp -r --sparse=never), "
+            "or raise the limit hole_bytes."
+        )
+
+
+def _read(
+    storage: Storage, name: str, entries: _Entries, path: str, expected: Stored, block: int
+) -> tuple[str | None, FileBlocks]:
     """Return what is wrong with a file, or None, and its blocks. Raises StorageError if it cannot be read."""
-    expected = manifest.files[path]
-    folder, _, file = f"{name}/{path}".rpartition("/")
-    entry = next((entry for entry in storage.list(folder) if entry.name == file), None)
+    entry = entries.find(f"{name}/{path}")
     if entry is None:
         return f"{path} is missing", FileBlocks(0, block, ())
     if entry.size not in (None, expected.size):  # before anything is read, as it may be large

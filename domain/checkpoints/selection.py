@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
+from operator import itemgetter
+
+from attrs import define, field
 
 from hexloop.domain.checkpoints.manifest import (
     MANIFEST,
+    MOST_STEPS,
     REASON,
     Lineage,
     Manifest,
@@ -30,7 +34,11 @@ from hexloop.domain.errors import (
     StorageError,
     UnreadableCheckpointError,
 )
+from hexloop.domain.wording import listed
 from hexloop.ports.storage import Publication, Storage
+
+MOST_BAD = 500
+"""Folders that have the names of checkpoints and are none; no run leaves so many, and looking at each takes time."""
 
 
 def newest(storage: Storage, run: str | None = None, quarantine: bool = False) -> Checkpoint | None:
@@ -45,7 +53,8 @@ def newest(storage: Storage, run: str | None = None, quarantine: bool = False) -
     if none is good and one is not signed by the storage's key. One that is not signed by it is never renamed.
     """
     refused: list[CheckpointError] = []
-    manifests = dict(_manifests(storage, quarantine, refused))
+    bad = _BadFolders(storage, quarantine)
+    manifests = dict(_manifests(storage, bad, refused))
     if run is None:
         _refuse_several_runs(storage, manifests)
     unread: UnreadableCheckpointError | None = None
@@ -56,7 +65,7 @@ def newest(storage: Storage, run: str | None = None, quarantine: bool = False) -
             if unread is None and isinstance(error, UnreadableCheckpointError):
                 unread = error
             refused += [error] if isinstance(error, SignatureError) else []
-            _skip(storage, name, error, quarantine)
+            bad.skip(name, error)
     if unread is not None:  # a caller that was told that there is none would start over and replace it
         raise UnreadableCheckpointError(
             f"{unread} It may be good, and no other checkpoint is. Make it readable, or set another output_dir to "
@@ -71,15 +80,42 @@ def newest(storage: Storage, run: str | None = None, quarantine: bool = False) -
 
 def newest_first(manifests: Mapping[str, Manifest]) -> Iterator[str]:
     """Yield the names of a run's checkpoints: the newest one, those that led to it, then the others."""
-    remaining = dict(manifests)
-    lineage: Lineage | None = None
-    while remaining:
-        in_lineage = {
-            name: each for name, each in remaining.items() if lineage is None or lineage.holds(each)
-        } or remaining
-        name = max(in_lineage, key=lambda name: (remaining[name].session, remaining[name].step))
+    remaining = _BySession(manifests)
+    name = remaining.take_last()
+    while name is not None:
         yield name
-        lineage = Lineage.after(remaining.pop(name))
+        name = remaining.take_from(Lineage.after(manifests[name])) or remaining.take_last()
+
+
+class _BySession:
+    """Checkpoints by the session that wrote them, in order, so that each is found without a search through all."""
+
+    def __init__(self, manifests: Mapping[str, Manifest]) -> None:
+        self._sessions: dict[tuple[str, str], list[tuple[int, str]]] = {}
+        for name, manifest in manifests.items():
+            self._sessions.setdefault((manifest.session, manifest.run), []).append((manifest.step, name))
+        for found in self._sessions.values():
+            found.sort()
+        self._order = sorted(self._sessions)
+
+    def take_last(self) -> str | None:
+        """Remove and return the checkpoint at the last step of the latest session; None if none is left."""
+        while self._order:
+            found = self._sessions[self._order[-1]]
+            if found:
+                return found.pop()[1]
+            self._order.pop()
+        return None
+
+    def take_from(self, lineage: Lineage) -> str | None:
+        """Remove and return the last one in a lineage, of its latest session that has any; None if none is left."""
+        bounds = {**lineage.ancestors, lineage.session: MOST_STEPS}
+        for session in sorted(bounds.keys(), reverse=True):
+            found = self._sessions.get((session, lineage.run), [])
+            place = bisect_right(found, bounds[session], key=itemgetter(0))
+            if place:
+                return found.pop(place - 1)[1]
+        return None
 
 
 def open_checkpoint(storage: Storage, name: str) -> Checkpoint:
@@ -102,11 +138,17 @@ def open_checkpoint(storage: Storage, name: str) -> Checkpoint:
 
 
 def readable_manifests(storage: Storage, folders: Iterable[str] | None = None) -> dict[str, Manifest]:
-    """Return the readable manifests in `folders` by name; by default in all checkpoints, highest step first."""
+    """Return the readable manifests in `folders` by name; by default in all checkpoints, highest step first.
+
+    Raises CheckpointError if more than `MOST_BAD` folders have none.
+    """
     found: dict[str, Manifest] = {}
+    bad = _BadFolders(storage)
     for name in map(checkpoint_name, checkpoint_steps(storage)) if folders is None else folders:
-        with suppress(CheckpointError):
+        try:
             found[name] = read_manifest(storage, name)
+        except CheckpointError as error:
+            bad.count(error)
     return found
 
 
@@ -177,7 +219,7 @@ def quarantine_if_possible(storage: Storage, name: str, damage: DamagedCheckpoin
         return f"{damage} It could not be set aside: {failure}"
 
 
-def _manifests(storage: Storage, quarantine: bool, refused: list[CheckpointError]) -> Iterator[tuple[str, Manifest]]:
+def _manifests(storage: Storage, bad: _BadFolders, refused: list[CheckpointError]) -> Iterator[tuple[str, Manifest]]:
     """Yield the name and manifest of every checkpoint that has a readable one, and skip the others.
 
     refused: the errors of those that are not signed as they must be are added to it.
@@ -189,15 +231,37 @@ def _manifests(storage: Storage, quarantine: bool, refused: list[CheckpointError
             raise
         except CheckpointError as error:
             refused += [error] if isinstance(error, SignatureError) else []
-            _skip(storage, name, error, quarantine)
+            bad.skip(name, error)
 
 
-def _skip(storage: Storage, name: str, error: CheckpointError, quarantine: bool) -> None:
-    """Warn of a checkpoint that is not good. Quarantine it if it is damaged, rather than missing or unreadable."""
-    reason = str(error)
-    if quarantine and isinstance(error, DamagedCheckpointError):
-        reason = quarantine_if_possible(storage, name, error)
-    warnings.warn(f"A checkpoint is skipped: {reason}", stacklevel=3)
+@define
+class _BadFolders:
+    """Skips folders that have the names of checkpoints and are not good. quarantines: damaged ones are renamed."""
+
+    storage: Storage
+    quarantines: bool = False
+    _count: int = field(default=0, init=False)
+
+    def skip(self, name: str, error: CheckpointError) -> None:
+        """Warn of a checkpoint that is not good. Quarantine it if it is damaged, rather than missing or unreadable.
+
+        Raises CheckpointError if there are more than `MOST_BAD`.
+        """
+        self.count(error)
+        reason = str(error)
+        if self.quarantines and isinstance(error, DamagedCheckpointError):
+            reason = quarantine_if_possible(self.storage, name, error)
+        warnings.warn(f"A checkpoint is skipped: {reason}", stacklevel=4)
+
+    def count(self, error: CheckpointError) -> None:
+        """Count a folder that is not good. Raises CheckpointError if there are more than `MOST_BAD`."""
+        self._count += 1
+        if self._count > MOST_BAD:
+            raise CheckpointError(
+                f"{self.storage.capabilities.location} has more than {MOST_BAD} folders that have the names of "
+                f"checkpoints and are not good, among them this one: {error} Remove or rename them, or choose another "
+                "folder."
+            )
 
 
 def _refuse_several_runs(storage: Storage, manifests: Mapping[str, Manifest]) -> None:
@@ -205,10 +269,10 @@ def _refuse_several_runs(storage: Storage, manifests: Mapping[str, Manifest]) ->
     for name, manifest in sorted(manifests.items(), key=lambda item: item[1].step):
         latest[manifest.run] = name
     if len(latest) > 1:
-        listed = ", ".join(f"{name} of the run {run}" for run, name in sorted(latest.items()))
+        names = listed([f"{name} of the run {run}" for run, name in sorted(latest.items())], ", ")
         raise CheckpointError(
             f"The newest checkpoint in {storage.capabilities.location} is ambiguous: it holds checkpoints of "
-            f"{len(latest)} runs: {listed}. Name the checkpoint to resume from."
+            f"{len(latest)} runs: {names}. Name the checkpoint to resume from."
         )
 
 

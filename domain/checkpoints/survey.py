@@ -19,6 +19,7 @@ from hexloop.domain.checkpoints.manifest import (
     Owner,
     checkpoint_name,
     folders_of,
+    is_replaced,
     is_set_aside,
     marks_unfinished,
     may_be_unfinished,
@@ -33,6 +34,7 @@ from hexloop.domain.checkpoints.reading import (
     is_published,
     read_manifest,
     verify,
+    verify_files,
 )
 from hexloop.domain.checkpoints.selection import newest_first
 from hexloop.domain.errors import (
@@ -100,11 +102,12 @@ def survey(storage: Storage, quick: bool = False) -> Iterator[CheckpointFolder]:
 
 def examine(storage: Storage, name: str, quick: bool = False) -> CheckpointFolder:
     """Return the status of the folder `name`. It is only GOOD if every byte was verified, not with `quick`."""
-    manifest = _manifest(storage, name)
+    manifest = None
     try:
+        manifest = read_manifest(storage, name)
         if quick:
-            return CheckpointFolder(name, FolderStatus.NOT_VERIFIED, manifest=read_manifest(storage, name))
-        return CheckpointFolder(name, FolderStatus.GOOD, manifest=verify(storage, name).manifest)
+            return CheckpointFolder(name, FolderStatus.NOT_VERIFIED, manifest=manifest)
+        return CheckpointFolder(name, FolderStatus.GOOD, manifest=verify_files(storage, name, manifest).manifest)
     except (CheckpointError, StorageError) as error:
         reason = str(error).removeprefix(f"{name} in {storage.capabilities.location} ")
     with suppress(StorageError):
@@ -229,6 +232,27 @@ def leftovers(storage: Storage, run: str) -> list[str]:
             if is_left(storage, owner, name):
                 found.append(name)
     return found
+
+
+def replaced(storage: Storage, run: str | None = None) -> list[str]:
+    """Return the checkpoints that were set aside because one of another run has their name now, except protected ones.
+
+    run: only those of runs whose names start with this.
+    """
+    found = []
+    for name in filter(is_replaced, folders_of(storage)):
+        with suppress(IrregularFileError), _unless_gone(storage, name):
+            manifest = None if run is None else _manifest(storage, name)
+            is_meant = run is None or (manifest is not None and manifest.run.startswith(run))
+            if is_meant and not is_protected(storage, name):
+                found.append(name)
+    return found
+
+
+def remove_replaced(storage: Storage, name: str) -> None:
+    """Remove a checkpoint that was set aside. Whenever this is cut short, what remains is set aside too."""
+    with _unless_gone(storage, name):
+        storage.remove(name)
 
 
 def remove_leftover(storage: Storage, run: str, name: str) -> None:

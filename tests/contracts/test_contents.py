@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import struct
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from hexloop.adapters.storage.local import LocalStorage
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.state import RunState
+from hexloop.ports.state import Part
 from hexloop.ports.storage import File
 from tests.contracts.keepers import Keeper, assert_equal, blank, weights
 
@@ -370,3 +373,52 @@ def test_a_complete_run_is_restored_from_a_store(tmp_path: Path) -> None:
     resumed = CheckpointStore(LocalStorage(tmp_path), CheckpointContents(again)).resume()
     assert repr(resumed) == repr(state)
     assert_equal(again["model"].arrays, weights())
+
+
+class Searched(dict[str, None]):
+    """Names of files; counts how many are looked at in searches through all of them."""
+
+    looked_at = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for name in super().__iter__():
+            Searched.looked_at += 1
+            yield name
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["0.2", "0.1"])
+def test_the_files_of_many_processes_are_found_in_one_search(tmp_path: Path, together: bool) -> None:
+    """Not in one for each of them, whatever the layout of the documents."""
+    looked_at = []
+    for ranks in (50, 100):
+        folder = tmp_path / str(ranks)
+        written(CheckpointContents({"model": Keeper(weights()), "losses": Keeper(values={"sum": 1})}), folder)
+        documents = json.loads((folder / "run_state.json").read_text())
+        if not together:
+            (folder / "run_state.json").write_text(json.dumps(documents["run_state"]))
+            (folder / "losses.json").write_text(json.dumps(documents["losses"]))
+        for rank in range(1, ranks):
+            suffix = f"rank-{rank:05}"
+            (folder / f"losses-{suffix}.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
+            if together:
+                own = {"schema_version": 2, "losses": documents["losses"]}
+                (folder / f"run_state-{suffix}.json").write_text(json.dumps(own))
+            else:
+                shutil.copy(folder / "losses.json", folder / f"losses-{suffix}.json")
+        names = Searched.fromkeys(sorted(path.name for path in folder.iterdir()))
+        Searched.looked_at = 0
+        loaded = Summing()
+        contents = CheckpointContents({"model": blank(Keeper(weights())), "losses": loaded})
+        contents.restore(names, LocalStorage(folder).read)
+        assert loaded.found == ranks
+        looked_at.append(Searched.looked_at / len(names))
+    assert looked_at[1] == looked_at[0] < 40
+
+
+class Summing(Keeper):
+    """Counts the documents that it is given."""
+
+    found = 0
+
+    def load(self, parts: Iterable[Part]) -> None:
+        self.found = len(list(parts))

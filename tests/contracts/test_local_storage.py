@@ -419,3 +419,18 @@ def test_a_file_system_without_direct_writes_uses_its_cache(
     monkeypatch.undo()
     assert (tmp_path / "file").read_bytes() == data
     assert len(refused) in (0, refused_at)  # 0 where the file system cannot be queried
+
+
+def test_holes_are_listed(tmp_path: Path) -> None:
+    """The bytes that a file takes on the disk are listed; they are its size unless it consists of a hole."""
+    (tmp_path / "whole").write_bytes(bytes(range(256)) * (1 << 13))
+    (tmp_path / "hollow").write_bytes(b"x")
+    os.truncate(tmp_path / "hollow", 1 << 40)
+    (tmp_path / "folder").mkdir()
+    listed = {entry.name: (entry.size, entry.on_disk) for entry in LocalStorage(tmp_path).list("")}
+    assert listed["whole"] == (1 << 21, 1 << 21)
+    assert listed["folder"] == (None, None)
+    size, on_disk = listed["hollow"]
+    assert size == 1 << 40
+    assert on_disk is not None
+    assert on_disk < 1 << 20

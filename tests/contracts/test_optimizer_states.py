@@ -16,8 +16,11 @@ from hexloop.adapters.contents.checkpoint import CheckpointContents
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
+from hexloop.adapters.trainable.torch.serialization import StateDecoder
 from hexloop.domain.errors import CheckpointError
+from hexloop.domain.json_documents import json_part, json_value
 from hexloop.domain.state import RunState
+from hexloop.ports.state import Part
 from tests.contracts.optimizers import (
     EightBitMomentum,
     KeepingAnObject,
@@ -277,3 +280,59 @@ def test_a_parameter_outside_of_the_model_of_another_shape_is_refused() -> None:
     with pytest.raises(ValueError, match=r"saved outside\.0.*tensor of shape \(5,\); resume with the same loss"):
         OptimizerState(again, new).load(OptimizerState(ours, optimizer).export())
     assert torch.equal(other, torch.ones(5))
+
+
+def saved_groups(made: OptimizerState) -> tuple[list[Part], dict[str, Any]]:
+    """Return the tensors of a saved optimizer, and its document."""
+    *tensors, document = made.export()
+    return tensors, json_value(document)
+
+
+def test_the_values_of_equal_groups_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once for each of many groups."""
+    parameters = [nn.Parameter(torch.zeros(1)) for _ in range(60)]
+    whole = nn.ParameterList(parameters)
+    optimizer = torch.optim.SGD(
+        [{"params": [each], "lr": 0.1 + (number == 7)} for number, each in enumerate(parameters)]
+    )
+    state = OptimizerState(whole, optimizer)
+    parts, made = list(state.export()), list[object]()
+    construct = torch.optim.SGD.__init__
+
+    def constructed(own: torch.optim.SGD, *given: Any, **options: Any) -> None:
+        made.append(own)
+        construct(own, *given, **options)
+
+    monkeypatch.setattr(torch.optim.SGD, "__init__", constructed)
+    state.load(parts)
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize("what", ["groups", "state"])
+def test_far_too_many_entries_are_refused_before_each_is_checked(what: str) -> None:
+    """By their number, in a short message; nothing is described."""
+    whole = model()
+    state = OptimizerState(whole, torch.optim.AdamW(whole.parameters()))
+    tensors, document = saved_groups(state)
+    entries = {f"x{number}": {} for number in range(1000)} if what == "state" else [{"params": 5}] * 1000
+    document[what] = entries
+    with pytest.raises(ValueError, match=r"^The saved optimizer has 1000 param.*and this one has \d; resume") as raised:
+        state.load([*tensors, json_part("param_groups", document)])
+    assert len(str(raised.value)) < 200
+
+
+def test_the_groups_of_another_model_are_shown_shortened() -> None:
+    """A message does not list the names of all parameters."""
+    whole = model()
+    state = OptimizerState(whole, torch.optim.AdamW(whole.parameters()))
+    tensors, document = saved_groups(state)
+    document["groups"][0]["params"] += [f"a.name.of.a.parameter.{number}" for number in range(10_000)]
+    with pytest.raises(ValueError, match="has the parameter groups") as raised:
+        state.load([*tensors, json_part("param_groups", document)])
+    assert len(str(raised.value)) < 400
+
+
+def test_keys_with_equal_hashes_are_refused() -> None:
+    """In the values of groups, as anywhere else."""
+    with pytest.raises(ValueError, match="same hash"):
+        StateDecoder({}).decode({"__pairs__": [[number * (2**61 - 1), 0] for number in range(1, 100)]})

@@ -197,9 +197,10 @@ def test_overwriting_says_what_stays(messages: pytest.LogCaptureFixture, tmp_pat
     messages.clear()
     with pytest.warns(FutureWarning, match="overwrite_output_dir"):
         trained(tmp_path, save_strategy="epoch", overwrite_output_dir=True)
-    (warning,) = warnings_in(messages)
-    assert f"{tmp_path} holds checkpoints of other runs (up to checkpoint-4)" in warning
-    assert (tmp_path / ".hexloop/replaced-1-checkpoint-4").is_dir(), "as the message says"
+    start, replaced = warnings_in(messages)
+    assert f"deletes nothing: {tmp_path} holds checkpoints of other runs (up to checkpoint-4)" in start
+    assert "checkpoint-4 is that of another run, and is set aside" in replaced
+    assert (tmp_path / ".hexloop" / "replaced-1-checkpoint-4").is_dir(), "as the message says"
     messages.clear()
     with pytest.warns(FutureWarning, match="overwrite_output_dir"):
         trained(tmp_path / "new", save_strategy="epoch", overwrite_output_dir=True)

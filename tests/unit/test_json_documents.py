@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexloop.domain import json_documents
-from hexloop.domain.json_documents import finite_json, read_bytes, read_json
+from hexloop.domain.json_documents import MOST_ALIKE, finite_json, keyed, read_bytes, read_json
 from hexloop.domain.limits import reading_limits
 
 VALUES: st.SearchStrategy[Any] = st.recursive(
@@ -132,3 +132,57 @@ def test_a_document_is_read_up_to_its_maximum_length(chunks: list[bytes], longes
     else:
         with pytest.raises(ValueError, match=f"longer than {longest} bytes"):
             read_bytes(handed_out(), longest)
+
+
+PRIME = 2**61 - 1
+"""The hash of a whole number is its remainder by this."""
+
+
+class Comparing(int):
+    """A number that counts how often it is compared."""
+
+    compared = 0
+    __hash__ = int.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Comparing.compared += 1
+        return int(self) == other
+
+
+@pytest.mark.parametrize("make", [lambda n: Comparing(n * PRIME), lambda n: (Comparing(n * PRIME), 1)])
+def test_keys_with_equal_hashes_are_refused(make: Any) -> None:
+    """Before they are compared; a few may occur, and any number of others."""
+    Comparing.compared = 0
+    pairs = [(make(number), number) for number in range(1, MOST_ALIKE + 2)]
+    with pytest.raises(ValueError, match="keys with the same hash"):
+        keyed(pairs)
+    with pytest.raises(ValueError, match="keys with the same hash"):
+        keyed([(str(number), 0) for number in range(10_000)] + pairs * 100)
+    assert Comparing.compared == 0
+    few = pairs[:MOST_ALIKE]
+    assert keyed([*few, (-1, 5)]) == {**dict(few), -1: 5}
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers() | st.floats(allow_nan=False) | st.text() | st.booleans() | st.none(), st.integers())
+    )
+)
+def test_other_keys_make_the_dictionary(pairs: list[tuple[Any, int]]) -> None:
+    """The same as that of the pairs."""
+    try:
+        assert keyed(pairs) == dict(pairs)
+    except ValueError:
+        assert len(pairs) > MOST_ALIKE
+
+
+def test_marked_objects_are_replaced_as_they_are_read() -> None:
+    """Those with a single key, the inner ones first; others are as they were."""
+
+    def marked(value: dict[str, Any]) -> Any:
+        return value["$sum"] if set(value) != {"$sum"} else sum(value["$sum"])
+
+    text = b'[{"$sum": [1, {"$sum": [2, 3]}]}, {"$sum": 1, "b": 2}, {}, [1]]'
+    assert read_json(text, marked=marked) == [6, {"$sum": 1, "b": 2}, {}, [1]]
+    with pytest.raises(ValueError, match="twice"):
+        read_json(b'{"a": 1, "a": 2}', marked=marked)

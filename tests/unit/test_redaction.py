@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 from hexloop.domain import redaction
 from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError
 from hexloop.domain.printable import printable, printable_lines
-from hexloop.domain.redaction import REMOVED, is_secret_name, redact, redacted, remember_secrets, secret_values
+from hexloop.domain.redaction import (
+    REMOVED,
+    is_secret_name,
+    redact,
+    redacted,
+    remember_secrets,
+    secret_values,
+    user_of,
+    without_user,
+)
 from tests.secret_forms import FORMS, SECRET
 
 HARMLESS = (
@@ -119,3 +128,44 @@ def test_escapes_are_readable() -> None:
     assert printable("Grüße, 世界 🙂") == "Grüße, 世界 🙂"
     assert printable("\x1b[31mred\x07\r\n\t\x9b\u202e\ud800") == "\\x1b[31mred\\x07\\r\\n\\t\\x9b\\u202e\\ud800"
     assert printable_lines("a\nb\r") == "a\nb\\r"
+
+
+PASSWORDS = (
+    "pass-word",
+    "p@ss",
+    "pa/ss",
+    "p?ss",
+    "p#ss",
+    "p:ss",
+    "p ss",
+    "[pass",
+    "%40pass",
+    "p'ss",
+    'p"ss',
+    "<p>",
+)
+
+
+@pytest.mark.parametrize("password", PASSWORDS)
+@pytest.mark.parametrize("scheme", ["file", "s3", "https", "nosuch"])
+def test_user_and_password_of_a_url_are_found(scheme: str, password: str) -> None:
+    """Whatever characters they have; without them, the rest of the URL is left."""
+    for rest in ("host/x", "host", "host:80/x"):
+        url = f"{scheme}://user:{password}@{rest}"
+        assert user_of(url) == f"user:{password}"
+        assert without_user(url) == f"{scheme}://{rest}"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["s3://bucket/a@b", "s3://arn:aws:s3:eu-1:12:accesspoint/b", "memory://x:80/y@z", "/a/b@c:d", "https://h:1", ""],
+)
+def test_other_urls_have_no_user(url: str) -> None:
+    """Nor have paths."""
+    assert user_of(url) == ""
+    assert without_user(url) == url
+
+
+def test_a_password_with_several_signs_is_removed_from_text() -> None:
+    """Up to the last one before the host."""
+    assert redact("see s3://user:p@ss@w@host/x@y now") == "see s3://***@host/x@y now"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -93,6 +94,24 @@ def test_a_location_that_is_none_is_refused(location: str) -> None:
     """A URL that cannot be split, and a path with a null byte."""
     with pytest.raises(ConfigurationError, match=r"is not a valid URL|contains a null byte"):
         storage_for(location)
+
+
+@pytest.mark.parametrize("function", [storage_for, as_location, split_location])
+@pytest.mark.parametrize(
+    "password", ["pass-word", "p@ss-word", "p/ss-word", "p?ss-word", "p#ss-word", "p ss-word", "[ss-word"]
+)
+@pytest.mark.parametrize("scheme", ["file", "nosuch", "simplecache::s3", "file\0", "https"])
+def test_no_message_shows_a_password(function: Callable[[str], object], scheme: str, password: str) -> None:
+    """Of a URL of any scheme, whatever is wrong with it."""
+    raised = list[ConfigurationError]()
+    try:
+        function(f"{scheme}://user:{password}@host/x")
+    except ConfigurationError as error:
+        raised.append(error)
+    assert raised or function is not storage_for
+    for each in raised:
+        assert "ss-word" not in "".join([*traceback.format_exception_only(each), *map(str, each.args)])
+        assert each.__cause__ is None
 
 
 def test_a_url_uses_fsspec() -> None:

@@ -9,8 +9,10 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hexloop.adapters.schemas import listed, shown
+from hexloop.adapters.schemas import shown
+from hexloop.domain.json_documents import keyed
 from hexloop.domain.ranges import MOST
+from hexloop.domain.wording import first_listed
 
 OWN_PACKAGE = "torch.optim."
 """The package whose schedulers have the same attributes from the start, with values of the same kinds."""
@@ -32,14 +34,13 @@ INNER = "_schedulers"
 
 
 def refuse_invalid_state(scheduler: Any, saved: Any, path: str) -> None:
-    """Raise ValueError, with every problem, for a state that a scheduler cannot have saved.
+    """Raise ValueError, with the first problems, for a state that a scheduler cannot have saved.
 
     One of torch has the same attributes, and values of the same kinds, whenever it is saved. That of any other class
     may have more attributes, of any kind, but none that replaces a method.
     """
-    problems = list(_of_scheduler(scheduler, saved, path))
-    if problems:
-        raise ValueError(listed(problems))
+    if problems := first_listed(_of_scheduler(scheduler, saved, path)):
+        raise ValueError(problems)
 
 
 def with_own_keys(own: Any, saved: Any) -> Any:
@@ -47,7 +48,7 @@ def with_own_keys(own: Any, saved: Any) -> Any:
     if not isinstance(own, dict) or not isinstance(saved, dict):
         return saved
     if own and all(type(key) is int for key in own) and all(str(key).lstrip("-").isdecimal() for key in saved):
-        return type(own)({int(key): value for key, value in saved.items()})
+        return type(own)(keyed([(int(key), value) for key, value in saved.items()]))
     return {key: with_own_keys(own.get(key), value) for key, value in saved.items()}
 
 

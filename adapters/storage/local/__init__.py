@@ -18,6 +18,7 @@ from hexloop.adapters.storage import NO_SPACE, RunningDigest, check_algorithm, d
 from hexloop.adapters.storage.local.direct import DirectWriter
 from hexloop.domain.checkpoints.manifest import stays_inside
 from hexloop.domain.errors import IrregularFileError, MissingFileError, StorageError, StorageFullError
+from hexloop.domain.holes import bytes_on_disk, may_be_hollow
 from hexloop.domain.regular_files import LINK_ERRORS, NO_FOLLOW, NotRegularError, chunks_of, open_regular
 from hexloop.ports.storage import PRIVATE, Entry, Publication, StorageCapabilities, Stored
 
@@ -127,7 +128,7 @@ class LocalStorage:
         with self._converting_errors(f"list {folder or 'everything'}"):
             try:
                 with os.scandir(self._locate(folder) if folder else self._root) as entries:
-                    found = [Entry(entry.name, entry.is_dir(), _size_of(entry)) for entry in entries]
+                    found = [Entry(entry.name, entry.is_dir(), *_sizes_of(entry)) for entry in entries]
             except (FileNotFoundError, NotADirectoryError):
                 return ()
         return tuple(sorted(found, key=lambda entry: entry.name))
@@ -268,11 +269,21 @@ class LocalStorage:
             raise kind(f"Cannot {action} in {self._root}: {error.strerror or error}. {advice}.") from error
 
 
-def _size_of(entry: os.DirEntry[str]) -> int | None:
-    """Return the size of a regular file; None for anything else, and for what is no longer there."""
+def _sizes_of(entry: os.DirEntry[str]) -> tuple[int | None, int | None]:
+    """Return the size of a regular file, and its bytes on the disk; None for anything else, and for what is gone."""
     with suppress(OSError):
-        return entry.stat().st_size if entry.is_file() else None
-    return None
+        if entry.is_file():
+            found = entry.stat()
+            return found.st_size, _on_disk(entry.path) if may_be_hollow(found) else found.st_size
+    return None, None
+
+
+def _on_disk(path: str) -> int:
+    descriptor = open_regular(path, links=True)
+    try:
+        return bytes_on_disk(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _remove_tree(folder: str) -> None:

@@ -20,6 +20,7 @@ from hexloop.adapters.trainable.torch.serialization import (
     tensor_part,
 )
 from hexloop.domain.json_documents import json_part, json_value
+from hexloop.domain.wording import listed
 from hexloop.ports.state import JSON, Part
 
 EXTRA = "_extra_state"
@@ -100,7 +101,7 @@ class ModelState:
     @staticmethod
     def _refuse(problems: Sequence[str]) -> None:
         if problems:
-            raise ValueError(f"The saved weights do not fit the model: {'; '.join(problems)}.")
+            raise ValueError(f"The saved weights do not fit the model: {listed(problems)}.")
 
     def _fill(self, found: Mapping[str, Part], saved: Mapping[str, Part]) -> None:
         """Copy the parts that the module has, and set the extra state that is among them.

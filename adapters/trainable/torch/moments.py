@@ -6,19 +6,18 @@ a smaller type; other optimizers fail in the first step, or broadcast a moment o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 from attrs import frozen
 from torch.optim import LBFGS, Optimizer
 
+from hexloop.adapters.schemas import shown
 from hexloop.adapters.trainable.torch.parameter_groups import TORCH, is_from
 from hexloop.adapters.trainable.torch.serialization import DTYPES, TENSOR
+from hexloop.domain.wording import first_listed
 from hexloop.ports.state import Part
-
-MOST = 5
-"""Problems that a message lists."""
 
 SCALARS = frozenset({"step", "eta", "mu", "mu_product", "RMS"})
 """Moments that are a single number."""
@@ -70,32 +69,35 @@ def check_order(state: Mapping[str, Any], found: Mapping[str, Part], parameters:
 def check_moments(
     optimizer: Optimizer, state: Mapping[str, Any], found: Mapping[str, Part], parameters: Mapping[str, MomentSpec]
 ) -> None:
-    """Raise ValueError, with every problem, for saved moments that do not fit their parameters.
+    """Raise ValueError, with the first problems, for saved moments that do not fit their parameters.
 
     state: the saved state of each parameter, by name; its tensors are in `found`.
     """
     if isinstance(optimizer, LBFGS):
         return
-    problems = list[str]()
+    if problems := first_listed(_problems(optimizer, state, found, parameters)):
+        raise ValueError(f"The saved optimizer does not fit: {problems}.")
+
+
+def _problems(
+    optimizer: Optimizer, state: Mapping[str, Any], found: Mapping[str, Part], parameters: Mapping[str, MomentSpec]
+) -> Iterator[str]:
     expected = _MomentNames(optimizer)
+    check = _moment_problem if is_from(CHECKED, optimizer) else _foreign_moment_problem
     for name, values in state.items():
         if name not in parameters:
-            problems.append(f"it has state of {name!r}, which is not one of its parameters")
+            yield f"it has state of {shown(name)}, which is not one of its parameters"
             continue
         if not isinstance(values, dict):
-            problems.append(f"the state of {name} is {str(values)[:80]}, not a dictionary")
+            yield f"the state of {name} is {shown(values)}, not a dictionary"
             continue
         spec = parameters[name]
         missing, unknown = expected.differences(values, len(spec.shape))
-        problems += [f"{name} has no {key}" for key in missing]
-        problems += [f"{name} has {key}, which {type(optimizer).__name__} does not have" for key in unknown]
+        yield from (f"{name} has no {key}" for key in missing)
+        yield from (f"{name} has {key!s:.80}, which {type(optimizer).__name__} does not have" for key in unknown)
         for key, value in values.items():
-            check = _moment_problem if is_from(CHECKED, optimizer) else _foreign_moment_problem
-            problem = check(key, value, found, spec)
-            problems += [f"{name}.{key} {problem}"] if problem else []
-    if problems:
-        more = f", and {len(problems) - MOST} more" if len(problems) > MOST else ""
-        raise ValueError(f"The saved optimizer does not fit: {'; '.join(problems[:MOST])}{more}.")
+            if problem := check(key, value, found, spec):
+                yield f"{name}.{key!s:.80} {problem}"
 
 
 class _MomentNames:
@@ -145,10 +147,10 @@ def _moment_problem(key: str, value: Any, found: Mapping[str, Part], parameter: 
         return None
     if not (isinstance(value, dict) and TENSOR in value):
         is_count = type(value) in (int, float) and key in SCALARS and 0 <= value < 2**53
-        return None if value is None or is_count else f"is {str(value)[:80]}, which is not a tensor"
+        return None if value is None or is_count else f"is {shown(value)}, which is not a tensor"
     part = found.get(value[TENSOR])
     if part is None:
-        return f"has no tensor {str(value[TENSOR])[:80]!r}"
+        return f"has no tensor {shown(value[TENSOR])}"
     if part.shape not in _shapes(key, parameter.shape):
         return f"has shape {list(part.shape)}, and its parameter {list(parameter.shape)}"
     allowed = _dtypes(key, parameter)

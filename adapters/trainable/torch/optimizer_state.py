@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hexloop.adapters.schemas import shown
 from hexloop.adapters.trainable.torch.layouts import (
     WHOLE,
     TorchLayout,
@@ -41,11 +42,15 @@ from hexloop.adapters.trainable.torch.serialization import (
 )
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import json_part, json_value
+from hexloop.domain.wording import listed
 from hexloop.ports.parallelism import Spread
 from hexloop.ports.state import JSON, Part
 
 FURTHER = "further"
 """The key for what a state dict contains besides groups and the state of parameters."""
+
+MOST_FURTHER = 16
+"""Groups that a saved optimizer may have besides two for each of this one."""
 
 OUTSIDE = "outside"
 """The key for the values of parameters that are not the model's, and the start of their names."""
@@ -115,10 +120,13 @@ class OptimizerState:
         found = {part.name: part for part in parts}
         if OPTIONS not in found or found[OPTIONS].dtype != JSON:
             raise ValueError(f"The saved optimizer has no document {OPTIONS!r}.")
-        document = checked_document(json_value(found[OPTIONS]))
+        document = json_value(found[OPTIONS])
+        self._refuse_more(document, "groups", len(self._optimizer.param_groups), "parameter groups")
+        self._refuse_more(document, "state", sum(map(len, self._present_names())), "parameters with state")
+        document = checked_document(document)
         try:
             if unknown := found.keys() - {OPTIONS, *tensor_names(document)}:
-                raise ValueError(f"The saved optimizer has unknown tensors: {', '.join(sorted(unknown))}.")
+                raise ValueError(f"The saved optimizer has unknown tensors: {listed(sorted(unknown), ', ', shown)}.")
             expected = self._expected()
             if document.get(NUMBERED):
                 document = by_name(document, self._present_names(), self._model)
@@ -136,6 +144,19 @@ class OptimizerState:
                     parameter.copy_(saved)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"The saved optimizer is invalid: {error!r}.") from error
+
+    @staticmethod
+    def _refuse_more(document: Any, key: str, present: int, what: str) -> None:
+        """Raise ValueError if a saved optimizer has far more entries than this one, before each of them is checked.
+
+        Groups without parameters, and those that are joined in this run, are allowed; see `regrouped`.
+        """
+        saved = document.get(key) if isinstance(document, dict) else None
+        if isinstance(saved, list | dict) and len(saved) > 2 * present + MOST_FURTHER:
+            raise ValueError(
+                f"The saved optimizer has {len(saved)} {what}, and this one has {present}; resume with the same model "
+                "and weight decay."
+            )
 
     def _expected(self) -> dict[str, MomentSpec]:
         fused = [bool(group.get("fused")) for group in self._optimizer.param_groups for _ in group["params"]]
@@ -221,7 +242,7 @@ def check_groups(groups: Sequence[Mapping[str, Any]], present: list[list[str]]) 
     saved = [group["params"] for group in groups]
     if saved != present:
         raise ValueError(
-            f"The saved optimizer has the parameter groups {saved}, and this one has {present}; "
+            f"The saved optimizer has the parameter groups {shown(saved)}, and this one has {shown(present)}; "
             "resume with the same model and weight decay."
         )
 

@@ -106,7 +106,7 @@ class GroupValues:
         groups, listed = document["groups"], document.get(STATE_KEYS)
         if listed is not None and len(listed) != len(groups):
             raise ValueError(f"The saved optimizer lists the state of {len(listed)} groups, but has {len(groups)}.")
-        taken = []
+        taken, accepted = list[dict[str, Any]](), set[str]()
         for number, (saved, live) in enumerate(zip(groups, self._optimizer.param_groups, strict=True)):
             device = live["params"][0].device if live["params"] else None
             keys = self._keys_of_older(saved, live) if listed is None else listed[number]
@@ -117,7 +117,7 @@ class GroupValues:
                 restored = decoder.decode(value, device)
                 restored = restored.tensor if isinstance(restored, UncastTensor) else restored
                 values[key] = self._checked(key, live, restored, number)
-            self._refuse_invalid(number, {**live, **values})
+            self._refuse_invalid(number, {**live, **values}, accepted)
             taken.append(values)
         return taken
 
@@ -135,18 +135,24 @@ class GroupValues:
             )
         return value
 
-    def _refuse_invalid(self, number: int, values: Mapping[str, Any]) -> None:
-        """Raise ValueError if the optimizer's class would not accept these values."""
+    def _refuse_invalid(self, number: int, values: Mapping[str, Any], accepted: set[str]) -> None:
+        """Raise ValueError if the optimizer's class would not accept these values.
+
+        accepted: the values that it has accepted, as text; most groups have the same.
+        """
         kind = type(self._optimizer)
         if not kind.__module__.startswith(TORCH):
             return
         given = {key: values[key] for key in SCHEDULED & values.keys() if not isinstance(values[key], Tensor)}
+        if (text := repr(given)) in accepted:
+            return
         try:
             kind([torch.zeros(1)], **{key: value for key, value in given.items() if key in _keywords(kind)})
         except (ValueError, TypeError) as error:
             raise ValueError(
                 f"The saved optimizer has values in group {number} that {kind.__name__} refuses: {error}."
             ) from error
+        accepted.add(text)
 
     def merged(self, taken: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return each group's values, without the parameters, updated with those that were taken."""

@@ -14,6 +14,7 @@ from attrs import define, field, frozen
 from torch import Tensor
 
 from hexloop.domain.errors import CheckpointError
+from hexloop.domain.json_documents import keyed
 from hexloop.ports.state import Part
 
 DTYPES = {
@@ -244,7 +245,7 @@ class StateDecoder:
         if TUPLE in value:
             return tuple(self.decode(inner, device) for inner in value[TUPLE])
         if PAIRS in value:
-            return {self.decode(key): self.decode(inner, device) for key, inner in value[PAIRS]}
+            return keyed([(self.decode(key), self.decode(inner, device)) for key, inner in value[PAIRS]])
         if DTYPE in value:
             return _torch_type(value[DTYPE])
         if OBJECT in value:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 
 from hexloop.app.checkpoint_rows import best_of, read_state
 from hexloop.app.command_line import ExitCode
@@ -24,31 +25,43 @@ from hexloop.domain.checkpoints.manifest import MANIFEST, checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps
 from hexloop.domain.checkpoints.selection import open_checkpoint, runs_in
 from hexloop.domain.checkpoints.signing import sign_checkpoint
-from hexloop.domain.checkpoints.survey import leftovers, newest_to_keep, remove, remove_leftover, surplus
+from hexloop.domain.checkpoints.survey import (
+    leftovers,
+    newest_to_keep,
+    remove,
+    remove_leftover,
+    remove_replaced,
+    replaced,
+    surplus,
+)
 from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError
 from hexloop.ports.storage import Storage
 
 
 def prune(options: Namespace) -> ExitCode:
     """Remove what the options say, and print what was removed."""
-    if options.keep is None and not options.leftovers:
-        raise ConfigurationError("You chose to prune, but not what; give --keep N, --leftovers, or both.")
+    of_run = options.keep is not None or options.leftovers
+    if not of_run and not options.replaced:
+        raise ConfigurationError(
+            "You chose to prune, but not what; give --keep N, --leftovers, --replaced, or several."
+        )
     storage = open_folder(options.folder)
     if has_unsent_files(storage):
         raise CheckpointError(
             f"You chose to prune {options.folder}, but it is the fast tier of a tiered storage and has files that are "
             "still to be sent to the slow tier; let the run that uses both send them, and prune afterwards."
         )
-    name = _run_in(storage, options.folder, options.run)
-    gone: dict[str, list[str]] = {"removed": [], "leftovers": []}
-    for kind, each in _remove(storage, name, options):
+    name = _run_in(storage, options.folder, options.run) if of_run else options.run
+    gone: dict[str, list[str]] = {"removed": [], "leftovers": [], "replaced": []}
+    removals = chain(_remove(storage, str(name), options) if of_run else (), _remove_replaced(storage, options))
+    for kind, each in removals:
         gone[kind].append(each)
         if not options.json:
             print_lines(f"{'Would remove' if options.dry_run else 'Removed'} {each}")
     if options.json:
         print_document({"run": name, **gone, "dry_run": options.dry_run})
     elif not any(gone.values()):
-        print_lines(f"There is nothing to remove of the run {name} in {options.folder}.")
+        print_lines(f"There is nothing to remove{f' of the run {name}' if name else ''} in {options.folder}.")
     return ExitCode.DONE
 
 
@@ -95,6 +108,14 @@ def _remove(storage: Storage, run: str, options: Namespace) -> Iterator[tuple[st
         if not options.dry_run:
             remove_leftover(storage, run, name)
         yield "leftovers", name
+
+
+def _remove_replaced(storage: Storage, options: Namespace) -> Iterator[tuple[str, str]]:
+    """Yield the kind and name of each checkpoint that was set aside, after removing it unless in a dry run."""
+    for name in replaced(storage, options.run) if options.replaced else []:
+        if not options.dry_run:
+            remove_replaced(storage, name)
+        yield "replaced", name
 
 
 def consolidate(options: Namespace) -> ExitCode:

@@ -52,22 +52,30 @@ def list_checkpoints(options: Namespace) -> ExitCode:
 
 
 def verify(options: Namespace) -> ExitCode:
-    """Verify checkpoints and print the result of each. Return FAILED if one is not good."""
+    """Verify checkpoints and print the result of each. Return FAILED if one is bad or none, or none is good.
+
+    A folder that a run is writing to may have unfinished ones, and those that were set aside: they are not counted as
+    bad unless they are named.
+    """
     refuse_missing(options.paths)
     signatures = read_key(options.key, "--key")
-    bad, documents = 0, []
+    bad, count_of_good, documents = 0, 0, []
     for given in options.paths:
         for location, found, named in _examined(given, signatures):
             good = found.status is FolderStatus.GOOD
-            bad += found.status is FolderStatus.BAD or (named and not good)
+            count_of_good += good
+            bad += found.status in (FolderStatus.BAD, FolderStatus.NO_CHECKPOINT) or (named and not good)
             documents.append({"checkpoint": location, "good": good, "reason": found.reason})
             if not options.json:
                 print_lines(f"{location}: {found.status.value}", *[f"  {found.reason}"] * (not good))
+    all_of = len(documents)
     if options.json:
         print_document({"checkpoints": documents, "bad": bad})
+    elif count_of_good == all_of:
+        print_lines(f"Good: all {all_of}.")
     else:
-        print_lines(f"Not good: {bad} of {len(documents)}." if bad else f"Good: all {len(documents)}.")
-    return ExitCode.FAILED if bad else ExitCode.DONE
+        print_lines(f"Not good: {all_of - count_of_good} of {all_of}.")
+    return ExitCode.FAILED if bad or not count_of_good else ExitCode.DONE
 
 
 def show(options: Namespace) -> ExitCode:

@@ -211,11 +211,21 @@ def build(made: Any, state: Any) -> None:
     made.values = {**kind.values, "shape": list(shape), "by_columns": bool(by_columns), "data": data}
 
 
+MOST_UNUSUAL = 100
+"""Entries of a dictionary that has tuples or large numbers as keys."""
+
+
 def put(target: dict[Any, Any], key: Any, value: Any) -> None:
-    """Set an item. Raises RefusedError for a key that is not a plain value."""
+    """Set an item. Raises RefusedError for a key that is not a plain value.
+
+    Files can hold many tuples, or many large numbers, with equal hashes, each of which is compared with all the others.
+    """
     if not isinstance(key, str | int | float | bool | tuple | None):
         refuse("a dictionary has a key that is not a number, a string or a tuple of these")
-    try:
-        target[key] = value
-    except TypeError:
+    if isinstance(key, tuple) and not all(isinstance(each, str | int | float | bool | None) for each in key):
         refuse("a dictionary has a key that is not a number, a string or a tuple of these")
+    if len(target) >= MOST_UNUSUAL and (isinstance(key, tuple) or (isinstance(key, int) and key.bit_length() > 64)):
+        refuse(
+            f"a dictionary of more than {MOST_UNUSUAL} entries has a tuple or a number of more than 64 bits as a key"
+        )
+    target[key] = value

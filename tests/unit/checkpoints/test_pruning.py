@@ -7,7 +7,7 @@ import pytest
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.domain.checkpoints.commit import CheckpointPolicy
 from hexloop.domain.checkpoints.manifest import SCHEMA_VERSION, Owner, seal, unseal
-from hexloop.domain.checkpoints.reading import verify
+from hexloop.domain.checkpoints.reading import checkpoint_steps, verify
 from hexloop.domain.checkpoints.survey import (
     FolderStatus,
     leftovers,
@@ -15,12 +15,15 @@ from hexloop.domain.checkpoints.survey import (
     newest_to_keep,
     remove,
     remove_leftover,
+    remove_replaced,
+    replaced,
     surplus,
     survey,
 )
 from hexloop.domain.errors import CheckpointError, DamagedCheckpointError
+from hexloop.domain.state import RunState
 from hexloop.ports.storage import Publication
-from tests.unit.checkpoints.small_store import checkpoint_names, names, save_all, tree
+from tests.unit.checkpoints.small_store import checkpoint_names, make_store, names, save_all, save_at, tree
 
 ASIDE_REASON = b"checkpoint-20 is rotten.\n"
 
@@ -185,3 +188,31 @@ def test_a_survey_shows_a_lost_manifest(storage: MemoryStorage) -> None:
     storage.write("checkpoint-40/run_state.json", [b"{}"])
     (found,) = [each for each in survey(storage) if each.name == "checkpoint-40"]
     assert (found.status, found.size) == (FolderStatus.BAD, None)
+
+
+def test_replaced_checkpoints_are_removed_by_request(storage: MemoryStorage) -> None:
+    """Of all runs or of one, but neither protected nor damaged ones; saving removes none, with any limit."""
+    save_all(storage, "third", [5, 7, 10], limit=1)
+    assert sorted(replaced(storage)) == [f".hexloop/replaced-1-checkpoint-{step}" for step in (10, 5, 7)]
+    assert checkpoint_steps(storage) == [15, 10]
+    storage.write(".hexloop/damaged-1-checkpoint-7/model.bin", [b"x"])
+    assert replaced(storage, "oth") == [".hexloop/replaced-1-checkpoint-7"]
+    assert replaced(storage, "third") == []
+    storage.write(".hexloop/replaced-1-checkpoint-7/protected", [])
+    assert replaced(storage, "oth") == []
+    for name in replaced(storage):
+        remove_replaced(storage, name)
+    assert replaced(storage) == []
+    assert names(storage, ".hexloop") == ["damaged-1-checkpoint-7", "replaced-1-checkpoint-7"]
+    remove_replaced(storage, ".hexloop/replaced-9-checkpoint-9")
+
+
+def test_a_save_says_that_it_replaces_a_checkpoint(storage: MemoryStorage) -> None:
+    """Of another run; not for a folder that is no checkpoint, nor for a further save of its own."""
+    notes = list[tuple[str, object]]()
+    store = make_store(storage, note=lambda phase, /, **facts: notes.append((phase, facts["checkpoint"])))
+    storage.write("checkpoint-8/model.bin", [b"foreign"])
+    state = RunState(run="third")
+    for step in (5, 8, 9, 10):
+        save_at(store, state, step)
+    assert [name for phase, name in notes if phase == "replaces"] == ["checkpoint-5", "checkpoint-10"]

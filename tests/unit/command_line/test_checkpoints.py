@@ -155,6 +155,47 @@ def test_verify_reports_all_problems(commands: Commands, folder: str) -> None:
     assert names(storage) == before
 
 
+def test_a_folder_without_a_manifest_is_not_good(commands: Commands, folder: str) -> None:
+    """`verify` counts only what is good, and exits with 1 if a folder is no checkpoint, or nothing is good."""
+    storage = storage_of(folder)
+    saved(storage, "run", 10)
+    storage.write("checkpoint-20/model.safetensors", [b"of another program"])
+    bad = commands("checkpoints", "verify", folder)
+    assert (bad.code, bad.output.splitlines()[-1]) == (1, "Not good: 1 of 2.")
+    assert f"{folder}/checkpoint-20: no checkpoint" in bad.output
+    storage.remove("checkpoint-10")
+    alone = commands("checkpoints", "verify", folder)
+    assert (alone.code, alone.output.splitlines()[-1]) == (1, "Not good: 1 of 1.")
+    assert json.loads(commands("checkpoints", "verify", folder, "--json").output)["bad"] == 1
+    saved(storage, "run", 10)
+    storage.remove("checkpoint-20")
+    storage.write("checkpoint-30/.unfinished-0123456789abcdef-1", [])
+    live = commands("checkpoints", "verify", folder)
+    assert (live.code, live.output.splitlines()[-1]) == (0, "Not good: 1 of 2.")
+
+
+def test_prune_removes_replaced_checkpoints(commands: Commands, folder: str) -> None:
+    """Whatever the runs in the folder; nothing else is removed."""
+    storage = storage_of(folder)
+    saved(storage, "first", 10, 20)
+    saved(storage, "second", 20, 30)
+    aside = ".hexloop/replaced-1-checkpoint-20"
+    before = names(storage)
+    dry = commands("checkpoints", "prune", folder, "--replaced", "--dry-run")
+    assert (dry.code, dry.output) == (0, f"Would remove {aside}\n")
+    assert names(storage) == before
+    assert (
+        "nothing to remove of the run second"
+        in commands("checkpoints", "prune", folder, "--replaced", "--run", "second").output
+    )
+    done = json.loads(commands("checkpoints", "prune", folder, "--replaced", "--json").output)
+    assert done == {"run": None, "removed": [], "leftovers": [], "replaced": [aside], "dry_run": False}
+    assert aside in before
+    assert names(storage) == [name for name in before if name != aside]
+    both = commands("checkpoints", "prune", folder, "--replaced", "--keep", "1", "--run", "second")
+    assert (both.code, both.output) == (0, "Removed checkpoint-20\n")
+
+
 def test_show_prints_the_metadata_of_a_checkpoint(commands: Commands, folder: str) -> None:
     """`show` prints run, step, state, files with digests, and on request the tensors."""
     saved(storage_of(folder), "morning", 10, 20)
@@ -191,7 +232,7 @@ def test_prune_keeps_the_last_and_the_best(commands: Commands, folder: str) -> N
     assert commands("checkpoints", "verify", folder).code == 0
     assert commands(*words).output == f"There is nothing to remove of the run run in {folder}.\n"
     reported = json.loads(commands("checkpoints", "prune", folder, "--keep", "1", "--json").output)
-    assert reported == {"run": "run", "removed": ["checkpoint-20"], "leftovers": [], "dry_run": False}
+    assert reported == {"run": "run", "removed": ["checkpoint-20"], "leftovers": [], "replaced": [], "dry_run": False}
 
 
 def test_prune_removes_checkpoints_of_one_run_only(commands: Commands, folder: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +12,11 @@ from attrs import field, frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.adapters.schemas import KEY, MOST, Open, read_document, read_part, structured
+from hexloop.adapters.schemas import KEY, Open, read_document, read_part, structured
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import json_part
 from hexloop.domain.ranges import Count, Finite, Int32Count, Positive
+from hexloop.domain.wording import MOST_LISTED
 from tests.unit.schemas.json_values import VALUES
 
 
@@ -82,7 +84,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "one": ({"flag": 1}, "flag: 1 is not true or false"),
     "text": ({"best": "nan"}, "best: 'nan' is not a number"),
     "long": ({"best": "n" * 1000, "anything": 1}, f"best: '{'n' * 79}... is not a number"),
-    "many": ({"rates": ["x"] * 20}, "; and 12 more"),
+    "many": ({"rates": ["x"] * 20}, "; and more"),
     "deep list": (
         {"scale": [[0] * 10**6]},
         "scale: [[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ...]] is not",
@@ -126,4 +128,27 @@ def refusal(read: Callable[[], object]) -> str | None:
 def test_any_value_is_taken_or_refused_by_name(name: str, value: Any) -> None:
     """For each field: no other error than a ValueError that starts with the field, and of bounded length."""
     told = refusal(lambda: structured({**GOOD, name: value}, Whole))
-    assert told is None or (told.startswith(name) and len(told) < MOST * 300)
+    assert told is None or (told.startswith(name) and len(told) < MOST_LISTED * 300)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"rates": ["x"] * 200_000},
+        {"counts": {str(number): "x" for number in range(100_000)}},
+        {f"unknown {number}": 0 for number in range(100_000)},
+    ],
+    ids=["list", "dictionary", "unknown"],
+)
+def test_many_wrong_values_take_little_memory(wrong: dict[str, Any]) -> None:
+    """A message is made of the first of them, and the others are not described."""
+    document = {**GOOD, **wrong}
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match="more") as raised:
+            read_document(document, Whole, "it")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(str(raised.value)) < 1000
+    assert peak < 16 << 20
