@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from attrs import Factory, frozen
 
 from hexloop.adapters.schemas import Open, structured
+from hexloop.domain.checkpoints.manifest import MOST_STEPS
 from hexloop.domain.json_documents import finite_json, read_json
+from hexloop.domain.limits import limits
 from hexloop.domain.ranges import Count
 from hexloop.domain.regular_files import lines_of, open_lines
 from hexloop.ports.journal import Fact
@@ -150,38 +155,121 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Fact]]:
 def notes_in(path: str | os.PathLike[str]) -> Iterator[dict[str, Fact]]:
     """Yield the notes of a file, in order, without lines that are incomplete or not notes.
 
-    Raises OSError if the file does not exist, is a link or not a regular file, or has a line that is longer than the
-    limit `line_bytes`.
+    Raises OSError if the file does not exist, is a link or not a regular file, has a line that is longer than the limit
+    `line_bytes`, or is longer than the limit `log_bytes`.
     """
-    for line in lines_of(path):
+    for line in lines_of(path, limits().log_bytes):
         try:
-            note = read_json(line)
+            note = _strictly_read(line)
         except ValueError:
             continue
         if isinstance(note, dict) and isinstance(note.get("kind"), str):
             yield note
 
 
-def checked_notes_in(path: str | os.PathLike[str], report: Callable[[int, str], None]) -> Iterator[dict[str, Fact]]:
-    """Yield the notes of a file whose facts are of the kinds that `hexloop.domain.journal` lists, in order.
+BATCH, BATCH_BYTES = 128, 1 << 18
+"""How many lines are parsed at once, and how many bytes; more take longer, as they leave the caches of a processor."""
 
-    report: called with the number of each line that is JSON but not such a note, and every problem in it. Lines that
-    are incomplete are skipped silently, and notes of kinds that are not listed are not checked.
-    Raises OSError as `notes_in` does.
+MOST_VALUES = 500_000
+"""How many values a line may have; a note of a run has a few hundred, or one for each step between two logs."""
+
+PLAIN_BYTES = 1_000
+"""Bytes of a line up to which a number cannot exceed the limit `document_digits`."""
+
+_INFINITE = frozenset({math.inf, -math.inf})
+
+
+def line_batches(path: str | os.PathLike[str]) -> Iterator[list[bytes]]:
+    """Yield the lines of a journal in order, some at a time.
+
+    Raises OSError as `notes_in` does, and, with the number EFBIG, beyond the limit `log_bytes`.
     """
-    for number, line in enumerate(lines_of(path), 1):
+    batch, size = list[bytes](), 0
+    for line in lines_of(path, limits().log_bytes):
+        batch.append(line)
+        size += len(line)
+        if len(batch) == BATCH or size > BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def checked_notes(lines: Sequence[bytes]) -> tuple[list[dict[str, Fact]], list[tuple[int, str]]]:
+    """Return the notes in lines whose facts are of the kinds that `hexloop.domain.journal` lists, in order.
+
+    Also returns the index of each line that is JSON but not such a note, with every problem in it. Lines that are
+    incomplete, and notes of kinds that are not listed, are skipped silently.
+    """
+    notes, problems = list[dict[str, Fact]](), list[tuple[int, str]]()
+    for index, (line, document) in enumerate(zip(lines, _parsed_together(lines), strict=True)):
+        if document is not None and _is_plain(document, line):
+            if document["kind"] in SCHEMAS:
+                notes.append(document)
+            continue
         try:
-            note = read_json(line)
+            note = _strictly_read(line)
         except ValueError:
             continue
         try:
             schema = SCHEMAS.get(structured(note, AnyNote).kind)
             if schema is not None:
                 structured(note, schema)
+                notes.append(note)
         except ValueError as error:
-            report(number, str(error))
-        else:
-            yield note
+            problems.append((index, str(error)))
+    return notes, problems
+
+
+def _parsed_together(lines: Sequence[bytes]) -> Sequence[Any]:
+    """Return the value of each line, parsed at once and leniently; None where lines are to be read by themselves."""
+    data = b"[%b]" % b",".join(lines)
+    if b"\\u" not in data and len(data) <= 2 * BATCH_BYTES:
+        with suppress(ValueError, RecursionError):
+            documents: list[Any] = json.loads(data.decode(), parse_constant=_refuse_constant)
+            if len(documents) == len(lines):
+                return documents
+    return [None] * len(lines)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not valid JSON")
+
+
+def _is_plain(note: Any, line: bytes) -> bool:
+    """Return whether a line that was read leniently is a note that its schema and strict reading accept.
+
+    It has no key twice: then it would have more keys than the note.
+    """
+    try:
+        kind, random = note["kind"], note.get("random", "")
+        if kind not in SCHEMAS and type(kind) is str:
+            return True  # it is not checked, and does not count
+        if len(line) > PLAIN_BYTES or type(random) is not str:
+            return False
+        keys = line.count(b'":') - len(note)
+        if kind == "logged":
+            step, values = note["step"], note["values"]
+            return _is_count(step) and keys == len(values) and _INFINITE.isdisjoint(values.values())
+        if kind == "step":
+            batches = note["batches"]
+            known = type(batches) is list and set(map(type, batches)) <= {str, NoneType}
+            return known and keys == 0 and _is_count(note["step"]) and note["learning_rate"] not in _INFINITE
+        losses = note["losses"]
+        return kind == "losses" and keys == 0 and _is_count(note["first"]) and _INFINITE.isdisjoint(losses)
+    except (TypeError, KeyError, AttributeError):  # it has another form, or a value that cannot be hashed
+        return False
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < MOST_STEPS
+
+
+def _strictly_read(line: bytes) -> Any:
+    """Return the value of a line. Raises ValueError as `read_json` does, and for one of too many values."""
+    if line.count(b",") + line.count(b"[") + line.count(b"{") > MOST_VALUES:
+        raise ValueError(f"it has more than {MOST_VALUES} values")
+    return read_json(line)
 
 
 class MemoryJournal:

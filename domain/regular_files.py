@@ -81,14 +81,19 @@ def read_file(path: str | os.PathLike[str], limit: str = "document_bytes") -> by
         return b"".join(chunks_of(descriptor))
 
 
-def lines_of(path: str | os.PathLike[str]) -> Iterator[bytes]:
+def lines_of(path: str | os.PathLike[str], most: int | None = None) -> Iterator[bytes]:
     """Yield the lines of a regular file, not through a link, without their ends.
 
-    Raises OSError, with the number EFBIG for a line that is longer than the limit `line_bytes`.
+    Raises OSError, with the number EFBIG for a line that is longer than the limit `line_bytes`, and after more than
+    `most` bytes, the limit `log_bytes`.
     """
-    held, number = bytearray(), 0
+    held, number, read = bytearray(), 0, 0
     with _opened(path) as descriptor:
         for chunk in chunks_of(descriptor):
+            read += len(chunk)
+            if most is not None and read > most:
+                text = f"it is longer than {most} bytes; log_bytes raises this limit"
+                raise OSError(errno.EFBIG, text, str(path))
             *ended, rest = bytes(chunk).split(b"\n")
             for line in ended:
                 number += 1

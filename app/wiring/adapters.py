@@ -25,7 +25,7 @@ from hexloop.adapters.interrupts import (
     SeveralInterrupts,
     SignalInterrupts,
 )
-from hexloop.adapters.journal import JsonLinesJournal, NoJournal, checked_notes_in
+from hexloop.adapters.journal import JsonLinesJournal, NoJournal, checked_notes, line_batches
 from hexloop.adapters.logger.console import Console
 from hexloop.adapters.logger.json_lines import JsonLines
 from hexloop.adapters.precision.plain import PlainPrecision
@@ -55,7 +55,7 @@ from hexloop.ports.parallelism import Parallelism
 from hexloop.ports.precision import Precision
 from hexloop.ports.storage import Storage
 
-__all__ = ["checked_notes_in"]
+__all__ = ["checked_notes", "line_batches"]
 """Adapters' names that the rest of the app gets from here."""
 
 """The name of the journal's file in the output folder."""
