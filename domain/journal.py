@@ -335,9 +335,9 @@ def _randomness(notes: Sequence[Mapping[str, Fact]], steps: Steps, when: str) ->
         yield ObservationKind.RANDOMNESS, when, steps, _packed(states)
 
 
-def _packed(values: list[Fact]) -> Values:
+def _packed(values: list[Any]) -> Values:
     """Return values in a fraction of the memory if they are floats."""
-    return array("d", values) if set(map(type, values)) == {float} else values  # type: ignore[arg-type]
+    return array("d", values) if set(map(type, values)) == {float} else values
 
 
 def _steps_of(notes: Sequence[Mapping[str, Fact]]) -> Steps:

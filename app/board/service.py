@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from hmac import compare_digest
@@ -14,7 +16,7 @@ from pathlib import Path
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
-from attrs import define, field
+from attrs import define, field, frozen
 
 from hexloop.app.board.controls import give_command, with_controls
 from hexloop.app.board.lines import files_with_lines, last_lines, lines_content, with_last_lines
@@ -41,6 +43,15 @@ FROM_ELSEWHERE = frozenset({"cross-site", "same-site"})
 
 UNCHANGED = 204
 
+FRESH_FOR = 1.0
+"""Seconds for which an answer is sent again if nothing has changed: ages and states on pages depend on the time."""
+
+NO_VERSION = ""
+"""The version of what is not known without making it."""
+
+MOST_ANSWERS, MOST_ANSWER_BYTES = 64, 32 << 20
+"""How many answers are kept, and how many bytes of them."""
+
 LARGEST_REQUEST = 16 << 10
 """Bytes of a command in a request; it has the name of a folder."""
 
@@ -57,6 +68,56 @@ async def with_headers(request: web.Request, handler: Handler) -> web.StreamResp
     return answer
 
 
+@frozen
+class Answer:
+    """What was sent to viewers. made: when, in seconds of a clock that only counts up."""
+
+    version: str
+    body: bytes
+    made: float
+
+
+@define
+class SharedAnswers:
+    """Answers for any number of viewers, each made once. Used by the thread of the event loop only.
+
+    kept: the last ones, by what they show.
+    """
+
+    kept: OrderedDict[tuple[str, ...], Answer] = field(factory=OrderedDict)
+    _making: dict[tuple[str, ...], asyncio.Task[Answer]] = field(factory=dict)
+
+    async def get(self, key: tuple[str, ...], version: str, make: Callable[[], tuple[str, str]]) -> Answer:
+        """Return the answer that was made last if it is of this version and fresh; otherwise make it, in a thread.
+
+        Viewers that ask for the same meanwhile get that one too. make: returns a version and a text.
+        """
+        known = self.kept.get(key)
+        if known is not None and known.version == version and time.monotonic() - known.made < FRESH_FOR:
+            return known
+        task = self._making.get(key)
+        if task is None:
+            task = self._making[key] = asyncio.create_task(self._make(key, make))
+        return await asyncio.shield(task)  # a viewer that leaves does not take the answer from the others
+
+    async def _make(self, key: tuple[str, ...], make: Callable[[], tuple[str, str]]) -> Answer:
+        try:
+            version, body = await asyncio.to_thread(lambda: _encoded(*make()))
+        finally:
+            del self._making[key]
+        self.kept[key] = answer = Answer(version, body, time.monotonic())
+        self.kept.move_to_end(key)
+        while len(self.kept) > 1 and (
+            len(self.kept) > MOST_ANSWERS or sum(len(each.body) for each in self.kept.values()) > MOST_ANSWER_BYTES
+        ):
+            self.kept.popitem(last=False)
+        return answer
+
+
+def _encoded(version: str, text: str) -> tuple[str, bytes]:
+    return version, text.encode("utf-8", "replace")
+
+
 @define
 class Board:
     """The pages for the runs in `root`. token: the first part of every address, which only its user knows."""
@@ -64,6 +125,7 @@ class Board:
     root: Path
     token: str = field(factory=lambda: secrets.token_urlsafe(16), repr=False)
     _runs: WatchedRuns = field(init=False)
+    _answers: SharedAnswers = field(factory=SharedAnswers, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._runs = WatchedRuns(self.root)
@@ -106,35 +168,37 @@ class Board:
         return guard
 
     async def _list(self, request: web.Request) -> web.Response:
-        content = await asyncio.to_thread(self._listed)
-        return _html(list_page(content, _digest(content)))
+        return _html((await self._answers.get(("list",), NO_VERSION, self._list_page)).body)
 
     async def _show(self, request: web.Request) -> web.Response:
         folders = self._chosen(request)
         if not folders:
             raise web.HTTPSeeOther("./")
-        return _html(await asyncio.to_thread(partial(self._page, folders)))
+        version = await asyncio.to_thread(partial(self._version, folders))
+        answer = await self._answers.get(("page", *folders), version, partial(self._page, folders))
+        return _html(answer.body)
 
     async def _update(self, request: web.Request) -> web.Response:
         """Answer with what is new, or that nothing is."""
         folders, known = self._chosen(request), request.query.get("version", "")
         if not folders:
-            content = await asyncio.to_thread(self._listed)
-            version = _digest(content)
+            answer = await self._answers.get(("list update",), NO_VERSION, self._list_update)
         else:
-            await asyncio.to_thread(self._know, folders)
-            version = self._runs.version(folders)
+            version = await asyncio.to_thread(partial(self._version, folders))
             if version == known:
                 return web.Response(status=UNCHANGED)
-            content = await asyncio.to_thread(partial(self._content, folders))
-        return web.Response(status=UNCHANGED) if version == known else web.json_response(update_of(content, version))
+            answer = await self._answers.get(("update", *folders), version, partial(self._runs_update, folders))
+        if answer.version == known:
+            return web.Response(status=UNCHANGED)
+        return web.Response(body=answer.body, content_type="application/json", charset="utf-8")
 
     async def _lines(self, request: web.Request) -> web.Response:
         """Answer with a part of a file of lines: the last, or the one that ends before a byte."""
         folder, name, before = (request.query.get(each, "") for each in ("run", "file", "before"))
         if before and not (before.isascii() and before.isdecimal() and len(before) < 19):
             raise web.HTTPBadRequest(text="There are no lines before that.")
-        return _html(await asyncio.to_thread(partial(self._lines_page, folder, name, int(before) if before else None)))
+        page = await asyncio.to_thread(partial(self._lines_page, folder, name, int(before) if before else None))
+        return _html(page.encode("utf-8", "replace"))
 
     async def _command(self, request: web.Request) -> web.Response:
         """Write a command into the folder of a run, and answer with its number. The run reports what becomes of it."""
@@ -169,10 +233,27 @@ class Board:
         runs, cut = self._runs.listing()
         return list_content(self.root, runs, cut, time.time())
 
-    def _page(self, folders: list[str]) -> str:
+    def _list_page(self) -> tuple[str, str]:
+        content = self._listed()
+        version = _digest(content)
+        return version, list_page(content, version)
+
+    def _list_update(self) -> tuple[str, str]:
+        content = self._listed()
+        version = _digest(content)
+        return version, json.dumps(update_of(content, version))
+
+    def _page(self, folders: list[str]) -> tuple[str, str]:
+        version = self._version(folders)
+        return version, runs_page(self._content(folders), folders, version)
+
+    def _runs_update(self, folders: list[str]) -> tuple[str, str]:
+        version = self._version(folders)
+        return version, json.dumps(update_of(self._content(folders), version))
+
+    def _version(self, folders: list[str]) -> str:
         self._know(folders)
-        version = self._runs.version(folders)
-        return runs_page(self._content(folders), folders, version)
+        return self._runs.version(folders)
 
     def _lines_page(self, folder: str, name: str, before: int | None) -> str:
         self._know([folder])
@@ -219,8 +300,8 @@ async def serve(board: Board, port: int, started: Callable[[str], None]) -> None
         await runner.cleanup()
 
 
-def _html(page: str) -> web.Response:
-    return web.Response(body=page.encode("utf-8", "replace"), content_type="text/html", charset="utf-8")
+def _html(page: bytes) -> web.Response:
+    return web.Response(body=page, content_type="text/html", charset="utf-8")
 
 
 def _digest(content: Content) -> str:

@@ -31,8 +31,11 @@ SHORT = 64 << 10
 STEP_NOTE = b'{"kind": "step"'
 """The start of the notes with which journal='steps' records each step. No curve is drawn from them."""
 
-BATCH = 1_000
-"""How many lines are parsed at once, which takes half of the time of one by one."""
+BATCH, BATCH_BYTES = 1_000, 1 << 20
+"""How many lines are parsed at once, and how many bytes of them. It takes half of the time of one by one."""
+
+MOST_VALUES = 500_000
+"""How many values a line may have; a note of a run has a few hundred, or one for each step between two logs."""
 
 Convert = Callable[[Any], Mapping[str, Any] | None]
 """Returns the note that a parsed line stands for, or None if it is not one."""
@@ -88,16 +91,17 @@ class RunLines:
             if self._identity != (status.st_dev, status.st_ino) or status.st_size < self._offset:
                 self.runs, self.read, self.dropped, self._current, self._offset = {}, LinesRead(), 0, None, 0
                 self._identity = (status.st_dev, status.st_ino)
-            before, last, pending, reached = self._offset, b"", list[bytes](), 0
+            before, last, pending, reached, held = self._offset, b"", list[bytes](), 0, 0
             for line, reached in self._lines(descriptor, status.st_size):
                 if line.startswith(STEP_NOTE):
                     last = line
                     self.read.notes += 1
                 else:
                     pending.append(line)
-                if len(pending) >= BATCH:
+                    held += len(line)
+                if len(pending) >= BATCH or held > BATCH_BYTES:
                     self._take_all(pending)
-                    pending, self._offset = [], max(reached, self._offset)
+                    pending, held, self._offset = [], 0, max(reached, self._offset)
             self._take_all(pending)
             self._offset = max(reached, self._offset)
             if last and self._current is not None and (note := self._note(last)) is not None:
@@ -187,7 +191,7 @@ class RunLines:
         return list(map(self._note, lines))
 
     def _note(self, line: bytes) -> Mapping[str, Any] | None:
-        if not line.startswith(b"{"):
+        if not line.startswith(b"{") or line.count(b",") + line.count(b"[") + line.count(b"{") > MOST_VALUES:
             return None
         try:
             # What is shown need not be strict JSON, and a short line cannot exhaust anything.

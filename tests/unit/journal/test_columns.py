@@ -136,6 +136,8 @@ def test_the_first_difference_is_that_of_single_observations(
 def test_names_beyond_a_number_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A journal with a new name in every note takes no memory for each."""
     monkeypatch.setattr(journal, "MOST_NAMES", 2)
-    notes = [{"kind": "logged", "step": step, "values": {f"name {step}": 1.0}} for step in range(1, 6)]
+    notes: list[dict[str, Any]] = [
+        {"kind": "logged", "step": step, "values": {f"name {step}": 1.0}} for step in range(1, 6)
+    ]
     (timeline,) = timelines([{"kind": "began", "run": "a", "step": 0}, *notes]).values()
     assert (len(timeline.columns), timeline.left_out) == (2, 3)
