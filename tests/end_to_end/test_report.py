@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from hexloop import TrainerCallback
 from hexloop.app.command_line import main
-from hexloop.app.wiring.adapters import JOURNAL
+from hexloop.domain.run_folder import JOURNAL
 from tests.end_to_end.report_page import ReportPage
 from tests.end_to_end.small.models import rows
 from tests.end_to_end.small.trainers import small_trainer
@@ -314,7 +314,7 @@ def test_wrong_names_are_refused_together(folder: Path, tmp_path: Path, capsys: 
     assert problems == [
         f"  1. You chose the run {tmp_path}/missing, but there is no such folder; check its name.",
         f"  2. You chose the run {folder}/checkpoint-4, which is one checkpoint; name the folder it is in, {folder}.",
-        f"  3. You chose the run {tmp_path}/empty, but it has no journal (journal.jsonl), no log (log.jsonl) and no "
+        f"  3. You chose the run {tmp_path}/empty, but it has no journal (.hexloop/journal.jsonl), no log (log.jsonl) and no "
         "checkpoint; name the output_dir of a run.",
     ]
     assert not (tmp_path / "x.html").exists()
