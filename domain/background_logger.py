@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -14,7 +14,7 @@ from typing import Any, Literal
 from attrs import evolve, field, frozen
 
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.log_entries import Item, is_for, item_of, run_entry
+from hexloop.domain.log_entries import LONGEST_IDENTIFIER, Item, is_for, item_of, run_entry
 from hexloop.domain.redaction import redact
 from hexloop.ports.clock import Clock
 from hexloop.ports.logger import Logger, Outcome, Record, RunInformation, SavedModel
@@ -28,9 +28,6 @@ AT_ONCE = 100
 
 TOGETHER = 0.5
 """Seconds between two deliveries. A thread that is woken for each record takes turns with the loop of Python's lock."""
-
-LONGEST_IDENTIFIER = 1000
-"""Characters of what identifies a run for a logger."""
 
 LASTING = (ConfigurationError, FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
 """Errors that do not pass by themselves."""
@@ -313,6 +310,22 @@ def items_in(spool: Spool, name: str, after: int) -> Iterator[tuple[int, Item]]:
             item = item_of(entry) if is_for(entry, name) else None
             if item is not None:
                 yield number, item
+
+
+def left_in(spool: Spool, names: Collection[str]) -> dict[str, tuple[int, bool]]:
+    """Return, for each logger, how many items of a spool it lacks, and whether it was finished; in one pass."""
+    positions = {name: spool.position(name) for name in names}
+    lacking, finished = dict.fromkeys(names, 0), dict.fromkeys(names, False)
+    after = 0
+    while entries := spool.read(after, IN_MEMORY):
+        for number, entry in entries:
+            after = number
+            item = item_of(entry)
+            for name in names if item is not None else ():
+                if is_for(entry, name):
+                    lacking[name] += number > positions[name]
+                    finished[name] |= isinstance(item, Outcome) and number <= positions[name]
+    return {name: (lacking[name], finished[name]) for name in names}
 
 
 def _action(item: Item) -> str:

@@ -52,9 +52,12 @@ class Limits:
         default=1 << 38,
         metadata={"help": "bytes that waiting pushes to a hub may keep of checkpoints that are removed otherwise"},
     )
+    entry_bytes: int = field(
+        default=4 * MIB, metadata={"help": "size of an entry of an outbox, or of the description of a tracker in it"}
+    )
     command_bytes: int = field(default=4 << 10, metadata={"help": "size of a command of the board to a run"})
     spool_bytes: int = field(
-        default=256 * MIB, metadata={"help": "size of the logs of a run that wait for its trackers"}
+        default=32 * MIB, metadata={"help": "size of the logs of a run that wait for its trackers"}
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any, TypeAlias
 
@@ -15,6 +16,21 @@ Item: TypeAlias = Record | SavedModel | Outcome
 KINDS: Mapping[str, type[Any]] = {"record": Record, "model": SavedModel, "outcome": Outcome}
 
 ENDINGS = ("finished", "failed", "stopped", "preempted")
+
+LARGEST_STEP = 1 << 53
+"""A step beyond it is not one."""
+
+LARGEST_BITS = 1000
+"""Bits of a whole number, which a float can still hold."""
+
+LONGEST_NAME = 4096
+"""Characters of a text that describes a run."""
+
+LONGEST_IDENTIFIER = 1000
+"""Characters of what identifies a run for a logger."""
+
+_MODEL_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 LONGEST_TEXT = 10_000
 """Characters of a logged value that is not a number, if it must be written to the spool."""
@@ -58,16 +74,30 @@ def item_of(entry: Entry) -> Item | None:
         item = kind(**{name: value for name, value in entry.items() if name in known})
     except TypeError:
         return None
-    return item if _is_sound(item) else None
-
-
-def _is_sound(item: Item) -> bool:
     if isinstance(item, Outcome):
-        return item.kind in ENDINGS and isinstance(item.problem, str)
-    numbers = type(item.step) is int and type(item.epoch) in (int, float)
+        return item if item.kind in ENDINGS and isinstance(item.problem, str) else None
+    if type(item.step) is not int or not 0 <= item.step < LARGEST_STEP:
+        return None
+    if type(item.epoch) not in (int, float) or not 0 <= item.epoch < LARGEST_STEP:
+        return None
     if isinstance(item, Record):
-        return numbers and isinstance(item.values, dict)
-    return numbers and isinstance(item.metrics, dict) and isinstance(item.folder, str) and isinstance(item.name, str)
+        return item if isinstance(item.values, dict) and _only_plain(item.values) else None
+    return item if _is_model(item) and _only_plain(item.metrics) else None
+
+
+def _is_model(item: SavedModel) -> bool:
+    names = isinstance(item.folder, str) and isinstance(item.name, str) and _MODEL_NAME.fullmatch(item.name)
+    return bool(names) and type(item.final) is bool and type(item.best) is bool and isinstance(item.metrics, dict)
+
+
+def _only_plain(values: Mapping[str, Any]) -> bool:
+    """Return whether all values are what `plain` returns."""
+    return all(
+        type(value) in (float, bool, type(None))
+        or (type(value) is int and value.bit_length() < LARGEST_BITS)
+        or (type(value) is str and len(value) <= LONGEST_TEXT)
+        for value in values.values()
+    )
 
 
 def is_for(entry: Entry, name: str) -> bool:
@@ -94,8 +124,19 @@ def run_of(entry: object) -> RunInformation | None:
         return None
     run = RunInformation(**{name: value for name, value in entry.items() if name in known})
     texts = run.run, run.folder, run.tracked_as, run.chosen_name, run.trial, run.group
+    counts = run.total_steps, run.parameters, run.trainable_parameters
     configurations = run.configuration, run.model_configuration, run.adapter_configuration, run.trial_parameters
-    sound = all(each is None or isinstance(each, str) for each in texts) and type(run.step) is int
-    if not sound or not all(isinstance(each, Mapping) for each in configurations):
+    sound = all(map(_is_text, texts)) and len(run.name) <= LONGEST_NAME and type(run.step) is int
+    sound = sound and all(each is None or type(each) is int for each in counts)
+    if not sound or not _is_identifier(run.tracked_as) or not all(isinstance(each, Mapping) for each in configurations):
         return None
     return evolve(run, model=None)
+
+
+def _is_text(value: object) -> bool:
+    """Return whether a value is a short text, or None."""
+    return value is None or (isinstance(value, str) and len(value) <= LONGEST_NAME)
+
+
+def _is_identifier(value: str | None) -> bool:
+    return value is None or (len(value) <= LONGEST_IDENTIFIER and not _CONTROL.search(value))

@@ -7,24 +7,35 @@ An intent is written before the attempt, so that a process that dies leaves it t
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from attrs import asdict, evolve, field, frozen
 from attrs.validators import ge, instance_of, le
 
-from hexloop.domain.errors import IrregularFileError, StorageError
+from hexloop.domain.checkpoints.manifest import stays_inside
+from hexloop.domain.errors import IrregularFileError, MissingFileError, StorageError
 from hexloop.domain.json_documents import read_bytes, read_json
 from hexloop.domain.limits import limits
+from hexloop.domain.printable import printable
 from hexloop.domain.redaction import redact, redacted
 from hexloop.domain.run_folder import EARLIER, OUTBOX
-from hexloop.ports.storage import Storage
+from hexloop.ports.storage import Entry, Storage
 
 MOST = 1 << 63
 """The largest number of an intent: it takes 20 digits in the name of a file."""
+
+MOST_INTENTS = 10_000
+"""How many files with intents are looked at."""
+
+MOST_BYTES = 32 << 20
+"""How many bytes of them are read."""
+
+logger = logging.getLogger("hexloop.outbox")
 
 Result = TypeVar("Result")
 
@@ -266,27 +277,58 @@ class Outbox:
     def _left_behind(self) -> list[Intent]:
         """Return the intents of earlier processes: the latest revision of each whose source exists."""
         entries = self._storage.list(self._folder)
-        found = list[Intent]()
-        for entry in entries:
-            if entry.name.endswith(".json") and not entry.is_folder:
-                intent = read_intent(self._storage, f"{self._folder}/{entry.name}", self._actions)
-                if intent is None or intent.name != entry.name:  # its writer died before completing it
-                    self._storage.remove(f"{self._folder}/{entry.name}")
-                else:
-                    found.append(intent)
-        dropped = [each for each in found if each.source and not self._exists(each.source)]
-        kept = sorted((each for each in found if each not in dropped), key=lambda each: each.revision)
-        latest = {each.number: each for each in kept}
-        self._forget([each for each in found if each not in latest.values()])
+        found, damaged = _intents_among(self._storage, self._folder, entries, self._actions)
+        for name in damaged:  # its writer died before completing it
+            self._storage.remove(f"{self._folder}/{name}")
+        listed: dict[str, set[str]] = {}
+        kept = [each for each in found if not each.source or self._exists(each.source, listed)]
+        latest = {each.number: each for each in sorted(kept, key=lambda each: each.revision)}
+        self._forget([each for each in found if latest.get(each.number) is not each])
         needed = {self._held(each) for each in latest.values()}
         for entry in entries:
             if entry.is_folder and entry.name.startswith("held-") and entry.name not in needed:
                 self._storage.remove(f"{self._folder}/{entry.name}")
         return list(latest.values())
 
-    def _exists(self, path: str) -> bool:
+    def _exists(self, path: str, listed: dict[str, set[str]]) -> bool:
+        """Return whether there is something at a path. listed: the names in each folder, as far as they are known."""
         folder, _, name = path.rpartition("/")
-        return name in {entry.name for entry in self._storage.list(folder)}
+        if folder not in listed:
+            listed[folder] = {entry.name for entry in self._storage.list(folder)}
+        return name in listed[folder]
+
+
+def intents_in(storage: Storage, folder: str, actions: Collection[str]) -> list[Intent]:
+    """Return the latest revision of each intent in a folder, in order, without changing anything."""
+    found, _ = _intents_among(storage, folder, storage.list(folder), actions)
+    latest = {each.number: each for each in sorted(found, key=lambda each: (each.number, each.revision))}
+    return list(latest.values())
+
+
+def _intents_among(
+    storage: Storage, folder: str, entries: Sequence[Entry], actions: Collection[str]
+) -> tuple[list[Intent], list[str]]:
+    """Return the intents in the files of a folder, and the names of the files that should have one but do not.
+
+    Others may have written to the folder: files beyond `MOST_INTENTS` and `MOST_BYTES` are left alone, with a warning.
+    """
+    found, damaged = list[Intent](), list[str]()
+    files = [entry for entry in entries if entry.name.endswith(".json") and not entry.is_folder]
+    left = MOST_BYTES
+    for place, entry in enumerate(files):
+        left -= min(entry.size or 0, limits().entry_bytes)
+        if place == MOST_INTENTS or left < 0:
+            logger.warning(
+                "%s has more entries than are looked at, so that %s and %d after it are left alone.",
+                folder, printable(entry.name), len(files) - place - 1,
+            )  # fmt: skip
+            break
+        intent = read_intent(storage, f"{folder}/{entry.name}", actions)
+        if intent is None or intent.name != entry.name:
+            damaged.append(entry.name)
+        else:
+            found.append(intent)
+    return found, damaged
 
 
 def move_earlier_outbox(storage: Storage) -> None:
@@ -297,11 +339,14 @@ def move_earlier_outbox(storage: Storage) -> None:
 
 
 def read_intent(storage: Storage, path: str, actions: Collection[str]) -> Intent | None:
-    """Return the intent in a file; None if the file does not have one with a known action."""
+    """Return the intent in a file; None if the file does not have one with a known action, or names other places."""
     try:
-        intent = Intent(**read_json(read_bytes(storage.read(path), limits().document_bytes)))
-    except (ValueError, TypeError, IrregularFileError):
+        intent = Intent(**read_json(read_bytes(storage.read(path), limits().entry_bytes)))
+    except (ValueError, TypeError, IrregularFileError, MissingFileError):
         return None
     if is_within(intent.source, EARLIER[OUTBOX]):
         intent = evolve(intent, source=OUTBOX + intent.source.removeprefix(EARLIER[OUTBOX]))
-    return intent if intent.action in actions else None
+    numbers = intent.number, intent.revision, intent.failures
+    places = intent.path, intent.source, intent.target
+    sound = max(numbers) < MOST // 2 and all(not each or stays_inside(each) for each in places)
+    return intent if sound and intent.action in actions else None

@@ -24,6 +24,9 @@ _SAFE = (
     getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
 )
 
+FOLDER_FLAGS: int = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+"""The flags with which a folder is opened."""
+
 NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
 """The flag with which opening a link fails; 0 where there is none."""
 
@@ -35,22 +38,25 @@ class NotRegularError(OSError):
     """A link, a folder, a pipe or a device where a regular file is to be read."""
 
 
-def open_regular(path: str | os.PathLike[str], links: bool = False, folder: int | None = None) -> int:
-    """Open a regular file to read it, and return its descriptor.
+def open_regular(
+    path: str | os.PathLike[str], links: bool = False, folder: int | None = None, flags: int = os.O_RDONLY
+) -> int:
+    """Open a regular file, by default to read it, and return its descriptor.
 
     links: whether a link at `path` is followed; links above it are. folder: the descriptor of the folder that `path`
     is relative to. Raises NotRegularError for a link, a folder, a pipe and a device, and OSError.
     """
-    return _open(os.fspath(path), os.O_RDONLY, links, folder)
+    return _open(os.fspath(path), flags, links, folder)
 
 
-def open_lines(path: str | os.PathLike[str], mode: int = 0o666) -> int:
+def open_lines(path: str | os.PathLike[str], mode: int = 0o666, folder: int | None = None) -> int:
     """Open a file of lines to append to it, ending its last line if a crash left that incomplete.
 
     Return its descriptor. A link is not followed: another user may have put it there to make this one write elsewhere.
-    mode: the permissions of a new file, less the umask. Raises NotRegularError, also for a pipe, and OSError.
+    mode: the permissions of a new file, less the umask. folder: the descriptor of the folder that `path` is relative
+    to. Raises NotRegularError, also for a pipe, and OSError.
     """
-    descriptor = _open(os.fspath(path), os.O_RDWR | os.O_CREAT | os.O_APPEND, mode=mode)
+    descriptor = _open(os.fspath(path), os.O_RDWR | os.O_CREAT | os.O_APPEND, folder=folder, mode=mode)
     end = os.lseek(descriptor, 0, os.SEEK_END)
     if end > 0:
         os.lseek(descriptor, end - 1, os.SEEK_SET)
@@ -87,22 +93,29 @@ def lines_of(path: str | os.PathLike[str], most: int | None = None) -> Iterator[
     Raises OSError, with the number EFBIG for a line that is longer than the limit `line_bytes`, and after more than
     `most` bytes, the limit `log_bytes`.
     """
-    held, number, read = bytearray(), 0, 0
     with _opened(path) as descriptor:
-        for chunk in chunks_of(descriptor):
-            read += len(chunk)
-            if most is not None and read > most:
-                text = f"it is longer than {most} bytes; log_bytes raises this limit"
-                raise OSError(errno.EFBIG, text, str(path))
-            *ended, rest = bytes(chunk).split(b"\n")
-            for line in ended:
-                number += 1
-                yield bytes(held + line) if held else line
-                held.clear()
-            held += rest
-            if len(held) > limits().line_bytes:
-                text = f"its line {number + 1} is longer than {limits().line_bytes} bytes; line_bytes raises this limit"
-                raise OSError(errno.EFBIG, text, str(path))
+        yield from lines_in(descriptor, str(path), 0, limits().line_bytes, most)
+
+
+def lines_in(descriptor: int, path: str, start: int, longest: int, most: int | None = None) -> Iterator[bytes]:
+    """Yield the lines of an open file from byte `start` on; see `lines_of`. path: of the file, for messages.
+
+    Raises OSError, with the number EFBIG for a line of more than `longest` bytes, and after more than `most` bytes.
+    """
+    held, number, read = bytearray(), 0, 0
+    for chunk in chunks_of(descriptor, start):
+        read += len(chunk)
+        if most is not None and read > most:
+            raise OSError(errno.EFBIG, f"it is longer than {most} bytes; log_bytes raises this limit", path)
+        *ended, rest = bytes(chunk).split(b"\n")
+        for line in ended:
+            number += 1
+            yield bytes(held + line) if held else line
+            held.clear()
+        held += rest
+        if len(held) > longest:
+            text = f"its line {number + 1} is longer than {longest} bytes; line_bytes raises this limit"
+            raise OSError(errno.EFBIG, text, path)
     if held:
         yield bytes(held)
 
@@ -133,26 +146,38 @@ def _opened(path: str | os.PathLike[str], links: bool = False) -> Iterator[int]:
         os.close(descriptor)
 
 
+def is_link(path: str, folder: int | None = None) -> bool:
+    """Return whether there is a link at a path, which is not followed. folder: as for `open_regular`."""
+    try:
+        return stat.S_ISLNK(os.stat(path, dir_fd=folder, follow_symlinks=False).st_mode)
+    except OSError:
+        return False
+
+
+def link_error(path: str) -> OSError:
+    """Return the error of a link where none is followed."""
+    return NotRegularError(errno.ELOOP, "it is a link, and links are not followed", path)
+
+
+def irregular(path: str, mode: int = 0) -> OSError:
+    """Return the error of something that is not a regular file. mode: its file mode, 0 if that is not known."""
+    if stat.S_ISLNK(mode):
+        return link_error(path)
+    return NotRegularError(errno.EINVAL, "it is not a regular file, and only regular files are used", path)
+
+
 def _open(path: str, flags: int, links: bool = False, folder: int | None = None, mode: int = 0o666) -> int:
-    if not links and not NO_FOLLOW and os.path.islink(path):  # Windows
-        raise _link(path)
+    if not links and not NO_FOLLOW and is_link(path, folder):  # Windows
+        raise link_error(path)
     try:
         descriptor = os.open(path, flags | _SAFE | (0 if links else NO_FOLLOW), mode, dir_fd=folder)
     except OSError as error:
         if error.errno in LINK_ERRORS and not links:
-            raise _link(path) from None
+            raise link_error(path) from None
         if error.errno in (errno.ENXIO, errno.EISDIR):  # a pipe or a socket; a folder that is to be written
-            raise _irregular(path) from None
+            raise irregular(path) from None
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise _irregular(path)
+        raise irregular(path)
     return descriptor
-
-
-def _link(path: str) -> OSError:
-    return NotRegularError(errno.ELOOP, "it is a link, and links are not followed", path)
-
-
-def _irregular(path: str) -> OSError:
-    return NotRegularError(errno.EINVAL, "it is not a regular file, and only regular files are used", path)

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from attrs import evolve, frozen
 
-from hexloop.domain.background_logger import BackgroundLogger, Receiver, Surroundings, items_in
+from hexloop.domain.background_logger import BackgroundLogger, Receiver, Surroundings, left_in
 from hexloop.domain.log_entries import Item, entry_of, item_of, remains, run_entry, run_of
 from hexloop.ports.clock import Clock
 from hexloop.ports.logger import Outcome, Record, RunInformation, SavedModel
@@ -188,12 +188,12 @@ class Tracking:
 
     def _is_anything_left(self) -> bool:
         """Return whether a logger lacks something that is in the spool, also one of an earlier process."""
-        return any(
-            not (logger.ended or logger.receiver.only_live)
-            if (logger := self._loggers.get(name))
-            else any(items_in(self._spool, name, self._spool.position(name)))
-            for name in self._spool.receivers()
-        )
+        names = self._spool.receivers()
+        live = [self._loggers[name] for name in names if name in self._loggers]
+        if any(not (logger.ended or logger.receiver.only_live) for logger in live):
+            return True
+        others = [name for name in names if name not in self._loggers]
+        return bool(others) and any(lacking for lacking, _ in left_in(self._spool, others).values())
 
     def _put(self, item: Item, to: Collection[str] | None) -> None:
         with self._lock:

@@ -383,9 +383,13 @@ def _add_outbox(commands: Commands) -> None:
     parsers["list"].add_argument("--json", action="store_true", help="print JSON")
     help = "how long to try (default: 600)"
     hub = "a hub that may get what is left there and your token: its URL, or a folder; the Hugging Face Hub always may"
+    repository = "a repository that may get what is left, besides those that your runs in the folder published to"
+    tracker = "a tracker that may be made with the options in the outbox, besides those that your runs chose"
     for name in ("flush", "retry"):
         add = parsers[name].add_argument
         add("--hub", dest="hubs", action="append", default=[], metavar="HUB", help=hub)
+        add("--repository", dest="repositories", action="append", default=[], metavar="NAME", help=repository)
+        add("--tracker", dest="trackers", action="append", default=[], metavar="NAME", help=tracker)
         add("--for", dest="limit_seconds", type=float, default=600.0, metavar="SECONDS", help=help)
     parsers["drop"].add_argument("entries", metavar="ENTRY", nargs="*", type=int, help="the numbers that `list` shows")
     parsers["drop"].add_argument("--all", action="store_true", help="drop everything")

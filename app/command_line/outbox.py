@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from argparse import Namespace
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,26 +15,40 @@ from attrs import asdict
 
 from hexloop.app.command_line import ExitCode
 from hexloop.app.printing import print_document, print_lines
+from hexloop.app.wiring.destinations import Destinations, destinations_of
 from hexloop.app.wiring.log_delivery import deliver_logs, drop_logs, spools_in, waiting_logs
-from hexloop.app.wiring.outboxes import intents_in, names_in, state_folder
+from hexloop.app.wiring.outboxes import Dropped, dropped_in, forget_dropped, intents_of, names_in, state_folder
 from hexloop.app.wiring.publishing import Publisher
 from hexloop.app.wiring.pushes import FOLDER_SCHEME, HUGGING_FACE, Push, hub_at, subject_of
 from hexloop.app.wiring.storage import has_unsent_files, is_missing, storage_for
 from hexloop.domain.errors import ConfigurationError, RunStateError, StorageError
 from hexloop.domain.outbox import Intent
 
+LONGEST_LINE = 2_000
+"""Characters of a line that is printed."""
+
 
 def list_intents(options: Namespace) -> ExitCode:
     """Print what is left. Return FAILED if there is anything, DONE otherwise."""
     folder = _folder(options.folder)
-    left = [intent for name in names_in(folder) for intent in intents_in(folder, name)]
+    left = [intent for name in names_in(folder) for intent in intents_of(folder, name)]
+    dropped = [each for name in names_in(folder) for each in dropped_in(folder, name)]
     tiers, logs = has_unsent_files(storage_for(folder)), waiting_logs(folder)
     if options.json:
         entries = [_document(intent) for intent in left]
-        print_document({"entries": entries, "logs": [asdict(each) for each in logs], "unsent_files": tiers})
+        print_document(
+            {
+                "entries": entries,
+                "logs": [asdict(each) for each in logs],
+                "unsent_files": tiers,
+                "dropped": [asdict(each) for each in dropped],
+            }
+        )
     else:
         for intent in left:
             print_lines(*_lines(intent))
+        for each in dropped:
+            print_lines(*_lines_of_dropped(each))
         for each in logs:
             print_lines(f"{_amount(each.count)} of {each.run} for {each.logger}, in {each.spool}")
         if tiers:
@@ -61,6 +76,8 @@ def drop(options: Namespace) -> ExitCode:
     for name in names_in(folder):
         with _opened(options.folder, name, deliver=False) as publisher:
             dropped += publisher.drop(() if options.all else options.entries)
+        if options.all:
+            forget_dropped(folder, name)
     unknown = {*options.entries} - {intent.number for intent in dropped}
     if unknown and not options.all:
         listed = ", ".join(map(str, sorted(unknown)))
@@ -76,8 +93,9 @@ def drop(options: Namespace) -> ExitCode:
 
 def _work_off(options: Namespace, retries: bool) -> ExitCode:
     folder, left, used = _folder(options.folder), list[Intent](), list[str]()
-    if any(intents_in(folder, name) for name in names_in(folder)):
-        with _opened(options.folder, objection=partial(_objection, _trusted(options.hubs))) as publisher:
+    objection = partial(_objection, _trusted(options.hubs), options.repositories, destinations_of(folder))
+    if any(intents_of(folder, name) for name in names_in(folder)):
+        with _opened(options.folder, objection=objection) as publisher:
             used = publisher.outboxes_of_others()
             if retries:
                 publisher.retry()
@@ -85,7 +103,11 @@ def _work_off(options: Namespace, retries: bool) -> ExitCode:
     for intent in left:
         print_lines(*_lines(intent))
     spools = dict.fromkeys(each.spool for each in waiting_logs(folder))
-    logs = [each for name in spools for each in deliver_logs(folder, name, options.limit_seconds)]
+    logs = [
+        each
+        for name in spools
+        for each in deliver_logs(folder, name, options.limit_seconds, options.folder, options.trackers)
+    ]
     for each in logs:
         print_lines(f"{_amount(each.count)} for {each.name}{f': {each.problem}' if each.problem else ''}")
     if used:
@@ -101,10 +123,21 @@ def _trusted(given: Sequence[str]) -> frozenset[str]:
     return frozenset({HUGGING_FACE, hub_at().address, *(each.rstrip("/") for each in named)})
 
 
-def _objection(trusted: Collection[str], push: Push) -> str:
-    if push.hub in trusted or "://" not in push.hub:
+def _objection(hubs: Collection[str], repositories: Collection[str], noted: Destinations, push: Push) -> str:
+    """Return why a push is not made: its hub or repository is one that neither the user nor a run has named."""
+    if "://" not in push.hub:
         return ""
-    return f"It is for {push.hub}. If that may get it and your token, add to the command: retry --hub {push.hub}"
+    needed = [] if push.hub in hubs else ["--hub", push.hub]
+    if push.name not in repositories and (push.hub, push.name) not in noted.pushes:
+        needed += ["--repository", push.name]
+    if not needed:
+        return ""
+    what = "" if push.hub in hubs else f" on {push.hub}"
+    who = ", which no run of yours in this folder, on this machine, noted" if "--repository" in needed else ""
+    return (
+        f"It is for {push.name}{what}{who}. If that may get it and your token, add to the command: retry "
+        f"{shlex.join(needed)}"
+    )
 
 
 @contextmanager
@@ -140,17 +173,28 @@ def _folder(given: str) -> str:
     return folder
 
 
-def _amount(count: int) -> str:
-    """Return how many items a logger does not have; 0 if it only was not finished."""
-    return {0: "The end", 1: "1 record"}.get(count, f"{count:,} records")
+def _amount(count: int | None) -> str:
+    """Return how many items a logger does not have; 0 if it only was not finished, None if that is not counted."""
+    return (
+        "More than can be counted" if count is None else {0: "The end", 1: "1 record"}.get(count, f"{count:,} records")
+    )
+
+
+def _lines_of_dropped(dropped: Dropped) -> Sequence[str]:
+    first = f"{dropped.number}  {_moment(dropped.at)}  dropped: {dropped.subject}"
+    return first[:LONGEST_LINE], f"  {dropped.reason}"[:LONGEST_LINE]
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _lines(intent: Intent) -> Sequence[str]:
-    since = datetime.fromtimestamp(intent.number / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    since = _moment(intent.number / 1e9)
     state = "refused" if intent.refused else "waits"
     tried = f", tried {intent.failures} {'time' if intent.failures == 1 else 'times'}" if intent.failures else ""
     first = f"{intent.number}  {since}  {state}{tried}: {subject_of(intent)}"
-    return [first, *([f"  {intent.problem}"] if intent.problem else [])]
+    return [first[:LONGEST_LINE], *([f"  {intent.problem}"[:LONGEST_LINE]] if intent.problem else [])]
 
 
 def _document(intent: Intent) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import atexit
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from hexloop.app.wiring.checkpoint_files import TRAINER_STATE, is_model_weights,
 from hexloop.app.wiring.outboxes import note_pushed, pushed_in
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.publishing import Published, Publisher, create_in_time, finishing_command
-from hexloop.app.wiring.pushes import Push, link_or_copy, subject_of
+from hexloop.app.wiring.pushes import FOLDER, MODEL, Push, link_or_copy, subject_of
 from hexloop.app.wiring.storage import as_location, is_elsewhere
 from hexloop.domain.checkpoints.manifest import MANIFEST, step_of
 from hexloop.domain.checkpoints.reading import read_manifest
@@ -33,10 +33,6 @@ from hexloop.domain.run import Run
 from hexloop.domain.run_folder import EARLIER, LOG
 from hexloop.domain.wording import Problem
 from hexloop.ports.hub import Hub
-
-MODEL = "model"
-FOLDER = "folder"
-"""What a push brings up to date: the model, and what else is in the output folder, such as the model card."""
 
 LAST_CHECKPOINT = "last-checkpoint"
 
@@ -130,14 +126,18 @@ def publishing_events(
     return {TrainBegan: on_began, Saved: on_saved, CheckpointPublished: on_published}
 
 
-def objection_to(left: Push, hub: str, repository: str) -> str:
-    """Return why a run that publishes to a repository on a hub does not make a push that was in its outbox.
+def objection_to(left: Push, hub: str, names: Collection[str], full_name: Callable[[str], str]) -> str:
+    """Return why a run does not make a push that was in its outbox; "" if it does.
 
-    Anybody who can write to the folder can add one, and it is made with the token of the user who trains. "" for none.
+    Others who can write to the folder can add one, and it is made with the token of the user who trains. So it must be
+    for the run's own repository, by its whole name.
+
+    hub: the address of the run's hub. names: those of the run's repository, as it was chosen and, if that is known, in
+    full. full_name: asks the hub for the full name of a repository of the run.
     """
-    if left.hub == hub and left.name.rpartition("/")[2] == repository.rpartition("/")[2]:
+    if left.hub == hub and (left.name in names or any(full_name(each) == left.name for each in names)):
         return ""
-    return f"It was left in the outbox by another run, and this one publishes to {repository} on {hub}."
+    return f"It was left in the outbox by another run, and this one publishes to {max(names, key=len)} on {hub}."
 
 
 class _reporting:  # noqa: N801  # used like `contextlib.suppress`
@@ -164,7 +164,8 @@ def push_checkpoint(parts: TrainerParts, name: str) -> None:
     """
     parts.dispatcher.call("on_push_begin")
     args, storage = parts.args, parts.adapters.storage
-    paths = [*read_manifest(storage, name).files, MANIFEST]
+    stored = read_manifest(storage, name).files
+    paths = [*stored, MANIFEST]
     published = {path: f"{name}/{path}" for path in model_paths(paths)}
     strategy, into = args.hub_strategy, None
     if strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
@@ -180,7 +181,8 @@ def push_checkpoint(parts: TrainerParts, name: str) -> None:
         for path, source in published.items():
             link_or_copy(os.path.join(str(root), source), folder / path)
 
-    parts.publisher.push(push, None if root is None else fill, replaces=not args.hub_always_push)
+    room = 0 if root is None else sum(each.size for each in stored.values())
+    parts.publisher.push(push, None if root is None else fill, not args.hub_always_push, room)
 
 
 def model_paths(paths: Sequence[str]) -> list[str]:

@@ -220,6 +220,7 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         stop_reporting = session.start_reporting()
         outcome = _watch_outcome(host, session)
         followers = publishing_events(parts, run, checkpoints.latest), session.logger_events
+        checkpoints.make_room = parts.publisher.make_room
         checkpoints.on_late = [each[CheckpointPublished] for each in followers if CheckpointPublished in each]
         follow_commands, stop_commands = _listen(parts, run)
         parts.dispatcher.observe(

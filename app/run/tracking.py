@@ -17,16 +17,20 @@ from hexloop.app.callbacks.console import bar_of_the_rest
 from hexloop.app.callbacks.trackers import TrackerCallback, replaces
 from hexloop.app.run.run_information import information_of
 from hexloop.app.run.saving import save_model
+from hexloop.app.wiring.destinations import note_logger
 from hexloop.app.wiring.log_delivery import deliver_logs_of_others
 from hexloop.app.wiring.outboxes import state_folder
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import is_sharded
 from hexloop.app.wiring.storage import files_below
 from hexloop.app.wiring.trackers import (
+    OPTIONS,
+    VALUES,
     facts_of,
     facts_of_plugin,
     is_in_loop,
     logger_of,
+    maker_in,
     open_spool,
     receiver_of,
     spool_name,
@@ -232,7 +236,8 @@ class RunLoggers:
         left = self._finish_tracking(outcome, ends_at)
         if outcome.kind == "finished" and self.parts.adapters.collectives.rank == 0:
             folder, own = state_folder(str(self.parts.args.output_dir)), spool_name(self.run.state.run)
-            left += deliver_logs_of_others(folder, own, ends_at - time.monotonic())
+            location = str(self.parts.args.output_dir)
+            left += deliver_logs_of_others(folder, own, ends_at - time.monotonic(), location)
         if left:
             warnings.warn(what_is_left(left, str(self.parts.args.output_dir)), stacklevel=2)
 
@@ -298,6 +303,10 @@ def _track(loggers: RunLoggers, receivers: Mapping[str, Receiver]) -> None:
     tracking = tracking_in(open_spool(str(parts.args.output_dir), state.run))
     tracking.resume(state.step)
     loggers.tracking = tracking
+    for receiver in receivers.values():
+        chosen = maker_in(receiver.facts)
+        if chosen.get(VALUES) or chosen.get(OPTIONS):
+            note_logger(state_folder(str(parts.args.output_dir)), chosen)
     loggers.deferred.update(receivers)
     for name in receivers:
         callback = loggers.callbacks.get(name)

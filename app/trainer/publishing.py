@@ -44,8 +44,9 @@ class TrainerPublishing(TrainerAttributes):
         if known is None or known.folder != folder:
             known = self._own_publisher = Publisher(hub, folder, storage)
         known.hub, known.storage = hub, storage
-        repository = self.hub_model_id or publishing.repository_of(self.args)
-        known.objection = lambda push: publishing.objection_to(push, hub.address, repository)
+        chosen = publishing.repository_of(self.args)
+        names = {self.hub_model_id or chosen, chosen}
+        known.objection = lambda push: publishing.objection_to(push, hub.address, names, known.full_name)
         return known
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:

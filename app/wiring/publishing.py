@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import shlex
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 
 from attrs import asdict, define, field, frozen
 
-from hexloop.app.wiring.outboxes import PUSH, HeldOutbox, intents_in, names_in, open_outbox
-from hexloop.app.wiring.pushes import Push, files_of, hub_at, keep_files, link_or_copy, own_bytes, subject_of
-from hexloop.app.wiring.storage import files_below
+from hexloop.app.wiring.destinations import note_push
+from hexloop.app.wiring.outboxes import PUSH, HeldOutbox, intents_of, names_in, open_outbox
+from hexloop.app.wiring.pushes import Push, files_of, hub_at, keep_files, link_or_copy
+from hexloop.app.wiring.room import drop_beyond_limit, drop_for_room, free_bytes
 from hexloop.domain.delivery import Backoff, Delivery, RateLimit
-from hexloop.domain.errors import RefusedError, StorageError, UnavailableError
-from hexloop.domain.limits import limits
+from hexloop.domain.errors import RefusedError, StorageError, StorageFullError, UnavailableError
 from hexloop.domain.outbox import Intent
 from hexloop.domain.run_folder import OUTBOX
 from hexloop.ports.hub import Hub
@@ -24,6 +25,10 @@ from hexloop.ports.storage import Storage
 
 BURST, INTERVAL = 20, 36.0
 """Commits at once, and seconds between further ones: at most 120 in an hour. The Hugging Face Hub takes 128."""
+
+
+NO_SPACE_LEFT = "the disk is full"
+"""Why a push is dropped that a disk has no room for."""
 
 
 @frozen
@@ -105,11 +110,11 @@ class Publisher:
             return
         source = ""
         if intent.source:
-            files = files_below(other.local_path(intent.source))
+            kept = other.of(intent.source)
 
             def fill(folder: Path) -> None:
-                for path, local in files.items():
-                    link_or_copy(local, folder / path)
+                for path, _ in kept.files():
+                    link_or_copy(kept.location(path), folder / path)
 
             source = keep_files(held, fill)
         held.outbox.put(
@@ -117,41 +122,68 @@ class Publisher:
             lambda old: old.number < intent.number and _is_replaced(old, intent),
         )  # fmt: skip
 
-    def push(self, push: Push, fill: Callable[[Path], None] | None = None, replaces: bool = True) -> Intent:
+    def push(
+        self, push: Push, fill: Callable[[Path], None] | None = None, replaces: bool = True, room: int = 0
+    ) -> Intent:
         """Enter a push into the outbox; return when it is durable.
 
         fill: puts the files into a folder that it is given; the push keeps them. replaces: whether pushes that are
-        covered by this one are dropped. Raises StorageError or OSError if that is not possible.
+        covered by this one are dropped. room: bytes that the run is about to need on the disk: as long as they are not
+        free, the oldest pushes of checkpoints are dropped that keep some.
+        Raises StorageError or OSError if that is not possible.
         """
         self.open(deliver=False)
         held, delivery = self._opened
-        source = "" if fill is None else keep_files(held, fill)
+        note_push(self.folder, push.hub, push.name)
+        while True:
+            try:
+                intent = self._enter(held, push, fill, replaces)
+            except OSError as error:
+                if not _is_full(error) or not drop_for_room(held, NO_SPACE_LEFT):
+                    raise
+            else:
+                break
         with held.outbox.changed:
-            intent = held.outbox.put(PUSH, push.name, asdict(push), source, lambda old: replaces and push.replaces(old))
-            self._own.add(intent.number)
-            self._bound(held, intent)
+            drop_beyond_limit(held)
+            while free_bytes(held) < room and drop_for_room(held, NO_SPACE_LEFT):
+                pass
             pending = {each.number for each in held.outbox.pending()}
             for number in self._futures.keys() - pending:
                 self._futures.pop(number).cancel()
         delivery.wake()
         return intent
 
-    @staticmethod
-    def _bound(held: HeldOutbox, newest: Intent) -> None:
-        """Drop the oldest pushes, with a warning, as long as the outbox alone keeps more bytes than it may."""
-        waiting = [each for each in held.outbox.waiting() if each.source and each.number != newest.number]
-        sizes = {each.number: own_bytes(held.local_path(each.source)) for each in waiting}
-        for intent in waiting:
-            if sum(sizes.values()) <= limits().outbox_bytes:
-                return
-            sizes.pop(intent.number)
-            held.outbox.done(intent)
-            warnings.warn(
-                f"The outbox keeps more than {limits().outbox_bytes:,} bytes for a hub that does not take them, so "
-                f"this push was dropped: {subject_of(intent)}{f' ({intent.problem})' if intent.problem else ''}. "
-                "Raise the limit outbox_bytes if the disk has room for more.",
-                stacklevel=3,
-            )
+    def _enter(self, held: HeldOutbox, push: Push, fill: Callable[[Path], None] | None, replaces: bool) -> Intent:
+        source = "" if fill is None else keep_files(held, fill)
+        try:
+            with held.outbox.changed:
+                intent = held.outbox.put(
+                    PUSH, push.name, asdict(push), source, lambda old: replaces and push.replaces(old)
+                )
+                self._own.add(intent.number)
+                return intent
+        except StorageError:
+            if source:
+                with suppress(OSError):
+                    held.of(source).remove()
+            raise
+
+    def make_room(self) -> bool:
+        """Drop the oldest push of a checkpoint that keeps bytes which nothing else does; return whether there was one.
+
+        For a storage that is full. The newest push of each repository is never dropped.
+        """
+        return self._held is not None and drop_for_room(self._held, NO_SPACE_LEFT)
+
+    def full_name(self, name: str, private: bool | None = None) -> str:
+        """Return the full name of a repository on the run's own hub, which is created if it does not exist.
+
+        Raises RefusedError and UnavailableError.
+        """
+        known = self.hub.address, name
+        if known not in self._names:
+            self._names[known] = self.hub.create(name, private)
+        return self._names[known]
 
     def future(self, intent: Intent) -> Future[Published]:
         """Return the outcome of a push, in the future; it is cancelled if a newer push replaces it.
@@ -223,7 +255,7 @@ class Publisher:
     def outboxes_of_others(self) -> list[str]:
         """Return the names of outboxes with pushes in the same folder that live processes work on."""
         own = self._opened[0].folder
-        return [each for each in names_in(self.folder) if f"{OUTBOX}/{each}" != own and intents_in(self.folder, each)]
+        return [each for each in names_in(self.folder) if f"{OUTBOX}/{each}" != own and intents_of(self.folder, each)]
 
     @property
     def _opened(self) -> tuple[HeldOutbox, Delivery]:
@@ -256,6 +288,10 @@ class Publisher:
         name = self._names[known]
         version = hub.publish(name, files, push.message, delete=push.delete, branch=push.branch, review=push.review)
         return Published(name, version, push.message)
+
+
+def _is_full(error: OSError) -> bool:
+    return isinstance(error, StorageFullError) or error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _is_replaced(old: Intent, new: Intent) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,19 @@ from attrs.validators import instance_of, optional
 from hexloop.adapters.hub import FolderHub
 from hexloop.adapters.hub.hugging_face import HuggingFaceHub
 from hexloop.app.wiring.outboxes import HeldOutbox
-from hexloop.app.wiring.storage import chunks_of, files_below
+from hexloop.domain.checkpoints.manifest import stays_inside
 from hexloop.domain.errors import RefusedError
-from hexloop.domain.outbox import Intent, is_within
+from hexloop.domain.folders import Folder, is_private
+from hexloop.domain.outbox import Intent
 from hexloop.ports.hub import Hub
 from hexloop.ports.storage import File, Storage
 
 HUGGING_FACE = "https://huggingface.co"
 FOLDER_SCHEME = "file://"
+
+MODEL = "model"
+FOLDER = "folder"
+"""What a push brings up to date: the model, and what else is in the output folder, such as the model card."""
 
 
 def hub_at(address: str | None = None, token: str | None = None) -> Hub:
@@ -112,7 +117,7 @@ def files_of(push: Push, intent: Intent, held: HeldOutbox, storage: Storage | No
         return _held_files(held, intent)
     if storage is None or storage.capabilities.location != push.storage:
         raise RefusedError(f"The files of the push are at {push.storage}, which is not where this run saves.")
-    if any(".." in path.split("/") or path.startswith("/") for path in push.files.values()):
+    if not all(map(stays_inside, push.files.values())):
         raise RefusedError(f"The entry {intent.number} of the outbox names files outside of {push.storage}; drop it.")
     folders = {path.rpartition("/")[0] for path in push.files.values()}
     present = {f"{folder}/{entry.name}" for folder in folders for entry in storage.list(folder)}
@@ -122,26 +127,36 @@ def files_of(push: Push, intent: Intent, held: HeldOutbox, storage: Storage | No
 
 
 def _held_files(held: HeldOutbox, intent: Intent) -> Iterator[File]:
-    folder = held.local_path(intent.source)
-    found = files_below(folder) if is_within(intent.source, held.folder) else {}
-    inside = held.local_path("").resolve() / intent.source
-    if folder.resolve() != inside or not all(stat.S_ISREG(path.lstat().st_mode) for path in found.values()):
-        raise RefusedError(f"The entry {intent.number} of the outbox has links to files elsewhere; drop it.")
+    """Return the files that the outbox keeps for a push; by their paths only if no other user can exchange them."""
+    if not intent.source.startswith(f"{held.folder}/held-"):
+        raise RefusedError(f"The outbox no longer has the files of the entry {intent.number}; drop it.")
+    folder = held.of(intent.source)
+    try:
+        found = [path for path, _ in folder.files()]
+        private = is_private(folder.own_status())
+    except FileNotFoundError:
+        found = []
+    except OSError as error:
+        raise RefusedError(
+            f"The entry {intent.number} of the outbox has something else than files ({error.filename}: "
+            f"{error.strerror}); drop it."
+        ) from error
     if not found:
         raise RefusedError(f"The outbox no longer has the files of the entry {intent.number}; drop it.")
-    return (File(path, chunks_of(local), str(local)) for path, local in found.items())
+    return (File(path, folder.chunks(path), folder.location(path) if private else None) for path in found)
 
 
 def keep_files(held: HeldOutbox, fill: Callable[[Path], None]) -> str:
     """Make a folder of the outbox durable that `fill` puts files into; return its path in the storage."""
     source = held.outbox.new_hold()
-    folder = held.local_path(source)
+    folder = held.of(source)
     try:
-        folder.mkdir(parents=True)
-        fill(folder)
-        held.storage.sync([f"{source}/{path}" for path in files_below(folder)])
+        folder.make(mode=0o700)
+        fill(Path(folder.location()))
+        held.storage.sync([f"{source}/{path}" for path, _ in folder.files()])
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            folder.remove()
         raise
     return source
 
@@ -155,7 +170,9 @@ def link_or_copy(source: str | os.PathLike[str], target: str | os.PathLike[str])
         shutil.copyfile(source, target, follow_symlinks=False)
 
 
-def own_bytes(folder: Path) -> int:
-    """Return the bytes that only this folder keeps: those of files that have no other link."""
-    stats = [path.lstat() for path in files_below(folder).values()]
-    return sum(each.st_size for each in stats if each.st_nlink == 1)
+def own_bytes(folder: Folder) -> int:
+    """Return the bytes that only this folder keeps: those of files that have no other link. 0 if it is damaged."""
+    try:
+        return sum(status.st_size for _, status in folder.files() if status.st_nlink == 1)
+    except OSError:
+        return 0

@@ -9,7 +9,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
@@ -22,6 +21,9 @@ from hexloop.app.trackers import TRACKERS
 from hexloop.app.wiring.outboxes import state_folder, take_lock
 from hexloop.domain.background_logger import Receiver
 from hexloop.domain.delivery import Backoff
+from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.folders import Folder
+from hexloop.domain.printable import printable
 from hexloop.domain.redaction import is_secret_name
 from hexloop.domain.run_folder import OUTBOX
 from hexloop.domain.tracking import Tracking
@@ -33,6 +35,9 @@ LOGS = "logs-"
 
 TRACKER, PLUGIN, VALUES, OPTIONS = "tracker", "plugin", "values", "options"
 """The facts from which another process makes the logger again."""
+
+LONGEST_OPTIONS = 500
+"""Characters of a tracker's options in a message."""
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
 
@@ -105,12 +110,29 @@ def facts_of_plugin(name: str, logger: Logger) -> dict[str, Any]:
     return {PLUGIN: name} if isinstance(plugin, type) and type(logger) is plugin else {}
 
 
-def made_from(facts: Mapping[str, Any]) -> Logger | None:
-    """Return the logger that facts describe; None if only the program that made it can make it again."""
+def maker_in(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those facts of a receiver that choose how its logger is made."""
+    return {name: facts[name] for name in (TRACKER, VALUES, OPTIONS, PLUGIN) if name in facts}
+
+
+def made_from(facts: Mapping[str, Any], may_choose: Callable[[Mapping[str, Any]], bool]) -> Logger | None:
+    """Return the logger that facts describe; None if only the program that made it can make it again.
+
+    may_choose: returns whether the values and options in these facts may choose where the logger writes. Without any,
+    that is the user's environment.
+    Raises ConfigurationError if they may not, and as `make_logger` does.
+    """
     tracker, plugin = facts.get(TRACKER), facts.get(PLUGIN)
     values, options = facts.get(VALUES, []), facts.get(OPTIONS, {})
-    if tracker in TRACKERS and isinstance(values, list) and isinstance(options, dict):
-        return make_logger(str(tracker), values, options)
+    if isinstance(tracker, str) and tracker in TRACKERS and isinstance(values, list) and isinstance(options, dict):
+        if (values or options) and not may_choose(maker_in(facts)):
+            chosen = [*map(repr, values), *(f"{name}={value!r}" for name, value in options.items())]
+            raise ConfigurationError(
+                f"The outbox says that it is made with {printable(', '.join(chosen))[:LONGEST_OPTIONS]}, and no run "
+                "of yours in this folder, on this machine, noted that. If your run chose it, add to the command: "
+                f"--tracker {tracker}"
+            )
+        return make_logger(tracker, values, options)
     factory = find_plugin("loggers", plugin) if isinstance(plugin, str) else None
     return None if factory is None else factory()
 
@@ -152,17 +174,22 @@ def open_spool(location: str, run: str) -> Spool:
     return MemorySpool()
 
 
-def _release(lock: Any, path: Path) -> None:
+def _release(lock: Any, folder: Folder, name: str) -> None:
     """Let other processes use a spool, and remove what is empty."""
-    if not path.exists():
+    if not folder.exists(name):
         with suppress(OSError):
-            os.remove(f"{path}.lock")
+            folder.remove(f"{name}.lock")
     lock.release()
-    with suppress(OSError):
-        path.parent.rmdir()
+    folder.remove_empty()
 
 
 def locked_spool(folder: str, name: str) -> FileSpool | None:
     """Return the spool of that name in a state folder; None if a live process uses it. Raises OSError."""
-    lock, path = take_lock(folder, name), Path(folder, OUTBOX, name)
-    return None if lock is None else FileSpool(path, lambda: _release(lock, path))
+    lock, outbox = take_lock(folder, name), Folder(folder, OUTBOX)
+    if lock is None:
+        return None
+    try:
+        return FileSpool(outbox.below(name), lambda: _release(lock, outbox, name))
+    except OSError:
+        lock.release()
+        raise

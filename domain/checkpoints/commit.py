@@ -289,6 +289,7 @@ class CheckpointSave:
     best: the name of the best checkpoint. make_manifest: returns the manifest that lists the written files.
     previous: the parent and best checkpoint that the state named before this save, to restore them if it fails.
     is_clean: nothing on the storage is left unfinished by this run. retry: waits while the storage is full.
+    make_room: frees space on rank 0 that other things than checkpoints take, and returns whether it did.
     problem: why older checkpoints, or unfinished folders, could not be removed.
     replaces: whether a checkpoint of another run, or of an abandoned branch of this one, has the name, on rank 0.
     """
@@ -304,6 +305,7 @@ class CheckpointSave:
     previous: tuple[str | None, str | None]
     is_clean: bool
     retry: FullStorageRetry
+    make_room: Callable[[], bool] = field(default=lambda: False)
     problem: str | None = field(default=None, init=False)
     replaces: bool = field(default=False, init=False)
 
@@ -351,8 +353,8 @@ class CheckpointSave:
             spare = tuple(step for step in surplus if step != max(self.held))[:1]
             self._remove(spare)
         except (StorageError, CheckpointError):
-            return False
-        return bool(spare)
+            spare = ()
+        return bool(spare) or bool(run_on_rank0(self.committer.collectives, self.make_room))
 
     def _rotate(self) -> None:
         """Remove what the policy no longer keeps, if the new checkpoint is readable. A failure postpones it."""

@@ -50,6 +50,7 @@ class CheckpointStore:
     unless it is required or the best so far.
     pauses: seconds between attempts while the storage is full. note: called at each phase of a save.
     exclusive: no other run saves to this storage, so unfinished folders of any run may be removed.
+    make_room: frees space that other things than checkpoints take on a full storage, and returns whether it did.
     latest: the newest checkpoint of the lineage of the present state. resumed_from: the one that it was resumed from.
     """
 
@@ -65,6 +66,7 @@ class CheckpointStore:
     pauses: tuple[float, ...] = commit.PAUSES
     note: commit.NotePhase = commit.no_notes
     exclusive: bool = False
+    make_room: Callable[[], bool] = field(default=lambda: False)
     latest: str | None = field(default=None, init=False)
     resumed_from: Checkpoint | None = field(default=None, init=False)
     _ancestors: Mapping[str, int] = field(factory=dict, init=False)
@@ -290,6 +292,7 @@ class CheckpointStore:
             previous=previous,
             is_clean=self._is_clean,
             retry=commit.FullStorageRetry(self._abandoned.wait, self.pauses),
+            make_room=self.make_room,
         )
 
     def _write_in_background(

@@ -120,7 +120,7 @@ def test_files_that_are_held_do_not_change(folder: Path, tmp_path: Path, monkeyp
     source.write_text("new")
     spool = FileSpool(folder)
     linked = spool.hold("checkpoint-1", [("a/weights", str(source))])
-    monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError()))
+    monkeypatch.setattr(os, "link", lambda *_, **__: (_ for _ in ()).throw(OSError()))
     copied = spool.hold("checkpoint-1", [("weights", str(source))])
     source.unlink()
     first, second = spool.location(linked), spool.location(copied)
