@@ -37,6 +37,10 @@ DEEPEST = 50
 _HAS_HANDLES = {os.open, os.mkdir, os.unlink, os.rename, os.stat} <= os.supports_dir_fd and os.scandir in os.supports_fd
 
 
+def _absolute(path: str | os.PathLike[str]) -> str:
+    return os.path.abspath(os.fspath(path))
+
+
 @frozen
 class Folder:
     """The folder `inside` below `root`.
@@ -49,7 +53,7 @@ class Folder:
     the place, for a link, and where a file is expected for whatever is not a regular file.
     """
 
-    root: str = field(converter=lambda path: os.path.abspath(os.fspath(path)))
+    root: str = field(converter=_absolute)
     inside: str = ""
 
     def below(self, path: str) -> Folder:
@@ -100,21 +104,20 @@ class Folder:
         while pending:
             inner = pending.pop()
             with (
-                self._entered(_joined(path, inner)) as (place, handle),
+                self._entered("/".join(filter(None, [path, inner]))) as (place, handle),
                 os.scandir(place if handle is None else handle) as entries,
             ):
                 listed = [(each.name, each.stat(follow_symlinks=False)) for each in islice(entries, left + 1)]
             left -= len(listed)
             if left < 0 or inner.count("/") > DEEPEST:
                 raise _too_much(self.location(path))
-            for name, status in sorted(listed, reverse=True):
-                each = _joined(inner, name)
-                if stat.S_ISDIR(status.st_mode):
-                    pending.append(each)
-                elif stat.S_ISREG(status.st_mode):
-                    yield each, status
-                else:
-                    raise irregular(self.location(_joined(path, each)), status.st_mode)
+            listed.sort(key=lambda each: each[0])
+            pending += [_joined(inner, name) for name, each in reversed(listed) if stat.S_ISDIR(each.st_mode)]
+            for name, status in listed:
+                if stat.S_ISREG(status.st_mode):
+                    yield _joined(inner, name), status
+                elif not stat.S_ISDIR(status.st_mode):
+                    raise irregular(self.location("/".join(filter(None, [path, inner, name]))), status.st_mode)
 
     # Reading
 
@@ -236,7 +239,7 @@ class Folder:
         with self._above(path) as (name, handle), self._above(to) as (new, target):
             os.replace(name, new, src_dir_fd=handle, dst_dir_fd=target)
 
-    def remove(self, path: str) -> None:
+    def remove(self, path: str = "") -> None:
         """Remove a file, a link itself, or a folder with all that is in it; what is not there is ignored."""
         with suppress(FileNotFoundError), self._above(path) as (name, handle):
             if stat.S_ISDIR(os.stat(name, dir_fd=handle, follow_symlinks=False).st_mode):

@@ -47,8 +47,8 @@ def list_intents(options: Namespace) -> ExitCode:
     else:
         for intent in left:
             print_lines(*_lines(intent))
-        for each in dropped:
-            print_lines(*_lines_of_dropped(each))
+        for gone in dropped:
+            print_lines(*_lines_of_dropped(gone))
         for each in logs:
             print_lines(f"{_amount(each.count)} of {each.run} for {each.logger}, in {each.spool}")
         if tiers:

@@ -45,9 +45,10 @@ def drop_for_room(held: HeldOutbox, reason: str) -> bool:
 
 
 def droppable(held: HeldOutbox) -> Iterator[Intent]:
-    """Yield the waiting pushes that may be dropped, in the order in which they are: the oldest first.
+    """Yield the pushes that may be dropped, in the order in which they are: the oldest first.
 
-    Not those of a whole folder, such as that of the final model, nor the newest of each repository and branch.
+    Not those of a whole folder, such as that of the final model, nor the newest of each repository and branch, nor one
+    that is being sent and has not failed yet.
     """
     newest: dict[tuple[str, str, str | None], int] = {}
     pushes: dict[int, Push] = {}
@@ -57,9 +58,15 @@ def droppable(held: HeldOutbox) -> Iterator[Intent]:
         except RefusedError:
             continue
         newest[push.hub, push.name, push.branch] = intent.number
-    for intent in held.outbox.waiting():
+    waiting = {each.number for each in held.outbox.waiting()}
+    for intent in held.outbox.pending():
         known = pushes.get(intent.number)
-        if intent.source and (known is None or (intent.number not in newest.values() and FOLDER not in known.covers)):
+        idle = intent.number in waiting or intent.failures > 0
+        if (
+            intent.source
+            and idle
+            and (known is None or (intent.number not in newest.values() and FOLDER not in known.covers))
+        ):
             yield intent
 
 
@@ -68,7 +75,7 @@ def _drop(held: HeldOutbox, intent: Intent, reason: str) -> None:
     held.outbox.done(intent)
     note_dropped(held, Dropped(intent.number, subject_of(intent), reason, time.time()))
     warnings.warn(
-        f"A push was dropped, because {reason}: {subject_of(intent)}. Newer ones are kept, and so are the checkpoints "
-        f"in the run's folder.{why}",
+        f"Because {reason}, this push was dropped: {subject_of(intent)}. Newer ones are kept, and so are the "
+        f"checkpoints in the run's folder.{why}",
         stacklevel=4,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from attrs import asdict, evolve
@@ -15,7 +16,7 @@ from attrs import asdict, evolve
 from hexloop.adapters.spool import ENTRIES, FACTS, NUMBER, POSITION, FileSpool
 from hexloop.app.control.files import Action, CommandFolder, RefusedCommand, RunCommand
 from hexloop.app.wiring.log_delivery import waiting_logs
-from hexloop.app.wiring.outboxes import HUB, PUSH, intents_in
+from hexloop.app.wiring.outboxes import HUB, PUSH, intents_of
 from hexloop.app.wiring.pushes import Push, subject_of
 from hexloop.app.wiring.trackers import LOGS, made_from
 from hexloop.domain.background_logger import items_in
@@ -79,7 +80,8 @@ def spool(data: bytes) -> None:
     if run is not None:
         assert run_of(json.loads(json.dumps(run_entry(run)))) == run
     if described.get("tracker") not in ("wandb", "tensorboard"):  # whose libraries are imported otherwise
-        made_from(described)
+        with suppress(HexloopError):
+            made_from(described, lambda facts: False)
     for number, item in items_in(opened, "wandb", opened.position("wandb")):
         assert number > opened.position("wandb")
         json.dumps(entry_of(item))
@@ -110,7 +112,7 @@ def outbox(data: bytes) -> None:
     place = state / OUTBOX / HUB
     place.mkdir(parents=True)
     (place / evolve(intent(), details={}).name).write_bytes(data)
-    for each in intents_in(str(state), HUB):
+    for each in intents_of(str(state), HUB):
         printable(subject_of(each))
         json.dumps(asdict(each))
         try:

@@ -15,6 +15,7 @@ from hexloop.domain.limits import reading_limits
 from hexloop.domain.regular_files import (
     NotRegularError,
     chunks_of,
+    is_link,
     lines_of,
     open_lines,
     open_regular,
@@ -80,6 +81,13 @@ def test_links_are_followed_only_where_a_user_named_them(
             use(link)
     assert read_file(link) == b"one"
     assert target.read_bytes() == b"one"
+
+
+def test_what_is_not_there_is_no_link(tmp_path: Path) -> None:
+    """Nor is a file."""
+    (tmp_path / "file").touch()
+    assert not is_link(str(tmp_path / "missing"))
+    assert not is_link(str(tmp_path / "file"))
 
 
 def test_a_file_is_read_from_a_position(tmp_path: Path) -> None:
