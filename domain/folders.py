@@ -49,7 +49,7 @@ class Folder:
     names, or "" for the root itself. No name on it may be a link, nor on the paths that methods are given, which are
     relative to this folder.
 
-    Every method looks the folder up anew, so it need not exist yet. Raises OSError, and NotRegularError, which names
+    Every method looks the folder up again, so it need not exist yet. Raises OSError, and NotRegularError, which names
     the place, for a link, and where a file is expected for whatever is not a regular file.
     """
 

@@ -100,7 +100,7 @@ def test_entries_are_dropped_by_their_numbers(commands: Commands) -> None:
     assert commands("outbox", "list", "run").code == 0
     leave(FullHub, message="two")
     assert commands("outbox", "drop", "run", "--all").output.count("Dropped") == 1
-    assert [path.name for path in Path("run/.outbox/hub").iterdir()] == []
+    assert [path.name for path in Path("run/.hexloop/outbox/hub").iterdir()] == []
 
 
 def test_an_outbox_in_use_is_left_alone(commands: Commands) -> None:
@@ -128,8 +128,8 @@ def test_the_newest_push_of_several_runs_wins(commands: Commands) -> None:
     leave(FullHub, message="new", data=b"3")  # adopts what is in hub-1
     assert commands("outbox", "flush", "run", "--hub", "hub").code == 0
     assert versions() == [("apart", b"2"), ("new", b"3")]
-    assert [path.name for path in Path("run/.outbox").rglob("*.json")] == []
-    assert [path.name for path in Path("run/.outbox").rglob("weights")] == []
+    assert [path.name for path in Path("run/.hexloop/outbox").rglob("*.json")] == []
+    assert [path.name for path in Path("run/.hexloop/outbox").rglob("weights")] == []
 
 
 def test_a_hub_that_was_not_named_gets_nothing(commands: Commands) -> None:
@@ -149,10 +149,10 @@ def test_an_entry_publishes_nothing_from_elsewhere(commands: Commands, attack: s
     Path("private").mkdir()
     Path("private/weights").write_text("secret")
     kept = Path("run", intent.source)
-    entry = next(Path("run/.outbox/hub").glob("*.json"))
+    entry = next(Path("run/.hexloop/outbox/hub").glob("*.json"))
     document = json.loads(entry.read_text())
     if attack == "source":
-        document["source"] = ".outbox/hub/../../../private"
+        document["source"] = ".hexloop/outbox/hub/../../../../private"
     elif attack == "storage":
         further = {"storage": f"file://{Path('private').absolute()}", "files": {"weights": "weights"}}
         document |= {"source": "", "details": {**document["details"], **further}}
@@ -172,7 +172,7 @@ def test_a_missing_folder_and_damaged_entries_are_reported(commands: Commands) -
     """Neither ends in a traceback."""
     assert commands("outbox", "list", "nowhere").code == 2
     intent = leave(FullHub)
-    path = Path("run/.outbox/hub") / next(each.name for each in Path("run/.outbox/hub").glob("*.json"))
+    path = Path("run/.hexloop/outbox/hub") / next(each.name for each in Path("run/.hexloop/outbox/hub").glob("*.json"))
     document = json.loads(path.read_text())
     path.write_text(json.dumps({**document, "details": {"hub": 5}}))
     assert "a damaged entry for me/model" in commands("outbox", "list", "run").output
@@ -234,7 +234,7 @@ def test_logs_that_are_left_are_listed_and_delivered(commands: Commands, monkeyp
     monkeypatch.setattr("hexloop.app.wiring.trackers.find_plugin", lambda port, name: Taking)
     assert commands("outbox", "flush", "run").output == "Nothing is left in the outbox of run.\n"
     assert [getattr(record, "step", None) for record in Taking.received] == [1, 2]
-    assert not Path("run", ".outbox").exists()
+    assert not Path("run", ".hexloop", "outbox").exists()
 
 
 def test_logs_of_a_program_of_its_own_wait_for_it(commands: Commands) -> None:
@@ -255,7 +255,7 @@ def test_damaged_descriptions_and_missing_libraries_are_reported(
     Path("run").mkdir()
     leave_logs(Refusing(), {"tracker": "swanlab", "values": [], "options": {"wrong": 1}})
     assert "3 records for mine: TypeError: " in commands("outbox", "flush", "run").output or not is_installed("swanlab")
-    [facts] = Path("run", ".outbox", "logs-r1").glob("*.receiver.json")
+    [facts] = Path("run", ".hexloop", "outbox", "logs-r1").glob("*.receiver.json")
     facts.write_text("{}")
     assert "3 records for mine: its description in the outbox is damaged" in commands("outbox", "flush", "run").output
 

@@ -47,9 +47,9 @@ def test_the_next_process_continues_what_was_left() -> None:
     kept = earlier.put("push", "model", {"message": "step 3"}, source="file")
     earlier.put("push", "gone", {}, source="missing")
     earlier.put("other", "unknown", {})
-    storage.write(".outbox/torn.json", [b"{"])
-    storage.write(".outbox/held-1/rest", [b"2"])
-    storage.write(".outbox/other.lock", [])
+    storage.write(".hexloop/outbox/torn.json", [b"{"])
+    storage.write(".hexloop/outbox/held-1/rest", [b"2"])
+    storage.write(".hexloop/outbox/other.lock", [])
 
     assert make_outbox(storage, takes_over=False).pending() == ()
     assert make_outbox(storage).pending() == (kept,)
@@ -143,5 +143,5 @@ def test_no_secret_is_written() -> None:
     """Details whose names or forms say that they are secret are replaced."""
     storage = MemoryStorage()
     intent = make_outbox(storage).put("push", "model", {"hub_token": "abcdefgh", "message": "with hf_abcdefghijkl"})
-    document = json.loads(b"".join(storage.read(f".outbox/{intent.name}")))
+    document = json.loads(b"".join(storage.read(f".hexloop/outbox/{intent.name}")))
     assert document["details"] == {"hub_token": "***", "message": "with ***"}
