@@ -70,6 +70,46 @@ class Logged(Event):
 
 
 @frozen
+class IrregularWindow(Event):
+    """A window's loss or gradient norm was not finite, or its loss was a spike. `step`: that of the window.
+
+    kind: "loss", "gradient norm" or "spike". value: the loss or the norm. reaction: "warn", "stop", "skip" or
+    "rollback". epoch, position, samples: where the window starts, in samples of the epoch over all processes, and how
+    many it has. indices: those of the samples in the dataset, if they are known. first: no earlier window of the run
+    was of this kind. median: of recent losses, for a spike. back_to: the step whose state the run returns to, if it
+    leaves the window out.
+    """
+
+    kind: str
+    value: float
+    reaction: str
+    epoch: int
+    position: int
+    samples: int
+    indices: Sequence[int] | None = None
+    first: bool = False
+    median: float | None = None
+    back_to: int | None = None
+
+    @property
+    def described(self) -> str:
+        """The start of a sentence about the window."""
+        what = f"gradient norm is {self.value}" if self.kind == "gradient norm" else f"loss is {self.value:.6g}"
+        if self.median is not None:
+            what += f", against a median of {self.median:.6g}"
+        last = self.position + self.samples - 1
+        return f"At step {self.step} the {what} (samples {self.position} to {last} of epoch {self.epoch})"
+
+
+@define(eq=False)
+class WindowLeftOut:
+    """A window of micro-batches was read and not trained on. `step`: optimizer steps done."""
+
+    step: int
+    micro_batches: int
+
+
+@frozen
 class EvaluationBegan(Event):
     """An evaluation starts."""
 
@@ -149,4 +189,4 @@ class TrainEnded(Event):
     reasons: tuple[str, ...] = ()
 
 
-AnyEvent = Event | StepBegan | MicroStepEnded | StepEnded
+AnyEvent = Event | StepBegan | MicroStepEnded | StepEnded | WindowLeftOut

@@ -7,9 +7,13 @@
 | `losses` | `first` (a step), `losses` of that step and the following ones |
 | `logged` | `step`, `values`, `random` |
 | `save` | `phase`, `checkpoint`; once published also `weights`, a digest for each file of weights |
+| `irregular` | `step`, `what` ("loss", "gradient norm" or "spike"), `value`, `reaction`, and the window; see below |
 | `paused` | `step` |
 | `command` | of the board: `sequence`, `action`, `by`, `outcome` and `step`, `checkpoint` or `reason` |
 | `ended` | `step`, `stopped`, `reasons`; only `step` if an error ended the run |
+
+A window is `epoch`, `first_sample` (its position there), `samples` (how many), and their `indices` in the dataset if
+they are known. If the run left it out, `back_to` is the step that it continued from.
 
 Every note also has `time`, in seconds since the epoch.
 """
@@ -83,10 +87,14 @@ class Timeline:
 
     def begin(self, note: Mapping[str, Fact]) -> None:
         """Start a session with a note of the kind `began`."""
-        self.cuts.append(_integer(note.get("step")))
-        self._observations = None
+        self.cut(_integer(note.get("step")))
         settings = note.get("settings")
         self.settings = settings if isinstance(settings, Mapping) else {}
+
+    def cut(self, step: int) -> None:
+        """Start a session, or continue one that returned to `step`: what was observed after that step is void."""
+        self.cuts.append(step)
+        self._observations = None
 
     def add(self, observed: Iterable[Observations]) -> None:
         """Add observations of the present session."""
@@ -118,6 +126,11 @@ class Timeline:
         return max((column.steps[-1] for column in self.observations().values()), default=0)
 
 
+def cuts_off(note: Mapping[str, Fact]) -> bool:
+    """Return whether a note makes earlier observations void: a session starts, or the run returns to a step."""
+    return note["kind"] == "began" or (note["kind"] == "irregular" and type(note.get("back_to")) is int)
+
+
 def timelines(notes: Iterable[Mapping[str, Fact]]) -> dict[str, Timeline]:
     """Return the timeline of each run in a journal, by the run's name, in the order in which they first started.
 
@@ -137,11 +150,15 @@ class Timelines:
 
     def take(self, notes: Iterable[Mapping[str, Fact]]) -> None:
         """Add notes of any kind, in order."""
-        for began, alike in groupby(notes, lambda note: note["kind"] == "began"):
-            if not began:
+        for cuts, alike in groupby(notes, cuts_off):
+            if not cuts:
                 self.add(observed_in(list(alike)))
                 continue
             for note in alike:
+                if note["kind"] != "began":
+                    if self.present is not None:
+                        self.present.cut(_integer(note.get("back_to")))
+                    continue
                 name = str(note.get("run"))
                 self.present = self.by_name.setdefault(name, Timeline(name))
                 self.present.begin(note)

@@ -20,6 +20,7 @@ from hexloop.domain.events import (
     StepEnded,
     TrainBegan,
     TrainEnded,
+    WindowLeftOut,
 )
 from hexloop.domain.run import Run
 from hexloop.domain.triggers import Interval
@@ -44,6 +45,7 @@ def train(run: Run[Batch, Loss]) -> Generator[AnyEvent, None, None]:
                 learner.update()                        # clip, optimizer step
                 count the step, advance the learning rates, check the triggers
                 log, evaluate and save what is due; apply stop, save and pause requests
+                if a loss is not usable: return to the kept state, and leave this window out
             log, evaluate and save what is due at the end of the epoch
         finish the run: wait for the last save, log the totals, load the best weights
 
@@ -70,11 +72,17 @@ def train(run: Run[Batch, Loss]) -> Generator[AnyEvent, None, None]:
 
 def _train_epoch(run: Run[Batch, Loss]) -> Generator[AnyEvent, None, None]:
     """Train on the rest of the current epoch, one optimizer step per window of micro-batches, and end the epoch."""
-    state, control, learner = run.state, run.control, run.learner
-    count_items, add_loss = learner.count_items, run.losses.add
+    state, control, learner, guard = run.state, run.control, run.learner, run.guard
+    count_items, add_loss, add_values = learner.count_items, run.losses.add, guard.values.add
     control.set_due_actions([])
-    with closing(run.windows(run.batches.epoch(state.epoch, state.position), run.plan.accumulation)) as epoch_windows:
+    guard.keep(state)
+    windows = run.windows(run.batches.epoch(state.epoch, state.position), run.plan.accumulation)
+    with closing(guard.reading(state, windows) if state.skipped else windows) as epoch_windows:
         for window in epoch_windows:
+            if state.skipped and guard.leaves_out():
+                run.leave_out(window)
+                yield WindowLeftOut(state.step, len(window))
+                continue
             run.signals["sync_gradients"] = len(window) == 1
             yield StepBegan(state.step)
             items = count_items(window)
@@ -88,10 +96,15 @@ def _train_epoch(run: Run[Batch, Loss]) -> Generator[AnyEvent, None, None]:
                 if not last_of_window:
                     yield MicroStepEnded(state.step, share)
             run.gradient_norm, taken = learner.update(run.max_norm)
+            add_values(shares, run.gradient_norm if taken else None)
             run.record_step(window, taken)
             yield StepEnded(state.step, shares, run.gradient_norm, taken)
             if run.anything_due():
                 yield from run_due_actions(run)
+                if guard.returns_to_kept:
+                    break
+                if not control.should_training_stop:
+                    guard.keep(state)
             if control.should_training_stop:
                 break
             if control.should_epoch_stop:
@@ -99,7 +112,11 @@ def _train_epoch(run: Run[Batch, Loss]) -> Generator[AnyEvent, None, None]:
                 break
         else:
             end_pass(run)
-    if not run.stopped:
+    if guard.rules.acts and not run.stopped:
+        yield from guard.check(state)
+    if guard.returns_to_kept:
+        run.return_to_kept()
+    elif not run.stopped:
         yield from end_epoch(run)
 
 
@@ -122,7 +139,7 @@ def start_run(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
         if state.batches and not state.epoch_ended:
             yield from end_epoch(run)
     elif state.epoch_ended:
-        if state.step >= run.plan.total_steps or (state.pass_complete and run.plan.is_last(state.epoch)):
+        if state.step >= run.plan.total_steps or (state.pass_complete and run.is_last_epoch):
             control.should_training_stop = True
         elif state.pass_complete:
             state.begin_next_epoch()
@@ -141,7 +158,7 @@ def end_epoch(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
     run.triggers.after_epoch(state, run.plan, control)
     yield EpochEnded(state.step, state.epoch)
     yield from run_due_actions(run)
-    if run.plan.is_last(state.epoch):
+    if run.is_last_epoch:
         control.should_training_stop = True
     if not control.should_training_stop:
         state.begin_next_epoch()
@@ -158,10 +175,15 @@ def run_due_actions(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
 
 def log_evaluate_save(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
     """Run the due actions in this order. A callback that handles an earlier action may make a later one due."""
-    control, agreement = run.control, run.agreement
+    control, agreement, guard = run.control, run.agreement, run.guard
     if run.checkpoints.has_news:
         yield from _resolving_saves(run, run.checkpoints.collect())
     agreement.start_boundary(control)
+    if control.should_log or control.should_save or guard.is_full or (control.should_evaluate and guard.rules.acts):
+        yield from guard.check(run.state)
+        if guard.returns_to_kept:
+            control.set_due_actions([])
+            return
     if control.should_log:
         control.should_log = False
         yield from _log(run)
@@ -181,6 +203,10 @@ def apply_requests(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
     if requested.collect:
         yield from _resolving_saves(run, run.checkpoints.collect())
     while True:
+        if requested.save:
+            yield from run.guard.check(run.state)
+            if run.guard.returns_to_kept:  # the requests stay, and are applied at the next boundary
+                return
         if requested.stop:  # before the save, which must not be skipped, because it is the run's last
             run.stopped = run.control.should_training_stop = True
         if requested.save:
@@ -202,6 +228,7 @@ def save(run: Run[Batch, Loss], requested: bool) -> Iterator[AnyEvent]:
     if requested:
         run.take_save_requests()
     yield from _resolving_saves(run, run.checkpoints.save(state, required))
+    run.guard.note_save()
     state.due = []
 
 
@@ -218,12 +245,13 @@ def _log(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
     steps = state.step - state.logged_step
     if steps == 0:
         return
-    total = run.losses.drain()
+    total, further = run.guard.loss_of_log(state, run.losses.drain(), steps)
     values = {"loss": total / steps}
     if run.gradient_norm is not None:
         values["grad_norm"] = float(run.gradient_norm)
     if state.learning_rate is not None:
         values["learning_rate"] = state.learning_rate
+    values |= further
     state.loss_total += total
     state.logged_step = state.step
     run.report(values)
@@ -270,13 +298,17 @@ def finish_run(run: Run[Batch, Loss]) -> Generator[AnyEvent, None, None]:
     """Wait for the last save, log the totals of the run, and load the best weights if the run is to end with them."""
     state, start = run.state, run.start
     yield from _resolving_saves(run, run.checkpoints.finish())
-    state.loss_total += run.losses.drain()
+    yield from run.guard.check(state, acts=False)
+    total, _ = run.guard.loss_of_log(state, run.losses.drain(), state.step - state.logged_step)
+    state.loss_total += total
     metrics = speed_metrics(
         "train", run.clock.monotonic() - start.at, samples=state.samples - start.samples, steps=state.step - start.step
     )
     further = run.further_figures()
     metrics["total_flos"] = state.operations
     metrics["train_loss"] = state.loss_total / max(state.step, 1)
+    if state.nonfinite_losses and run.guard.rules.counts:
+        metrics["train_nonfinite_steps"] = state.nonfinite_losses
     metrics |= further
     run.report(metrics)
     yield Logged(state.step, metrics)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Generic, TypeAlias, TypeVar, cast
+from typing import Generic, SupportsFloat, TypeAlias, TypeVar, cast
 
 from attrs import frozen
 
@@ -11,6 +11,7 @@ from hexloop.domain.errors import CheckpointError, StorageError, StorageFullErro
 from hexloop.ports.collectives import Collectives, Json, Reduction
 from hexloop.ports.losses import Losses
 from hexloop.ports.state import Part
+from hexloop.ports.window_values import WindowValues
 
 Value = TypeVar("Value", bound=Json)
 Loss_contra = TypeVar("Loss_contra", contravariant=True)
@@ -115,3 +116,31 @@ class SharedLosses(Generic[Loss_contra]):
     def load(self, parts: Iterable[Part]) -> None:
         """Load an exported sum."""
         self.own.load(parts)
+
+
+@frozen
+class SharedWindowValues(Generic[Loss_contra]):
+    """The WindowValues port over several processes: losses are sums of the ranks' shares, norms those of all ranks.
+
+    What one rank computed that is not finite makes the value not finite on every rank. One reduction a drain.
+    """
+
+    own: WindowValues[Loss_contra]
+    collectives: Collectives
+
+    def add(self, shares: Sequence[Loss_contra], gradient_norm: SupportsFloat | None) -> None:
+        """Add a window of this process."""
+        self.own.add(shares, gradient_norm)
+
+    def drain(self) -> Sequence[tuple[float, float | None]]:
+        """Return the values of the whole run; see `WindowValues.drain`. Waits for the slowest rank."""
+        values = self.own.drain()
+        if not values:
+            return values
+        numbers = [number for loss, norm in values for number in (loss, 0.0 if norm is None else norm)]
+        summed = self.collectives.start_reduction(numbers, Reduction.SUM).result()
+        size, norms = self.collectives.world_size, (norm for _, norm in values)
+        return [
+            (loss, None if norm is None else total / size)
+            for loss, total, norm in zip(summed[::2], summed[1::2], norms, strict=True)
+        ]

@@ -11,6 +11,7 @@ from attrs import define, field, frozen
 
 from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.events import AnyEvent, CheckpointPublished, SaveFailed
+from hexloop.domain.guard import Guard
 from hexloop.domain.requests import Agreement, LocalAgreement, Requests, SaveRequest
 from hexloop.domain.state import RunState
 from hexloop.domain.triggers import ControlFlags, Plan, Triggers
@@ -129,6 +130,7 @@ class Run(Generic[Batch, Loss]):
     around_epoch, around_finish: receive the events of an epoch, or of the end of the run, and yield them; by default
         unchanged.
     schedule_observes: whether the schedule receives the metrics of each evaluation; False if `evaluate` passes them.
+    guard: looks at the losses and gradient norms of all windows.
     agreement: how ranks agree on requests and flags. cleanups: called however the run ends.
     next_due: no trigger fires before this step; set it to 0 after changing `triggers`.
     gradient_norm: the last step's, left on the device until a log or a checkpoint reads it.
@@ -162,6 +164,7 @@ class Run(Generic[Batch, Loss]):
     around_epoch: Callable[[Generator[AnyEvent, None, None]], Iterator[AnyEvent]] = iter
     around_finish: Callable[[Generator[AnyEvent, None, None]], Iterator[AnyEvent]] = iter
     schedule_observes: bool = True
+    guard: Guard[Loss] = field(factory=Guard)
     agreement: Agreement = field()
     cleanups: Sequence[Callable[[], None]] = ()
     next_due: int = field(default=0, init=False)
@@ -189,6 +192,7 @@ class Run(Generic[Batch, Loss]):
         """
         state, scheduler, count = self.state, self.scheduler, len(window)
         rows = self.batches.rows(window[0]) if count == 1 else sum(map(self.batches.rows, window))
+        self.guard.note_window(state.epoch, state.position, rows)
         state.position += rows
         state.samples += rows
         state.batches += count
@@ -205,6 +209,26 @@ class Run(Generic[Batch, Loss]):
             self.triggers.after_step(state, self.plan, self.control)
             self.next_due = self.triggers.quiet_until(state.step, self.plan)
 
+    def leave_out(self, window: Sequence[Batch]) -> None:
+        """Move the position after `window`, which is not trained on."""
+        self.state.position += sum(map(self.batches.rows, window))
+        self.state.batches += len(window)
+
+    def return_to_kept(self) -> None:
+        """Continue from the state that the guard keeps, without the window that it found."""
+        self.state = state = self.guard.return_to_kept()
+        self.control.set_due_actions([])
+        self.control.should_epoch_stop = False
+        self.control.should_training_stop = self.stopped
+        self.gradient_norm, self.next_due = state.gradient_norm, 0
+        self.scheduler.start(state.updates)
+
+    @property
+    def is_last_epoch(self) -> bool:
+        """Whether no epoch follows. With `max_steps`, further epochs make up for windows that were left out."""
+        makes_up = self.plan.counts_steps and self.state.skipped and self.state.step < self.plan.total_steps
+        return self.plan.is_last(self.state.epoch) and not makes_up
+
     def anything_due(self) -> Collection[str] | bool:
         """Return a true value if this boundary has an action to run, a request to apply, or news about a save."""
         control = self.control
@@ -214,6 +238,7 @@ class Run(Generic[Batch, Loss]):
             or control.should_save
             or self.agreement.waiting
             or self.checkpoints.has_news
+            or self.guard.is_full
         )
 
     def change_triggers(self, triggers: Triggers) -> None:

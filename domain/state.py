@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
-from attrs import Factory, define
+from attrs import Factory, define, frozen
 
 from hexloop.domain.errors import CheckpointError, NewerSchemaError
 from hexloop.domain.ranges import LONGEST_NAME, BatchSize, Count, FolderName, Holding, Seed, TrackerName
@@ -19,6 +19,21 @@ def _are_few(trackers: Mapping[str, str]) -> bool:
     return len(trackers) <= MOST_TRACKERS and all(len(name) <= LONGEST_NAME for name in trackers)
 
 
+@frozen
+class SkippedWindow:
+    """A window of micro-batches that the run leaves out, because its loss or gradient was not usable.
+
+    epoch, position, samples: where it starts, in samples of the epoch, and how many it has. step: optimizer steps done
+    before it. reason: why it is left out.
+    """
+
+    epoch: Count
+    position: Count
+    samples: Count
+    step: Count
+    reason: str = ""
+
+
 @define
 class RunState:
     """The state of a run between two steps.
@@ -29,6 +44,10 @@ class RunState:
     epoch: the current epoch, from 0. position, batches: samples and micro-batches of it that are done.
     samples, tokens, operations: trained on since the start (operations are floating-point operations).
     logged_step: the step of the last log. loss_total: the sum of the losses logged until then.
+    finite_loss, finite_steps, nonfinite_steps: the steps since the last log that were read from the device: the sum of
+    the finite losses, and the numbers of steps with a finite and another loss.
+    nonfinite_losses, nonfinite_norms, spikes: steps of the whole run with such a loss or gradient norm.
+    recent_losses: the last finite losses, if spikes are looked for. skipped: the windows that are left out.
     learning_rate, gradient_norm: of the last step, for a log right after a resume.
     best_metric, best_step, best_checkpoint: the best evaluation so far, and the checkpoint with its weights.
     parent_checkpoint: the previous checkpoint.
@@ -54,6 +73,14 @@ class RunState:
     operations: float = 0.0
     logged_step: Count = 0
     loss_total: float = 0.0
+    finite_loss: float = 0.0
+    finite_steps: Count = 0
+    nonfinite_steps: Count = 0
+    nonfinite_losses: Count = 0
+    nonfinite_norms: Count = 0
+    spikes: Count = 0
+    recent_losses: list[float] = Factory(list)
+    skipped: list[SkippedWindow] = Factory(list)
     learning_rate: float | None = None
     gradient_norm: float | None = None
     best_metric: float | None = None

@@ -22,6 +22,7 @@ class Plan:
     steps_per_epoch: optimizer steps in an epoch, including the one of a partial last window; None if unknown.
     batches_per_epoch: micro-batches in an epoch; None if unknown.
     accumulation: micro-batches in a full window.
+    counts_steps: `total_steps` was given, and is not computed from the epochs.
     """
 
     total_steps: int
@@ -29,6 +30,7 @@ class Plan:
     steps_per_epoch: int | None
     batches_per_epoch: int | None
     accumulation: int
+    counts_steps: bool = False
 
     def is_last(self, epoch: int) -> bool:
         """Return whether `epoch` is the last one."""
@@ -62,7 +64,8 @@ def make_plan(batches_per_epoch: int | None, accumulation: int, epochs: float, m
         )
     steps_per_epoch = math.ceil(batches_per_epoch / accumulation)
     total_steps = max_steps if max_steps > 0 else math.ceil(epochs * steps_per_epoch)
-    return Plan(total_steps, math.ceil(total_steps / steps_per_epoch), steps_per_epoch, batches_per_epoch, accumulation)
+    epochs_in_part = math.ceil(total_steps / steps_per_epoch)
+    return Plan(total_steps, epochs_in_part, steps_per_epoch, batches_per_epoch, accumulation, max_steps > 0)
 
 
 @define(slots=False)

@@ -44,7 +44,12 @@ Versions count from 1, so the current version of a document is one more than the
 
 _CONVERTER = Converter()
 
-ADDED = frozenset({"trackers"})
+ADDED = frozenset(
+    {
+        "trackers", "finite_loss", "finite_steps", "nonfinite_steps", "nonfinite_losses", "nonfinite_norms", "spikes",
+        "recent_losses", "skipped",
+    }
+)  # fmt: skip
 """Entries of the run state that checkpoints of earlier releases lack."""
 
 _NAMES = frozenset(attribute.name for attribute in fields(RunState))

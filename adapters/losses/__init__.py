@@ -1,8 +1,8 @@
-"""Adapters of the Losses port; here the one for losses that are on the host."""
+"""Adapters of the ports Losses and WindowValues; here those for losses that are on the host."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import SupportsFloat
 
 from hexloop.adapters.schemas import read_part
@@ -32,3 +32,20 @@ class PlainLosses:
     def load(self, parts: Iterable[Part]) -> None:
         """Load an exported sum, which may be NaN. Raises ValueError if it is not a number."""
         self._sum = read_part(parts, "undrained", float)
+
+
+class PlainWindowValues:
+    """Implements the WindowValues port for values that convert to float without a wait."""
+
+    def __init__(self) -> None:
+        self._values: list[tuple[float, float | None]] = []
+
+    def add(self, shares: Sequence[SupportsFloat], gradient_norm: SupportsFloat | None) -> None:
+        """Add a window; see `WindowValues.add`."""
+        norm = None if gradient_norm is None else float(gradient_norm)
+        self._values.append((sum(map(float, shares)), norm))
+
+    def drain(self) -> list[tuple[float, float | None]]:
+        """Return the values, and forget them."""
+        values, self._values = self._values, []
+        return values

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import reduce
+from itertools import islice
+from typing import Any, SupportsFloat
 
 import torch
 from attrs import frozen
@@ -64,7 +67,8 @@ class RunningSums:
 class TorchLosses:
     """Implements the Losses port. Adding is a list append; every `BLOCK` losses are added to the sum together.
 
-    With `filter_nan` a loss that is not finite counts as the mean of the others, so that the mean does not change.
+    With `filter_nan` a loss that is not finite counts as the mean of the others, so that the mean does not change. If
+    there are no others, the sum is NaN.
     """
 
     def __init__(self, device: torch.device | str = "cpu", filter_nan: bool = True) -> None:
@@ -83,8 +87,8 @@ class TorchLosses:
         """Return the sum, and reset it. Waits for the device."""
         self._flush()
         total, finite = float(self._sum), int(self._finite)
-        if self._filter_nan and 0 < finite < self._added:
-            total *= self._added / finite
+        if self._filter_nan and finite < self._added:
+            total = total * self._added / finite if finite else math.nan
         self._reset()
         return total
 
@@ -129,6 +133,61 @@ class TorchLosses:
         self._added += len(self._waiting)
         self._sum += torch.where(finite, block, 0.0).sum() if self._filter_nan else block.sum()
         self._waiting.clear()
+
+
+class TorchWindowValues:
+    """Implements the WindowValues port. Adding is a list append; every `BLOCK` windows the values become one tensor."""
+
+    def __init__(self) -> None:
+        self._shares = _Scalars()
+        self._norms = _Scalars()
+        self._counts: list[tuple[int, int]] = []
+
+    def add(self, shares: Sequence[Tensor], gradient_norm: SupportsFloat | None) -> None:
+        """Add a window; see `WindowValues.add`."""
+        self._shares.waiting += shares
+        if gradient_norm is not None:
+            self._norms.waiting.append(gradient_norm)
+        self._counts.append((len(shares), 0 if gradient_norm is None else 1))
+        if len(self._counts) % BLOCK == 0:
+            self._shares.stack()
+            self._norms.stack()
+
+    def drain(self) -> list[tuple[float, float | None]]:
+        """Return the values, and forget them. Waits for the device."""
+        counts, self._counts = self._counts, []
+        shares, norms = iter(self._shares.drain()), iter(self._norms.drain())
+        return [(sum(islice(shares, count)), next(islice(norms, measured), None)) for count, measured in counts]
+
+
+class _Scalars:
+    """Numbers, some of which are on a device. waiting: those that are not in a tensor with others yet."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Any] = []
+        self._blocks: list[Tensor] = []
+
+    def stack(self) -> None:
+        """Put those that wait into one tensor, on the device of the first."""
+        waiting = self.waiting
+        if not waiting:
+            return
+        if len({(each.dtype, each.device, each.ndim) if isinstance(each, Tensor) else None for each in waiting}) > 1:
+            scalars = [each if isinstance(each, Tensor) else torch.tensor(float(each)) for each in waiting]
+            dtype, device = reduce(torch.promote_types, (each.dtype for each in scalars)), scalars[0].device
+            waiting = [each.to(device, dtype).reshape(()) for each in scalars]
+        on_device = isinstance(waiting[0], Tensor)
+        numbers = torch.stack(waiting) if on_device else torch.tensor(list(map(float, waiting)), dtype=torch.float64)
+        self._blocks.append(numbers.reshape(-1))
+        self.waiting.clear()
+
+    def drain(self) -> list[float]:
+        """Return all numbers in order, and forget them. Waits for the device."""
+        self.stack()
+        blocks = [block.to(self._blocks[0].device) for block in self._blocks]
+        numbers: list[float] = torch.cat(blocks).tolist() if blocks else []
+        self._blocks.clear()
+        return numbers
 
 
 class RunningLoss:

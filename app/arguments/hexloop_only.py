@@ -87,8 +87,49 @@ class BoardArguments(ArgumentGroup):
     )
 
 
+REACTIONS = ("warn", "stop", "skip", "rollback")
+"""What a run can do about a step whose loss is not usable."""
+
+
 @argument_group
-class HexloopArguments(JournalArguments, BoardArguments, PreemptionArguments):
+class GuardArguments(ArgumentGroup):
+    """Losses that are not finite, and loss spikes.
+
+    on_nonfinite: what to do about an optimizer step whose loss or gradient norm is NaN or infinite. `warn`: log a
+        warning at the first one. `stop`: stop with an error. `skip` and `rollback`: continue as if the data lacked the
+        samples of that step. The run finds out where it reads the loss anyway, at logs, evaluations, saves and the end
+        of an epoch; until then nothing waits for the device. It then returns to the state that it keeps in memory, and
+        trains again from there without those samples. `skip` keeps the state at saves and every 100 steps, `rollback`
+        at saves only.
+    spike_factor: a loss that is greater than this times the median of the last 64 finite losses is a spike. Nothing is
+        judged before the 17th step, or while the median is not above 0. If unset, spikes are not looked for.
+    on_spike: what to do about a spike; the same four words.
+    nonfinite_limit: how many steps in a row may be left out. One more stops the run with an error.
+    """
+
+    on_nonfinite: str = argument(
+        default="warn",
+        check=one_of(*REACTIONS),
+        help="what to do if a loss or gradient norm is not finite: warn, stop, skip (continue as if the data lacked that "
+        "step's samples), rollback (the same, from the state of the last save)",
+    )
+    spike_factor: float | None = argument(
+        default=None,
+        check=at_least(1),
+        help="a loss above this times the median of the last 64 is a spike; off if unset",
+    )
+    on_spike: str = argument(
+        default="warn", check=one_of(*REACTIONS), help="what to do about a spike: warn, stop, skip, rollback"
+    )
+    nonfinite_limit: int | None = argument(
+        default=None,
+        check=at_least(0),
+        help="steps in a row that may be left out before the run stops (if unset, 100 with skip, 3 with rollback)",
+    )
+
+
+@argument_group
+class HexloopArguments(JournalArguments, BoardArguments, PreemptionArguments, GuardArguments):
     """hexloop's own.
 
     reproduce: `transformers` makes a run draw the random numbers of transformers' Trainer, at the same moments, and
@@ -177,6 +218,12 @@ class HexloopArguments(JournalArguments, BoardArguments, PreemptionArguments):
             raise RefusalError(
                 "transformers does not key random streams by the position of a sample", "leave one of them out"
             )
+
+    @rule("reproduce", "on_nonfinite", "on_spike")
+    def _windows_that_can_be_reproduced(self) -> None:
+        left_out = {"skip", "rollback"} & {self.on_nonfinite, self.on_spike}
+        if self.reproduce is not None and left_out:
+            raise RefusalError("transformers trains on every step", "choose warn or stop")
 
     @rule("reproduce", "resume_despite")
     def _positions_that_can_be_reproduced(self) -> None:

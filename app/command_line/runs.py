@@ -45,8 +45,8 @@ OBSERVED = re.compile(
 """A line of a kind that one thread writes in a fixed order: its kind, and all but the time."""
 
 
-BEGAN = b'{"kind": "began", '
-"""The start of the first line of a session."""
+CUTS = (b'{"kind": "began", ', b'{"kind": "irregular", ')
+"""The starts of lines that may make what is before them void."""
 
 
 def diff(options: Namespace) -> ExitCode:
@@ -125,14 +125,14 @@ class JournalSide:
                 return False
             numbers = range(self._read + 1, self._read + len(lines) + 1)
             self._read += len(lines)
-            starts = [index for index, line in enumerate(lines) if line.startswith(BEGAN)]
+            starts = [index for index, line in enumerate(lines) if line.startswith(CUTS)]
             if starts:  # what follows belongs to another session
                 self.take(lines[: starts[-1] + 1], numbers)
                 lines, numbers = lines[starts[-1] + 1 :], numbers[starts[-1] + 1 :]
             contents = OBSERVED.findall(b"\n".join(lines))
             if len(contents) == len(lines):
                 self.lines, self.contents, self.numbers = lines, contents, numbers
-            elif any(b'"began"' in line for line in lines):  # or one that was written otherwise
+            elif any(b'"began"' in line or b'"irregular"' in line for line in lines):  # or one that was written otherwise
                 self.take(lines, numbers)
             else:
                 is_observed = [OBSERVED.match(line) is not None for line in lines]

@@ -11,13 +11,24 @@ from functools import partial
 from typing import Any
 
 import torch
-from attrs import define, field
+from attrs import asdict, define, field
 
 from hexloop.app.arguments.recorded import changed_defaults, settings_of
 from hexloop.app.run.command import command_of_process
 from hexloop.app.wiring.data import batch_fingerprint, random_fingerprint
 from hexloop.app.wiring.parts import TrainerParts
-from hexloop.domain.events import AnyEvent, EpochBegan, Logged, Paused, SaveFailed, StepEnded, TrainBegan, TrainEnded
+from hexloop.domain.events import (
+    AnyEvent,
+    EpochBegan,
+    IrregularWindow,
+    Logged,
+    Paused,
+    SaveFailed,
+    StepEnded,
+    TrainBegan,
+    TrainEnded,
+    WindowLeftOut,
+)
 from hexloop.domain.run import Run
 from hexloop.ports.collectives import Collectives, Reduction
 from hexloop.ports.journal import Fact, Journal
@@ -67,11 +78,16 @@ class RunJournal:
             Logged: self._logged,
             Paused: self._safely(self._paused),
             SaveFailed: self._safely(self._save_failed),
+            IrregularWindow: self._irregular,
             TrainEnded: self._safely(self._ended),
         }
         if self.each_step:
             # batches that were read ahead in an epoch that was cut short are dropped
-            handlers |= {EpochBegan: lambda event: self._batches.clear(), StepEnded: self._step_ended}
+            handlers |= {
+                EpochBegan: lambda event: self._batches.clear(),
+                StepEnded: self._step_ended,
+                WindowLeftOut: self._window_left_out,
+            }
         return handlers
 
     def close(self) -> None:
@@ -104,6 +120,21 @@ class RunJournal:
         self.journal.note(
             "step", step=event.step, batches=batches, learning_rate=self._run.state.learning_rate, random=self.random()
         )
+
+    def _window_left_out(self, event: WindowLeftOut) -> None:
+        """Drop the fingerprints of batches that were not trained on."""
+        for _ in range(min(event.micro_batches, len(self._batches))):
+            self._batches.popleft()
+
+    def _irregular(self, event: IrregularWindow) -> None:
+        if event.back_to is not None:  # the steps since the last log are void
+            self._losses.clear()
+        self._safely(self._note_irregular)(event)
+
+    def _note_irregular(self, event: IrregularWindow) -> None:
+        facts = {name: value for name, value in asdict(event).items() if name not in ("first", "position", "kind")}
+        indices = None if event.indices is None else list(event.indices)
+        self.journal.note("irregular", what=event.kind, first_sample=event.position, **{**facts, "indices": indices})
 
     def _logged(self, event: Logged) -> None:
         """Sum the losses of all processes in the steps since the last log, and record them."""

@@ -17,6 +17,7 @@ from hexloop.app.run import checks, messages
 from hexloop.app.run.checkpoints import RunCheckpoints, callbacks_state, mark_finished, refuse_unwritable, restore
 from hexloop.app.run.compatibility import same_global_batch
 from hexloop.app.run.determinism import GlobalState, flags_for, take_global_state
+from hexloop.app.run.guarding import guard_messages, make_guard
 from hexloop.app.run.journal import RunJournal, journal_for, totals_over_ranks
 from hexloop.app.run.memory_metrics import MemoryStages
 from hexloop.app.run.publishing import publishing_events
@@ -203,6 +204,7 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         learner.window.batches_left = partial(_batches_left, run)
         checkpoints = RunCheckpoints(parts, run, prepared.asked_accumulation, host.parts, counters.settle)
         run.checkpoints = checkpoints
+        run.guard = make_guard(parts, run, prepared.loader, counters.settle)
         run.agreement = make_agreement(parts.requests, parts.adapters.collectives, lambda: checkpoints.writing)
         after_step.first(checkpoints.prepare)  # allocates the snapshots once the optimizer has its state
         parts.control.should_training_stop = False  # an earlier run left it on
@@ -227,6 +229,7 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
             prepared.journal.follow(run),
             outcome,
             messages.end_messages(parts, run),
+            guard_messages(parts.args),
             follow_commands,
             *followers,
             *prepared.observers,

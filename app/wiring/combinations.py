@@ -109,6 +109,15 @@ REFUSALS = (
         "leave one of them out",
     ),
     Refusal(
+        lambda setting: (
+            (setting.parallelism.owns_update or setting.parallelism.sharded)
+            and not {"skip", "rollback"}.isdisjoint((setting.args.on_nonfinite, setting.args.on_spike))
+        ),
+        "on_nonfinite or on_spike 'skip' or 'rollback' with the parallelism {parallelism.name}",
+        "a run cannot return to an earlier state there",
+        "choose 'stop', and resume from the last checkpoint, or 'warn'",
+    ),
+    Refusal(
         lambda setting: setting.parallelism.owns_update and setting.args.auto_find_batch_size,
         "auto_find_batch_size=True with {parallelism.name}",
         "its engine is built for one batch size",

@@ -13,7 +13,7 @@ from attrs import define, frozen
 
 from hexloop.adapters.batches.torch.structure import shallow_copy
 from hexloop.adapters.evaluator.torch.evaluator import Modes
-from hexloop.adapters.losses.torch import RunningLoss, TorchLosses
+from hexloop.adapters.losses.torch import RunningLoss, TorchLosses, TorchWindowValues
 from hexloop.adapters.precision.plain import ForwardAlone
 from hexloop.adapters.trainable.torch.loss import in_full_precision
 from hexloop.adapters.trainable.torch.reproduction import TransformersTrainable
@@ -37,11 +37,12 @@ from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import layout_of
 from hexloop.domain.errors import ConfigurationError, DataError
 from hexloop.domain.loop import StandardLearner
-from hexloop.domain.ranks import SharedLosses
+from hexloop.domain.ranks import SharedLosses, SharedWindowValues
 from hexloop.domain.run import windows
 from hexloop.ports.learner import Learner
 from hexloop.ports.losses import Losses
 from hexloop.ports.parallelism import OwnUpdate
+from hexloop.ports.window_values import WindowValues
 
 Windows = Callable[[Generator[Any, None, None], int], Generator[list[Any], None, None]]
 
@@ -167,6 +168,12 @@ def make_losses(parts: TrainerParts) -> Losses[Any]:
     if collectives.world_size == 1:
         return _own_losses(parts)
     return SharedLosses(_own_losses(parts), collectives) if parts.args.reproduce is None else _own_losses(parts, True)
+
+
+def make_window_values(parts: TrainerParts) -> WindowValues[Any]:
+    """Return what collects the loss and the gradient norm of each step until they are read."""
+    own, collectives = TorchWindowValues(), parts.adapters.collectives
+    return own if collectives.world_size == 1 else SharedWindowValues(own, collectives)
 
 
 def _own_losses(parts: TrainerParts, averages: bool = False) -> Losses[Any]:

@@ -66,7 +66,7 @@ def contents_for(
     return CheckpointContents(
         exportables(parts, run),
         companion_files,
-        snapshots=_snapshots(parts),
+        snapshots=snapshots(parts),
         setup=setup,
         ranks=_rank_files(parts),
         written={"model"} if parts.args.save_only_model else None,
@@ -74,12 +74,12 @@ def contents_for(
     )
 
 
-def _snapshots(parts: TrainerParts) -> TorchSnapshots:
+def snapshots(parts: TrainerParts) -> TorchSnapshots:
     """Return snapshots whose copies are complete before the optimizer changes what they copy."""
-    snapshots = TorchSnapshots()
+    made = TorchSnapshots()
     if parts.adapters.device.name.startswith("cuda"):
-        parts.optimizer.register_step_pre_hook(lambda *_: snapshots.wait_before_update())
-    return snapshots
+        parts.optimizer.register_step_pre_hook(lambda *_: made.wait_before_update())
+    return made
 
 
 def _rank_files(parts: TrainerParts) -> RankFiles:

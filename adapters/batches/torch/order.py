@@ -110,6 +110,8 @@ class OrderedBatchSampler(Sampler[list[Any]]):
     batch_size: samples of a batch over all ranks, of which this rank reads its `shard`. If the shard is empty, it reads
     the first sample of the batch, which must not be counted.
     keyed_by: the seed of the samples' random streams; then the batches hold KeyedIndex for a KeyedDataset.
+    left_out: by epoch, the position and the number of samples that a run leaves out. The keys of later samples are
+    those that they have in data without them.
     """
 
     has_one_size = True
@@ -128,6 +130,7 @@ class OrderedBatchSampler(Sampler[list[Any]]):
         self.shard = shard
         self._make_order = make_order
         self._keyed_by = keyed_by
+        self.left_out: dict[int, list[tuple[int, int]]] = {}
         self.seek(0, 0)
 
     def seek(self, epoch: int, position: int, empty_batches: int = 0) -> None:
@@ -145,6 +148,11 @@ class OrderedBatchSampler(Sampler[list[Any]]):
     def is_keyed(self) -> bool:
         """Whether the batches hold KeyedIndex."""
         return self._keyed_by is not None
+
+    def indices_at(self, epoch: int, position: int, count: int) -> list[int]:
+        """Return the indices of the samples of all ranks from `position` on, as many as the epoch has."""
+        order = self._make_order(epoch)
+        return order.block(position, min(position + count, len(order)))
 
     @property
     def sampler(self) -> IndexSampler:
@@ -174,7 +182,9 @@ class OrderedBatchSampler(Sampler[list[Any]]):
             mine = self.shard.of(range(offset, min(offset + size, len(block))), size) or range(offset, offset + 1)
             indices: list[Any] = block[mine.start : mine.stop]
             if self._keyed_by is not None:
-                indices = keyed_indices(indices, self._keyed_by, self._epoch, first + mine.start)
+                start = first + mine.start
+                before = sum(samples for position, samples in self.left_out.get(self._epoch, ()) if position < start)
+                indices = keyed_indices(indices, self._keyed_by, self._epoch, start - before)
             batches.append(indices)
         return batches
 

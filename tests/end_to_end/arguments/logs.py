@@ -14,9 +14,11 @@ from torch import Tensor
 from hexloop import PrinterCallback, ProgressCallback
 from hexloop.app.environment import Surroundings
 from hexloop.app.trackers import missing_package
+from hexloop.domain.errors import NotFiniteError
 from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation
 from tests.end_to_end.arguments.bench import Bench, Recording, shows
 from tests.end_to_end.arguments.optimization import Words, sentences
+from tests.end_to_end.small.trainers import weights
 
 
 @shows("logging_strategy")
@@ -53,6 +55,42 @@ def _(bench: Bench) -> None:
     ((_, shown),) = bench.logged("loss", {"model": Undefined()}, logging_nan_inf_filter=False, **given)
     assert math.isfinite(passed_over)
     assert math.isnan(shown)
+
+
+@shows("on_nonfinite")
+def _(bench: Bench) -> None:
+    assert [step for step, _ in bench.logged("nonfinite_steps", {"model": Undefined()}, logging_steps=2)] == [2]
+    with pytest.raises(NotFiniteError, match="At step 2 the loss is nan"):
+        bench.trained({"model": Undefined()}, on_nonfinite="stop")
+    for reaction in ("skip", "rollback"):
+        left_out = bench.trained({"model": Undefined()}, on_nonfinite=reaction, logging_steps=2)
+        assert left_out.state.global_step == 3
+        assert all(bool(tensor.isfinite().all()) for tensor in weights(left_out).values())
+
+
+@shows("nonfinite_limit")
+def _(bench: Bench) -> None:
+    with pytest.raises(NotFiniteError, match="after 0 windows in a row"):
+        bench.trained({"model": Undefined()}, on_nonfinite="skip", nonfinite_limit=0)
+
+
+class Rising(Recording):
+    """Its twentieth loss is a hundred times as large."""
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> object:
+        made = super().forward(x, labels)
+        if self.training and len(self.sizes) == 20:
+            made["loss"] = made["loss"] * 100
+        return made
+
+
+@shows("spike_factor", "on_spike")
+def _(bench: Bench) -> None:
+    given = {"num_train_epochs": 6, "logging_steps": 4}
+    with pytest.raises(NotFiniteError, match=r"At step 20 the loss is .*, against a median of"):
+        bench.trained({"model": Rising()}, spike_factor=20.0, on_spike="stop", **given)
+    assert bench.trained({"model": Rising()}, spike_factor=20.0, on_spike="skip", **given).state.global_step == 23
+    assert bench.trained({"model": Rising()}, spike_factor=2000.0, on_spike="skip", **given).state.global_step == 24
 
 
 @shows("include_num_input_tokens_seen")
