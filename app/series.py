@@ -70,6 +70,11 @@ class Series:
         self.values += later.values
         self.gaps += later.gaps
 
+    @property
+    def ends_in_gap(self) -> bool:
+        """Whether the value that was added last is not finite."""
+        return bool(self.gaps) and (not self.steps or self.gaps[-1] > self.steps[-1])
+
     def __len__(self) -> int:
         return len(self.steps)
 

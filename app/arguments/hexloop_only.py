@@ -110,8 +110,8 @@ class GuardArguments(ArgumentGroup):
     on_nonfinite: str = argument(
         default="warn",
         check=one_of(*REACTIONS),
-        help="what to do if a loss or gradient norm is not finite: warn, stop, skip (continue as if the data lacked that "
-        "step's samples), rollback (the same, from the state of the last save)",
+        help="what to do if a loss or gradient norm is not finite: warn, stop, skip (continue as if the data lacked "
+        "that step's samples), rollback (the same, from the state of the last save)",
     )
     spike_factor: float | None = argument(
         default=None,

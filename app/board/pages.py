@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -82,10 +83,16 @@ def _row(number: int, run: RunListing, now: float) -> tuple[str, ...]:
         tag("a", name, href=f"runs?{address_of([run.folder])}", id=f"open-{number}"),
         run.problem or state_of(history, total, now),
         f"{history.last_step:,}{of_total}",
-        NOT_KNOWN if run.last_loss is None else f"{run.last_loss:.5g}",
+        _loss_text(run.last_loss),
         NOT_KNOWN if history.seen is None else f"{format_age(max(now - history.seen, 0.0))} ago",
         box,
     )
+
+
+def _loss_text(loss: float | None) -> str:
+    if loss is None:
+        return NOT_KNOWN
+    return f"{loss:.5g}" if math.isfinite(loss) else "not finite"
 
 
 def _live() -> Markup:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from attrs import define, field
 
+from hexloop.app.report.irregular import irregular_step
 from hexloop.app.series import MOST_STEPS, Block, Series
 from hexloop.domain.checkpoints.manifest import step_of
 
@@ -119,7 +120,7 @@ class RunHistory:
     defaults: of the settings that differ from them; None if the journal does not have them.
 
     series: the curves by name. times: at which time, in seconds since the epoch, a step was logged. commands: of the
-    board. paused_at: the step at which the run is paused now.
+    board. irregular: steps whose loss was not usable. paused_at: the step at which the run is paused now.
     """
 
     name: str
@@ -131,6 +132,7 @@ class RunHistory:
     series: dict[str, Series] = field(factory=dict)
     times: Series = field(factory=Series)
     commands: Bounded = field(factory=Bounded)
+    irregular: Bounded = field(factory=Bounded)
     last_step: int = 0
     paused_at: int | None = None
     total_steps: int | None = None
@@ -166,6 +168,11 @@ class RunHistory:
             self.paused_at = self.last_step
         elif kind == "command":
             self._command(note, time)
+        elif kind == "irregular" and (found := irregular_step(note)) is not None:
+            self.irregular.append(found)
+            if found.back_to is not None:  # what was reported after that step is void
+                session.last = self.last_step = min(found.back_to, self.last_step)
+                self._forget_after(found.back_to)
         elif kind == "ended":
             _end(session, note)
 
@@ -215,8 +222,7 @@ class RunHistory:
     def _begin(self, note: Mapping[str, Any], step: int, time: float | None) -> None:
         """Start a session. What an earlier one reported after its step is void."""
         self.paused_at = None
-        for each in self.series.values():
-            each.forget_after(step)
+        self._forget_after(step)
         repeated = max(self.last_step - step, 0) if self.sessions.entries else 0
         self.sessions.append(Session(time, step, step, time, repeated=repeated))
         self.last_step = step
@@ -227,6 +233,10 @@ class RunHistory:
         command = note.get("command")
         self.command = command[:LONGEST_TEXT] if isinstance(command, str) else self.command
         self.total_steps = step_in(note.get("total_steps")) or self.total_steps
+
+    def _forget_after(self, step: int) -> None:
+        for each in self.series.values():
+            each.forget_after(step)
 
     def _session(self, time: float | None) -> Session:
         if not self.sessions.entries:  # the start of the journal is missing

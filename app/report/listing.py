@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,8 +37,10 @@ class RunListing:
 
     @property
     def last_loss(self) -> float | None:
-        """The loss that was logged last, if it is at the end of the file."""
+        """The loss that was logged last, if it is at the end of the file; NaN if it is not finite."""
         series = self.history.series.get("loss")
+        if series is not None and series.ends_in_gap:
+            return math.nan
         return series.values[-1] if series is not None and len(series) else None
 
 

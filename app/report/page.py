@@ -11,6 +11,7 @@ from attrs import field, frozen
 
 from hexloop import __version__
 from hexloop.app.report.charts import COLOURS, GROUPS, MOST_CHARTS, Chart, chart_data, chart_part, charts_of
+from hexloop.app.report.irregular import irregular_part
 from hexloop.app.report.markup import Markup, clean, data_block, inline, joined, tag, text_lines
 from hexloop.app.report.parts import (
     arguments_part,
@@ -134,10 +135,12 @@ def _sections(
     remarks = [f"{record.label}: {remark}" for record in records for remark in record.remarks]
     if len(remarks) > MOST_REMARKS:
         remarks = [*remarks[:MOST_REMARKS], f"And {len(remarks) - MOST_REMARKS:,} more."]
+    irregular = [(each.label, each.history.irregular.entries, each.history.irregular.dropped) for each in records]
     return [
         Section("runs", "Runs" if len(records) > 1 else "The run", overview_part(records, now)),
         Section("curves", "Curves", _curves(records, charts, all_charts)),
         Section("search", "Arguments and results", search_part(search, [record.label for record in records])),
+        Section("irregular", "Losses that were not usable", irregular_part(irregular)),
         Section("timeline", "Time line", timeline_part(records, now)),
         Section("checkpoints", "Checkpoints", checkpoints_part(records, now)),
         Section("saves", "What saving cost", saves_part(records)),

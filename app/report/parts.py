@@ -78,8 +78,12 @@ def _facts(record: RunRecord, now: float) -> dict[str, str]:
 
 
 def _last(history: RunHistory, name: str) -> str:
-    summary = history.series[name].summary() if name in history.series else None
-    return NOT_KNOWN if summary is None else f"{summary.last[1]:.5g} at step {summary.last[0]:,}"
+    series = history.series.get(name)
+    summary = None if series is None else series.summary()
+    finite = NOT_KNOWN if summary is None else f"{summary.last[1]:.5g} at step {summary.last[0]:,}"
+    if series is None or not series.ends_in_gap:
+        return finite
+    return f"not finite at step {series.gaps[-1]:,}" + (f"; before, {finite}" if summary is not None else "")
 
 
 def _best(record: RunRecord) -> str:

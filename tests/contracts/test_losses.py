@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hexloop.adapters.losses import PlainLosses
+from hexloop.adapters.losses import PlainLosses, PlainWindowValues
 from hexloop.adapters.trainable.least_squares import Scalar, detached
-from hexloop.app.testing.contracts.learning import LossesContract
+from hexloop.app.testing.contracts.learning import LossesContract, WindowValuesContract
 
 
 class TestPlainLosses(LossesContract[float]):
@@ -21,3 +21,11 @@ class TestPlainLossesOfScalars(LossesContract[Scalar]):
 
     def loss(self, value: float) -> Scalar:
         return detached(Scalar(value, (), lambda derivatives: None))
+
+
+class TestPlainWindowValues(WindowValuesContract[float]):
+    def make(self) -> PlainWindowValues:
+        return PlainWindowValues()
+
+    def loss(self, value: float) -> float:
+        return value

@@ -22,7 +22,7 @@ from hexloop.adapters.collectives import SingleProcessCollectives
 from hexloop.adapters.device.torch import CpuDevice
 from hexloop.adapters.engines.single.engine import SingleProcess
 from hexloop.adapters.evaluator.torch.evaluator import PredictionStep, TorchEvaluator
-from hexloop.adapters.losses.torch import RunningLoss, TorchLosses
+from hexloop.adapters.losses.torch import RunningLoss, TorchLosses, TorchWindowValues
 from hexloop.adapters.precision.autocast import Bf16Precision, Fp16Precision
 from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.adapters.scheduler.torch import GreedyLR, TorchScheduler
@@ -32,7 +32,13 @@ from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
 from hexloop.adapters.trainable.torch.trainable import ModelLoss, TorchTrainable
 from hexloop.app.testing.contracts.data import BatchesContract, EvaluatorContract
 from hexloop.app.testing.contracts.devices import DeviceContract, PrecisionContract
-from hexloop.app.testing.contracts.learning import LearnerContract, LossesContract, SchedulerContract, TrainableContract
+from hexloop.app.testing.contracts.learning import (
+    LearnerContract,
+    LossesContract,
+    SchedulerContract,
+    TrainableContract,
+    WindowValuesContract,
+)
 from hexloop.app.testing.contracts.processes import ParallelismContract
 from hexloop.app.testing.contracts.state import ExportableContract, Kept
 from hexloop.domain.evaluation import BestMetric
@@ -436,3 +442,24 @@ class TestGreedyOfARun(TestPlateauOfARun):
 class TestGreedyWithoutTransformers(TestPlateauOfARun):
     def scheduler_for(self, optimizer: torch.optim.Optimizer) -> Any:
         return GreedyLR(optimizer, **GREEDY)
+
+
+class TestTorchWindowValues(WindowValuesContract[Tensor]):
+    def make(self) -> TorchWindowValues:
+        return TorchWindowValues()
+
+    def loss(self, value: float) -> Tensor:
+        return torch.tensor(value)
+
+    def norm(self, value: float) -> Tensor:
+        return torch.tensor(value, dtype=torch.bfloat16 if value < 256 else torch.float32)
+
+
+class TestTorchWindowValuesOfMixedNumbers(TestTorchWindowValues):
+    """Losses of several shapes and types, and norms as DeepSpeed returns them."""
+
+    def loss(self, value: float) -> Tensor:
+        return torch.full((1,), value, dtype=torch.float64) if value % 2 == 0 else torch.tensor(value)
+
+    def norm(self, value: float) -> Any:
+        return value

@@ -71,7 +71,9 @@ def test_planted_windows_leave_no_trace(processes: int, reaction: str, tmp_path:
     whole = run(with_them, fresh(tmp_path / "whole"))
     assert logs(whole) == logs(lacking)
     assert distance(whole.weights, lacking.weights) == 0.0
-    resumed = run(with_them.of(processes, resume=str(tmp_path / "whole" / "checkpoint-18")), fresh(tmp_path / "resumed"))
+    resumed = run(
+        with_them.of(processes, resume=str(tmp_path / "whole" / "checkpoint-18")), fresh(tmp_path / "resumed")
+    )
     assert logs(resumed)[:-1] == logs(lacking)[:-1]
     assert distance(resumed.weights, lacking.weights) == 0.0
     (journal,) = (tmp_path / "whole").rglob("journal.jsonl")

@@ -17,6 +17,7 @@ from hexloop.app.command_line.checkpoints import (
     open_folder,
     refuse_missing,
 )
+from hexloop.app.command_line.checkpoints.finiteness import finding_of
 from hexloop.app.printing import print_document, print_lines
 from hexloop.app.wiring.checkpoint_files import CheckpointFiles
 from hexloop.app.wiring.signing import read_key
@@ -27,6 +28,7 @@ from hexloop.domain.checkpoints.survey import CheckpointFolder, FolderStatus, ex
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import finite_json
 from hexloop.ports.signatures import Signatures
+from hexloop.ports.storage import Storage
 
 COLUMNS = ("name", "step", "age", "size", "metric", "run", "state", "")
 RIGHT_ALIGNED = (1, 2, 3)
@@ -55,26 +57,32 @@ def verify(options: Namespace) -> ExitCode:
     """Verify checkpoints and print the result of each. Return FAILED if one is bad or none, or none is good.
 
     A folder that a run is writing to may have unfinished ones, and those that were set aside: they are not counted as
-    bad unless they are named.
+    bad unless they are named. Weights that are not finite are a finding: the checkpoint is good, as it holds what was
+    saved.
     """
     refuse_missing(options.paths)
     signatures = read_key(options.key, "--key")
-    bad, count_of_good, documents = 0, 0, []
+    bad, count_of_good, findings, documents = 0, 0, 0, []
     for given in options.paths:
-        for location, found, named in _examined(given, signatures):
+        for location, found, named, storage in _examined(given, signatures):
             good = found.status is FolderStatus.GOOD
             count_of_good += good
             bad += found.status in (FolderStatus.BAD, FolderStatus.NO_CHECKPOINT) or (named and not good)
-            documents.append({"checkpoint": location, "good": good, "reason": found.reason})
+            finding = finding_of(storage, found.name) if good else ""
+            findings += bool(finding)
+            documents.append({"checkpoint": location, "good": good, "reason": found.reason, "finding": finding})
             if not options.json:
-                print_lines(f"{location}: {found.status.value}", *[f"  {found.reason}"] * (not good))
+                remark = finding or found.reason
+                print_lines(f"{location}: {found.status.value}", *[f"  {remark}"] * (not good or bool(finding)))
     all_of = len(documents)
     if options.json:
-        print_document({"checkpoints": documents, "bad": bad})
+        print_document({"checkpoints": documents, "bad": bad, "findings": findings})
     elif count_of_good == all_of:
         print_lines(f"Good: all {all_of}.")
     else:
         print_lines(f"Not good: {all_of - count_of_good} of {all_of}.")
+    if findings and not options.json:
+        print_lines(f"With weights that are not finite: {findings}.")
     return ExitCode.FAILED if bad or not count_of_good else ExitCode.DONE
 
 
@@ -96,21 +104,21 @@ def _table(rows: Sequence[CheckpointRow], now: float) -> Iterator[str]:
             yield f"  {row.found.reason}"
 
 
-def _examined(given: str, signatures: Signatures | None) -> Iterator[tuple[str, CheckpointFolder, bool]]:
-    """Yield the location of each checkpoint, its condition, and whether it was named itself.
+def _examined(given: str, signatures: Signatures | None) -> Iterator[tuple[str, CheckpointFolder, bool, Storage]]:
+    """Yield the location of each checkpoint, its condition, whether it was named itself, and its storage.
 
     Raises CheckpointError for a folder without checkpoints.
     """
     if is_checkpoint(given):
         (location,) = open_checkpoints([given], signatures)
-        yield given, examine(location.storage, location.name), True
+        yield given, examine(location.storage, location.name), True, location.storage
         return
     storage = open_folder(given, signatures)
     steps = sorted(checkpoint_steps(storage))
     if not steps:
         raise CheckpointError(f"You chose {given}, but it contains no checkpoint; name another folder or a checkpoint.")
     for name in map(checkpoint_name, steps):
-        yield joined(given, name), examine(storage, name), False
+        yield joined(given, name), examine(storage, name), False, storage
 
 
 def _document(location: CheckpointLocation, manifest: Manifest, tensors: bool) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from hexloop.ports.learner import Learner
 from hexloop.ports.losses import Losses
 from hexloop.ports.scheduler import Scheduler
 from hexloop.ports.trainable import Trainable
+from hexloop.ports.window_values import WindowValues
 
 Batch = TypeVar("Batch")
 Loss = TypeVar("Loss")
@@ -188,6 +189,47 @@ class TrainableContract(WindowContract[Trainable[Batch, Loss], Batch], Generic[B
         loss = trainable.loss(self.whole(), trainable.count_items([self.whole()]))
 
         assert float(cast(Any, trainable.detached(loss))) == float(cast(Any, loss))
+
+
+class WindowValuesContract(Generic[Loss]):
+    """Contract suite of the WindowValues port."""
+
+    def make(self) -> WindowValues[Loss]:
+        """Return a new, empty adapter under test."""
+        raise NotImplementedError
+
+    def loss(self, value: float) -> Loss:
+        """Return a loss handle with this value, a small integer, NaN or infinity."""
+        raise NotImplementedError
+
+    def norm(self, value: float) -> Any:
+        """Return a gradient norm as the adapter's learner returns it."""
+        return value
+
+    @pytest.mark.parametrize("windows", [0, 1, 63, 64, 65, 200])
+    def test_values_come_back_in_order(self, windows: int) -> None:
+        """Each window has the sum of its shares and its own norm, and is forgotten once it was read."""
+        values = self.make()
+        for number in range(windows):
+            shares = [self.loss(float(number)) for _ in range(1 + number % 3)]
+            values.add(shares, None if number % 5 == 0 else self.norm(float(number)))
+
+        expected = [(float(n * (1 + n % 3)), None if n % 5 == 0 else float(n)) for n in range(windows)]
+        assert list(values.drain()) == expected
+        assert list(values.drain()) == []
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+    def test_a_share_that_is_not_finite_makes_its_window_so(self, value: float) -> None:
+        """And no other window."""
+        values = self.make()
+        values.add([self.loss(1.0), self.loss(2.0)], self.norm(1.0))
+        values.add([self.loss(1.0), self.loss(value)], self.norm(value))
+        values.add([self.loss(3.0)], None)
+
+        first, second, third = values.drain()
+        assert (first, third) == ((3.0, 1.0), (3.0, None))
+        assert second[1] is not None
+        assert [math.isfinite(each) for each in (second[0], second[1])] == [False, False]
 
 
 class LossesContract(Generic[Loss]):

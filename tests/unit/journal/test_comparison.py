@@ -134,3 +134,16 @@ def test_invalid_notes_are_skipped() -> None:
     notes = copy.deepcopy(make_journal())
     assert compared(notes, odd[:-1] + notes + odd[:-1]).first is None
     assert timelines(odd)["None"].last_step == 0
+
+
+def test_what_a_run_gave_up_is_not_compared() -> None:
+    """A run that returned to step 4 and left a window out has the observations of the steps that it then took."""
+    void = make_journal(steps=8)[:-1]
+    for note in void:
+        if note.get("step", 0) > 4 and note["kind"] == "step":
+            note["batches"] = ["void"]
+    returned = {"kind": "irregular", "step": 6, "what": "loss", "reaction": "skip", "back_to": 4}
+    again = make_journal(start=4)[1:]
+    assert compared([*void, returned, *again], make_journal()).first is None
+    assert compared([*void, {**returned, "back_to": None}, *again], make_journal()).first is None
+    assert compared([*void, returned], make_journal()).last == 4

@@ -191,3 +191,27 @@ def test_hostile_notes_of_commands_are_bounded() -> None:
     assert history.commands.dropped == 10
     assert len(history.commands.entries[-1].detail) == 500
     assert history.paused_at == 0
+
+
+def irregular(step: int, reaction: str, back_to: int | None, **facts: Any) -> dict[str, Any]:
+    note = {"kind": "irregular", "step": step, "time": 1.0, "what": "loss", "value": "NaN", "reaction": reaction}
+    return {**note, "epoch": 0, "first_sample": 8, "samples": 4, "indices": [3, 1, 4, 1], "back_to": back_to, **facts}
+
+
+def test_a_step_that_is_left_out_voids_what_followed() -> None:
+    """The table has the step and the samples; the curves continue from the step that the run returned to."""
+    history = taken(
+        began(0, 1.0),
+        logged(2, 1.0, loss=2.0),
+        logged(4, 1.0, loss=3.0),
+        irregular(5, "skip", 2),
+        irregular(6, "warn", None, what="spike", value=12.5, indices=None),
+        irregular(7, "warn", None, value=None, samples="many"),
+        irregular(8, "dance", None),
+        logged(4, 2.0, loss=1.0),
+    )
+    assert points(history, "loss") == [(2, 2.0), (4, 1.0)]
+    first, second = history.irregular.entries
+    assert (first.step, first.what, first.value, first.done, first.back_to) == (5, "the loss", "NaN", "left out", 2)
+    assert first.samples == "8 to 11 of epoch 0 (in the dataset 3, 1, 4, 1)"
+    assert (second.what, second.value, second.samples) == ("a loss spike", "12.5", "8 to 11 of epoch 0")

@@ -61,3 +61,15 @@ def test_a_summary_has_the_ends_and_extremes() -> None:
     for step, value in ((1, 3.0), (2, 9.0), (3, math.nan), (4, -1.0), (5, 2.0)):
         series.add(step, value)
     assert series.summary() == SeriesSummary((1, 3.0), (5, 2.0), (4, -1.0), (2, 9.0), count=4, gaps=1)
+
+
+def test_a_series_whose_last_value_is_not_finite_says_so() -> None:
+    """So that its last finite value is not shown as its last one."""
+    series = Series()
+    assert not series.ends_in_gap
+    series.add(1, math.nan)
+    assert series.ends_in_gap
+    series.add(2, 1.0)
+    assert not series.ends_in_gap
+    series.add(3, math.inf)
+    assert series.ends_in_gap
