@@ -149,7 +149,7 @@ def test_a_window_that_is_left_out_draws_nothing() -> None:
 
     def draws(rows: list[Any], reaction: Reaction) -> list[int]:
         generator.drawn = 0
-        order = lambda _: range(len(rows))  # noqa: E731 - so that rows are read anew in each epoch
+        order = lambda _: range(len(rows))  # noqa: E731 - so that rows are read in each epoch
         batches = InMemoryBatches(Drawing(rows), 2, order)
         small = guarded(rows, Rules(reaction), random=generator, batches=batches, triggers=every(log=2, save=3))
         for event in train(small.run):
