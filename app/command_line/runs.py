@@ -132,7 +132,9 @@ class JournalSide:
             contents = OBSERVED.findall(b"\n".join(lines))
             if len(contents) == len(lines):
                 self.lines, self.contents, self.numbers = lines, contents, numbers
-            elif any(b'"began"' in line or b'"irregular"' in line for line in lines):  # or one that was written otherwise
+            elif any(
+                b'"began"' in line or b'"irregular"' in line for line in lines
+            ):  # or one that was written otherwise
                 self.take(lines, numbers)
             else:
                 is_observed = [OBSERVED.match(line) is not None for line in lines]
