@@ -18,6 +18,9 @@ from hexloop.ports.evaluator import Evaluator
 
 Batch = TypeVar("Batch")
 
+NOT_MEASURED = ("_runtime", "_per_second", "_model_preparation_time", "epoch")
+"""The ends of the names of figures that are no measure of the model."""
+
 ApplyRequests = Callable[[], Iterator[events.AnyEvent]]
 """Applies pending requests to the run in the middle of an evaluation."""
 
@@ -110,9 +113,14 @@ class BestMetric:
         Raises ConfigurationError, which is also a KeyError, with the available metrics if it is missing.
         """
         if self.full_name not in metrics:
+            measured = any(not name.endswith(NOT_MEASURED) for name in metrics)
+            remedy = (
+                f"Choose one of: {', '.join(sorted(metrics))}."
+                if measured
+                else "It measured nothing: its data yielded no batches, or no labels of the names in label_names."
+            )
             problem = (
-                f"metric_for_best_model={self.name!r} was not found: the evaluation has no {self.full_name!r}. "
-                f"Choose one of: {', '.join(sorted(metrics)) or '(none)'}."
+                f"metric_for_best_model={self.name!r} was not found: the evaluation has no {self.full_name!r}. {remedy}"
             )
             raise ConfigurationError(Problem(problem, kind=KeyError))
         return metrics[self.full_name]

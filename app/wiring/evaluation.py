@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import warnings
 from collections.abc import Callable
@@ -40,6 +41,7 @@ from hexloop.app.wiring.data import evaluation_batches
 from hexloop.app.wiring.model import default_label_names, with_past
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import is_sharded, refuse_unprepared
+from hexloop.app.wiring.tensors import tensor_gatherer
 from hexloop.app.wiring.transfer import batch_transfer
 from hexloop.domain.errors import ConfigurationError
 
@@ -319,6 +321,8 @@ def make_evaluator(
         expected_rows=rows or 0,
         folder=_created(args.predictions_folder),
         preparation_seconds=parts.preparation.seconds,
+        label_names=parts.label_names,
+        warn=logging.getLogger("hexloop").warning if args.should_log else lambda _message: None,
     )
     overridden = parts.hooks.prediction_step.overridden
     ranks = SingleRank() if args.world_size == 1 else tensor_gatherer(adapters.device.name, announces=not sharded)
@@ -383,13 +387,6 @@ def _created(folder: str | None) -> str | None:
             f"predictions_folder={folder!r} does not exist and cannot be created ({error}); choose another folder."
         ) from error
     return folder
-
-
-def tensor_gatherer(device: str, announces: bool = True) -> Any:
-    """Return what gathers and sums tensors of all processes. announces: it may report failures to the others."""
-    from hexloop.adapters.collectives.torch.tensors import TensorRanks
-
-    return TensorRanks(device, announces)
 
 
 def refuse_metrics(args: TrainingArguments, compute: Callable[..., Any] | None) -> None:

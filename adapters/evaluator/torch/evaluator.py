@@ -179,6 +179,7 @@ class EvaluationOptions:
     the input that "inputs" refers to. dtype: cast the model to this type first; not allowed during training.
     expected_rows: the number of samples; 0 if unknown. folder: where predictions are kept in mapped files; in memory if
     None. preparation_seconds: the time it took to prepare the model, reported as a metric if not None.
+    label_names: the inputs that are labels, for messages. warn: receives why an evaluation has no result.
     """
 
     prefix: str = "eval"
@@ -195,6 +196,8 @@ class EvaluationOptions:
     expected_rows: int = 0
     folder: str | None = None
     preparation_seconds: float | None = None
+    label_names: Sequence[str] = ()
+    warn: Callable[[str], None] = lambda _message: None
 
     def collector(self) -> Collector:
         """Return a collector of predictions."""
@@ -232,6 +235,8 @@ class TorchEvaluator:
     _inputs: Collector = field(init=False)
     _held: EvalPrediction | None = field(default=None, init=False)
     _batches: int = field(default=0, init=False)
+    _has_measured: bool = field(default=False, init=False)
+    _input_names: list[str] = field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._reset()
@@ -262,6 +267,8 @@ class TorchEvaluator:
 
     def _step(self, batch: Any) -> int:
         options = self.options
+        if self._batches == 0 and isinstance(batch, Mapping):
+            self._input_names = list(map(str, batch))
         rows = 0 if isinstance(batch, Padding) else self.count_rows(batch)
         loss, logits, labels = self.predict(self.model, batch, options.loss_only, ignore_keys=options.ignore_keys)
         if logits is not None:
@@ -285,6 +292,8 @@ class TorchEvaluator:
         """Return the user's metrics and the mean loss over all samples, all with the prefix. Call it once."""
         self.predictions, self.label_ids = self._logits.result(), self._labels.result()
         measured = self._compute_held(last=True) if self.options.by_batch else self._compute()
+        if not self.options.keep and (reason := self._why_nothing()):
+            self.options.warn(reason)
         if not isinstance(measured, dict):
             raise ConfigurationError(
                 f"compute_metrics returned {type(measured).__name__}, but it must return a dictionary from names to "
@@ -299,12 +308,34 @@ class TorchEvaluator:
         prefixed = {name: value for name, value in named.items() if name.startswith(prefix)}
         return prefixed | {f"{prefix}{name}": value for name, value in named.items() if name not in prefixed}
 
+    def _why_nothing(self) -> str:
+        """Return why there is neither a loss nor a metric, or no metric although it was asked for; empty otherwise."""
+        name, asks = f"{self.options.prefix}_loss", self.compute_metrics is not None and not self.options.loss_only
+        if (self._losses or self._has_measured) and (self._has_measured or not asks):
+            return ""
+        lost = " and ".join([f"no {name}"] * (not self._losses) + ["no result of compute_metrics"] * asks)
+        if self._batches == 0:
+            return (
+                f"The evaluation has {lost}: its data yielded no batches. Data that can be read only once, such as a "
+                "generator, are empty at their second evaluation; let __iter__ start over, or pass a data set with "
+                "rows."
+            )
+        absent = [each for each in self.options.label_names if each not in self._input_names]
+        if self._input_names and (absent or not self.options.label_names):
+            wanted = ", ".join(absent) or "labels"
+            return (
+                f"The evaluation has {lost}: the batches lack {wanted}, and have {', '.join(self._input_names)}. "
+                "Rename the column of the labels, or set label_names to the names that they have."
+            )
+        return f"The evaluation has {lost}: the prediction step returned no loss, or no predictions and labels."
+
     def end(self) -> None:
         """Put every module back in the mode that it was in, unless the caller does that."""
         self._own_modes.restore()
 
     def _reset(self) -> None:
         self.samples = self._batches = 0
+        self._has_measured, self._input_names = False, []
         self.predictions = self.label_ids = self._held = None
         self._losses = BatchLosses()
         self._logits, self._labels, self._inputs = (self.options.collector() for _ in range(3))
@@ -339,6 +370,7 @@ class TorchEvaluator:
 
     def _compute_held(self, last: bool) -> object:
         held, self._held = self._held, None
+        self._has_measured |= held is not None
         return {} if held is None or self.compute_metrics is None else self.compute_metrics(held, compute_result=last)
 
     def _compute(self) -> object:
@@ -348,6 +380,7 @@ class TorchEvaluator:
         if "loss" in self.options.include and self._losses:
             losses = self._losses.by_row() if self.options.concatenate else self._losses.in_batches()
         found = EvalPrediction(self.predictions, self.label_ids, self._inputs.result(), losses)
+        self._has_measured = True
         return self.compute_metrics(found)
 
 

@@ -91,7 +91,9 @@ class JoinedCollector:
     """Collects arrays of shape (samples, ...), in the same structure of tuples, lists and mappings as the first batch.
 
     Values other than tensors, arrays and numbers are collected in a list: one entry per batch, or one per row if the
-    batch has a list of such values. store: where the arrays are stored. expected: the number of samples; 0 if unknown.
+    batch has a list of such values. What has no meaning when joined position by position, such as a list with a
+    dictionary for each row, is collected in a list with an entry per batch.
+    store: where the arrays are stored. expected: the number of samples; 0 if unknown.
     waits: tensors stay on their device until `to_host` is called, however many there are.
     """
 
@@ -118,6 +120,8 @@ class JoinedCollector:
         if isinstance(value, Tensor | NUMBERS):
             rows = len(value) if isinstance(value, Tensor | np.ndarray) and value.ndim else 1
             return _Tensors(RowBuffer(self._store, self._expected if rows == samples else 0), self._waits)
+        if isinstance(value, tuple | list) and _is_list_of_rows(value, samples):
+            return _Batches()
         if isinstance(value, Mapping) or (isinstance(value, tuple | list) and not _is_row_of_objects(value)):
             parts = value.items() if isinstance(value, Mapping) else enumerate(value)
             return _Nested({name: self._parts_for(each, samples) for name, each in parts}, value)
@@ -223,6 +227,22 @@ class _Objects:
         return None if all(each is None for each in self._found) else self._found
 
 
+class _Batches:
+    """Values that are kept batch by batch, as arrays."""
+
+    def __init__(self) -> None:
+        self._found: list[Any] = []
+
+    def add(self, batch: Any, samples: int) -> None:
+        self._found.append(map_tensors(to_array, batch))
+
+    def to_host(self) -> None:
+        pass
+
+    def result(self) -> Any:
+        return self._found
+
+
 def map_tensors(change: Callable[[Tensor], Any], values: Any) -> Any:
     """Return the values, in the same structure, with `change` applied to each tensor."""
     if isinstance(values, Tensor):
@@ -250,6 +270,17 @@ def _is_row_of_objects(values: Any) -> bool:
     return len(values) > 0 and not any(
         isinstance(each, Tensor | np.ndarray | Mapping | tuple | list) for each in values
     )
+
+
+def _is_list_of_rows(values: list[Any] | tuple[Any, ...], samples: int) -> bool:
+    """Return whether a sequence has an entry for each row: mappings, or tensors that do not have the batch's rows.
+
+    The positions of other sequences have a meaning, such as the layers of a model.
+    """
+    if values and all(isinstance(each, Mapping) for each in values):
+        return True
+    of_tensors = isinstance(values, list) and all(isinstance(each, Tensor | np.ndarray) for each in values)
+    return of_tensors and len(values) == samples and any(each.shape[:1] != (samples,) for each in values)
 
 
 def sequence_like(like: Any, values: list[Any]) -> Any:

@@ -164,3 +164,28 @@ def test_separate_batches_are_moved_on_request() -> None:
             apart.to_host()
 
     assert_equal(apart.result(), [{"a": np.full(2, 1.0, "f")}, {"a": np.full(2, 2.0, "f")}])
+
+
+def boxes(*counts: int) -> list[dict[str, Tensor]]:
+    """Return a dictionary for each row, with a number of boxes of its own."""
+    return [{"boxes": torch.full((count, 4), float(count))} for count in counts]
+
+
+def test_what_cannot_be_joined_by_meaning_is_kept_by_batch() -> None:
+    """A dictionary or a tensor of its own size for each row: the rows of one batch never mix with those of another."""
+    kept = joined((torch.ones(2), boxes(1, 3)), (torch.zeros(2), boxes(2, 5)))
+    assert kept[0].tolist() == [1.0, 1.0, 0.0, 0.0]
+    assert [[len(row["boxes"]) for row in batch] for batch in kept[1]] == [[1, 3], [2, 5]]
+    assert isinstance(kept[1][0][0]["boxes"], np.ndarray)
+
+    ragged = joined([torch.ones(1), torch.ones(3)], [torch.ones(4), torch.ones(2)])
+    assert [[len(row) for row in batch] for batch in ragged] == [[1, 3], [4, 2]]
+    last = joined({"labels": boxes(1, 3)}, {"labels": boxes(2)})
+    assert [len(batch) for batch in last["labels"]] == [2, 1]
+
+
+def test_the_layers_of_a_model_are_joined() -> None:
+    """The positions of a sequence whose tensors have the rows of the batch have a meaning."""
+    layers = [torch.ones(2, 3), torch.zeros(2, 5)]
+    assert [each.shape for each in joined(layers, layers)] == [(4, 3), (4, 5)]
+    assert [each.shape for each in joined(tuple(layers), tuple(layers))] == [(4, 3), (4, 5)]

@@ -156,8 +156,9 @@ def test_an_unknown_metric_is_refused() -> None:
     """The error names the requested metric and the available ones."""
     with pytest.raises(ConfigurationError, match=r"'f1'.*no 'eval_f1'. Choose one of: eval_loss, eval_runtime"):
         BestMetric("f1").value({"eval_runtime": 1, "eval_loss": 2})
-    with pytest.raises(ConfigurationError, match=r"Choose one of: \(none\)"):
-        BestMetric("eval_f1").value({})
+    for nothing in ({}, {"eval_runtime": 1.0, "eval_steps_per_second": 2.0, "epoch": 1.0}):
+        with pytest.raises(ConfigurationError, match=r"no 'eval_f1'. It measured nothing: its data yielded no batches"):
+            BestMetric("eval_f1").value(nothing)
 
 
 def test_speed_is_rounded_as_in_transformers() -> None:
