@@ -8,7 +8,7 @@ from inspect import Parameter, signature
 from typing import Any
 
 from hexloop.adapters.batches.torch.structure import Transfer, row_count, transfer_to
-from hexloop.adapters.trainable.torch.forward import named_by_position
+from hexloop.adapters.trainable.torch.forward import forward_parameters, named_by_position
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.errors import DataError, InputsError
 from hexloop.domain.wording import did_you_mean, enumeration
@@ -43,14 +43,18 @@ def batch_transfer(parts: TrainerParts, takes_any: bool) -> Transfer:
 
 def check_first_batch(parts: TrainerParts, batch: Any) -> None:
     """Raise DataError if a batch is not a mapping of stacked samples, and InputsError if forward does not take it."""
+    if batch is None:
+        raise DataError("The data_collator returned None instead of a batch; let it return a dictionary of tensors.")
     if not isinstance(batch, Mapping):
         raise DataError(
             f"The data_collator returned a value of type {type(batch).__name__}, but the model is called with "
             "keyword arguments; let it return a dictionary of tensors whose first dimension is the batch."
         )
+    if not batch:
+        raise DataError(_why_empty(parts))
     if row_count(batch) == 0:
         raise DataError(
-            f"The data_collator returned {', '.join(map(str, batch)) or 'nothing'} without a batch dimension; "
+            f"The data_collator returned {', '.join(map(str, batch))} without a batch dimension; "
             "let it stack its samples into tensors whose first dimension is the batch."
         )
     parameters = _certain_parameters(parts)
@@ -83,8 +87,15 @@ def _check_names(parts: TrainerParts, parameters: Mapping[str, Parameter], names
         for name, each in parameters.items()
         if each.kind in BY_NAME and each.default is Parameter.empty and name not in names
     ]
+    left_out = [name for name in _columns(parts.train_dataset) if name not in names]
+    texts = _texts(parts.train_dataset, left_out)
+    only_labels = set(names) <= {*parts.label_names, "labels"} and parts.main_input_name in takes
+    if texts and (set(missing) & set(texts) or (only_labels and not missing)):
+        raise InputsError(
+            f"The batch has only {enumeration(names)}: the data's {_columns_text(texts)} left out, because {forward} "
+            f"takes {enumeration(takes)} as tensors, and texts cannot be stacked. {TOKENIZE}"
+        )
     if missing:
-        left_out = [name for name in _columns(parts.train_dataset) if name not in names]
         similar = did_you_mean(missing[0], left_out, "")
         told = (
             f" The data's {_columns_text(left_out)} not among them, because forward takes no such argument."
@@ -103,6 +114,41 @@ def _check_names(parts: TrainerParts, parameters: Mapping[str, Parameter], names
             f"{enumeration(takes) if takes else 'none'}. Rename the column, let data_collator leave it out, or set "
             "remove_unused_columns=True."
         )
+
+
+TOKENIZE = (
+    "Tokenize the texts first, such as with dataset.map(lambda rows: tokenizer(rows[...], truncation=True), "
+    "batched=True), or pass a data_collator that does."
+)
+"""The step that is missing if data are texts."""
+
+
+def _why_empty(parts: TrainerParts) -> str:
+    """Return why a batch has no columns."""
+    found, takes = _columns(parts.train_dataset), list(forward_parameters(parts.unwrapped_model))
+    forward = f"the forward of {type(parts.unwrapped_model).__name__} takes {enumeration(takes) if takes else 'none'}"
+    texts = _texts(parts.train_dataset, found)
+    if (
+        found
+        and not set(found) & {*takes, *parts.label_names, "label", "label_ids"}
+        and parts.args.remove_unused_columns
+    ):
+        step = TOKENIZE if texts else "Rename the columns of the data, or set remove_unused_columns=False."
+        return f"None of the data's columns reaches the model: they are {enumeration(found)}, and {forward}. {step}"
+    if found and len(texts) == len(found):
+        return f"The batch is empty: the data's {_columns_text(texts)} texts, and {forward}, as tensors. {TOKENIZE}"
+    return (
+        "The data_collator returned an empty batch; let it return a dictionary of tensors whose first dimension is the "
+        f"batch: {forward}."
+    )
+
+
+def _texts(dataset: Any, names: Sequence[str]) -> list[str]:
+    """Return which columns of a data set hold texts in its first sample; none if that cannot be found out."""
+    with suppress(Exception):  # a data set of the user, on the way to an error message
+        first = dataset[0]
+        return [name for name in names if isinstance(first[name], str)]
+    return []
 
 
 def _columns_text(names: Sequence[str]) -> str:

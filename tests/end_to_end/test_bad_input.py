@@ -297,7 +297,35 @@ FIRST_BATCHES: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
         lambda: {"data_collator": lambda rows: {"x": torch.tensor(1.0)}},
         "batch dimension",
     ),
-    "an empty batch": (lambda: {"data_collator": lambda rows: {}}, "data_collator"),
+    "an empty batch": (lambda: {"data_collator": lambda rows: {}}, "data_collator returned an empty batch"),
+    "no batch": (lambda: {"data_collator": lambda rows: None}, "data_collator returned None"),
+    "samples that are texts": (
+        lambda: {"train_dataset": ["a", "b"] * 4},
+        r"Sample 0 of the batch is a value of type str, but .*\. Tokenize the texts, or pass a data_collator",
+    ),
+    "samples that are numbers": (lambda: {"train_dataset": [1, 2] * 4}, r"of type int, .* Name the value, as in"),
+    "missing samples": (
+        lambda: {"train_dataset": [*rows(1), None, *rows(2)]},
+        r"Sample 1 of the batch is None, .* Leave out missing samples",
+    ),
+    "columns that the model does not take": (
+        lambda: {"train_dataset": [{"pixels": [0.0], "mask": [1.0]}] * 8},
+        r"None of the data's columns reaches the model: they are pixels and mask, and the forward of Net takes x and "
+        r"labels\. Rename the columns",
+    ),
+    "texts that are not tokenized": (
+        lambda: {"train_dataset": [{"x": "a", "labels": [0.0]}] * 8},
+        r"The batch has only labels: the data's column x is left out, because the forward of Net takes x and labels as "
+        r"tensors, and texts cannot be stacked\. Tokenize the texts first",
+    ),
+    "texts in a column of another name": (
+        lambda: {"train_dataset": [{"text": "a"}] * 8},
+        r"None of the data's columns reaches the model: they are text, and .* Tokenize the texts first",
+    ),
+    "texts alone": (
+        lambda: {"train_dataset": [{"x": "a"}] * 8},
+        r"The batch is empty: the data's column x is texts, and the forward of Net takes x and labels, as tensors\.",
+    ),
     "a model without a loss": (lambda: {"model": net(kind=Lossless)}, "returned no loss"),
     "data without labels": (
         lambda: {"train_dataset": [{"x": row["x"]} for row in rows(8)]},

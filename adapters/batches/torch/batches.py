@@ -196,7 +196,7 @@ class LoaderFactory:
         """Return the dataset and the collate function without the columns that the model does not take."""
         if self.columns is None:
             return dataset, self.collate
-        if hasattr(dataset, "remove_columns") and getattr(dataset, "column_names", None):
+        if has_own_columns(dataset):
             return without_unused_columns(dataset, self.columns), self.collate
         return dataset, partial(collate_columns, self.collate, self.columns)
 
@@ -211,6 +211,16 @@ class LoaderFactory:
             f"train_sampling_strategy={self.sampling!r} needs the length of each sample, but a sample has neither "
             f"the column {self.length_column!r} nor {self.main_input!r}; add one, or set length_column_name."
         )
+
+
+def has_own_columns(dataset: Any) -> bool:
+    """Return whether the columns of a dataset of `datasets` are those of its samples: it has no transform.
+
+    A transform (`with_transform`) reads the stored columns and returns others.
+    """
+    transformed = getattr(dataset, "format", None)
+    is_transformed = isinstance(transformed, Mapping) and transformed.get("type") == "custom"
+    return hasattr(dataset, "remove_columns") and bool(getattr(dataset, "column_names", None)) and not is_transformed
 
 
 def without_unused_columns(dataset: Any, columns: frozenset[str]) -> Any:

@@ -34,6 +34,7 @@ def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -
     if return_tensors == "pt" and isinstance(features[0], tuple | list | Tensor | np.ndarray):
         return _stacked(list(features), default_collate, f"samples of type {type(features[0]).__name__}")
     stack, stack_labels = _STACKS[return_tensors]
+    _refuse_without_columns(features)
     rows = [row if isinstance(row, Mapping) else vars(row) for row in features]
     batch: dict[str, Any] = {}
     label_name = next((name for name in LABELS if rows[0].get(name) is not None), None)
@@ -44,6 +45,20 @@ def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -
         if name not in LABELS and value is not None and not isinstance(value, str):
             batch[name] = _column(rows, name, stack)
     return batch
+
+
+def _refuse_without_columns(features: Sequence[Any]) -> None:
+    """Raise DataError for samples that are texts, numbers or None."""
+    for number, row in enumerate(features):
+        if row is None or isinstance(row, str | bytes | int | float | complex | np.generic):
+            found = "None" if row is None else f"a value of type {type(row).__name__}"
+            step = "Leave out missing samples" if row is None else "Name the value, as in {'x': value}"
+            raise DataError(
+                f"Sample {number} of the batch is {found}, but a sample must be a dictionary from the names of the "
+                "model's arguments to values, or a tuple of tensors. "
+                f"{'Tokenize the texts' if isinstance(row, str) else step}, or pass a data_collator that makes a batch "
+                "from such samples."
+            )
 
 
 def _column(rows: Sequence[Mapping[str, Any]], name: str, stack: Callable[[list[Any]], Any]) -> Any:
@@ -157,6 +172,7 @@ class DataCollatorWithPadding:
 
         Raises DataError for a column that the tokenizer does not pad and whose rows have different lengths.
         """
+        _refuse_without_columns(features)
         try:
             batch = self.tokenizer.pad(
                 features,

@@ -20,7 +20,7 @@ from attrs import frozen
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from hexloop.adapters.batches.torch.balanced import rebalances
-from hexloop.adapters.batches.torch.batches import length_of, without_unused_columns
+from hexloop.adapters.batches.torch.batches import has_own_columns, length_of, without_unused_columns
 from hexloop.adapters.batches.torch.collate import Collate, collate_columns
 from hexloop.adapters.batches.torch.loader import ShieldedIterator
 from hexloop.domain.errors import ConfigurationError
@@ -202,7 +202,7 @@ class ReproducingFactory:
         """Return the dataset and the collate function without the columns that the model does not take."""
         if self.columns is None:
             return dataset, self.collate
-        if _is_table(dataset):
+        if _is_table(dataset) and has_own_columns(dataset):
             return without_unused_columns(dataset, self.columns), self.collate
         return dataset, partial(collate_columns, self.collate, self.columns)
 

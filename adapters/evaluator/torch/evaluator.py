@@ -20,9 +20,9 @@ from hexloop.adapters.evaluator.torch.predictions import (
     EvalPrediction,
     JoinedCollector,
     map_tensors,
-    to_array,
+    plain,
 )
-from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.errors import ConfigurationError, DataError
 from hexloop.ports.batches import Padding
 
 Predict = Callable[..., tuple[Tensor | None, Any, Any]]
@@ -267,8 +267,13 @@ class TorchEvaluator:
 
     def _step(self, batch: Any) -> int:
         options = self.options
-        if self._batches == 0 and isinstance(batch, Mapping):
-            self._input_names = list(map(str, batch))
+        if self._batches == 0:
+            if batch is None or (isinstance(batch, Mapping) and not batch):
+                raise DataError(
+                    f"The data_collator returned {'None' if batch is None else 'an empty batch'}; let it return a "
+                    "dictionary of tensors, and check that the model takes the columns of the data."
+                )
+            self._input_names = list(map(str, batch)) if isinstance(batch, Mapping) else []
         rows = 0 if isinstance(batch, Padding) else self.count_rows(batch)
         loss, logits, labels = self.predict(self.model, batch, options.loss_only, ignore_keys=options.ignore_keys)
         if logits is not None:
@@ -299,7 +304,7 @@ class TorchEvaluator:
                 f"compute_metrics returned {type(measured).__name__}, but it must return a dictionary from names to "
                 "numbers."
             )
-        named = {name: _plain(value) for name, value in measured.items()}
+        named = {name: plain(value) for name, value in measured.items()}
         prefix = f"{self.options.prefix}_"
         if self._losses:
             named[f"{prefix}loss"] = self._losses.mean(self.options.filter_nan)
@@ -382,16 +387,3 @@ class TorchEvaluator:
         found = EvalPrediction(self.predictions, self.label_ids, self._inputs.result(), losses)
         self._has_measured = True
         return self.compute_metrics(found)
-
-
-def _plain(value: Any) -> Any:
-    """Convert nested scalars and arrays of numpy and torch to plain numbers and lists."""
-    if isinstance(value, Tensor):
-        value = to_array(value)
-    if isinstance(value, np.generic | np.ndarray):
-        return value.item() if value.size == 1 else value.tolist()
-    if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, tuple | list):
-        return list(map(_plain, value))
-    return value

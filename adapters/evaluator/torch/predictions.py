@@ -265,6 +265,19 @@ def to_array(tensor: Tensor) -> Array:
     return array if array.ndim else array.reshape(1)
 
 
+def plain(value: Any) -> Any:
+    """Convert nested scalars and arrays of numpy and torch to plain numbers and lists."""
+    if isinstance(value, Tensor):
+        value = to_array(value)
+    if isinstance(value, np.generic | np.ndarray):
+        return value.item() if value.size == 1 else value.tolist()
+    if isinstance(value, Mapping):
+        return {name: plain(each) for name, each in value.items()}
+    if isinstance(value, tuple | list):
+        return list(map(plain, value))
+    return value
+
+
 def _is_row_of_objects(values: Any) -> bool:
     """Return whether a tuple or list is not empty and contains one plain object per row, and nothing else."""
     return len(values) > 0 and not any(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
-from hexloop import ConfigurationError, Trainer, TrainingArguments
+from hexloop import ConfigurationError, DataError, Trainer, TrainingArguments
 
 NOTHING = "its data yielded no batches"
 
@@ -58,9 +58,7 @@ def reasons(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.mark.parametrize("metrics", [None, accuracy])
 @pytest.mark.parametrize("by_batch", [False, True])
-def test_the_reason_is_logged(
-    tmp_path: Path, metrics: Any, by_batch: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_reason_is_logged(tmp_path: Path, metrics: Any, by_batch: bool, caplog: pytest.LogCaptureFixture) -> None:
     """No rows, or labels of another name; with and without compute_metrics. What was measured has no such line."""
     if by_batch and metrics is not None:
         metrics = lambda _found, compute_result: {"accuracy": 1.0}  # noqa: E731
@@ -110,3 +108,28 @@ def test_a_run_that_depends_on_the_result_fails(tmp_path: Path, depends: dict[st
     strategies = {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1}
     with pytest.raises(ConfigurationError, match="It measured nothing: its data yielded no batches, or no labels"):
         trainer(tmp_path, rows("target"), label_names=["labels"], **strategies, **depends).train()
+
+
+@pytest.mark.parametrize("batch", [None, {}])
+def test_an_empty_batch_is_refused(tmp_path: Path, batch: Any) -> None:
+    """A collator that returns nothing is named."""
+    nothing = trainer(tmp_path, rows("labels"))
+    nothing.data_collator = lambda _rows: batch
+    with pytest.raises(DataError, match=r"The data_collator returned (None|an empty batch); let it return"):
+        nothing.evaluate()
+
+
+@pytest.mark.parametrize("reproduce", [None, "transformers"])
+def test_a_transform_gets_the_columns_that_it_reads(tmp_path: Path, reproduce: str | None) -> None:
+    """The model takes none of the stored columns, but what the transform makes from them."""
+    datasets = pytest.importorskip("datasets")
+
+    def transform(found: dict[str, Any]) -> dict[str, Any]:
+        numbers = [float(text) for text in found["text"]]
+        return {"x": [[number] * 2 for number in numbers], "labels": numbers, "unused": found["text"]}
+
+    data = datasets.Dataset.from_dict({"text": ["1", "2", "3", "4"]}).with_transform(transform)
+    given = trainer(tmp_path, data, reproduce=reproduce)
+    assert "eval_loss" in given.evaluate()
+    given.train_dataset = data
+    assert given.train().global_step == 1
