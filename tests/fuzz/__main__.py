@@ -32,6 +32,7 @@ def main() -> int:
 
     if options.target:
         target = TARGETS[options.target]
+        target.seeds()  # which makes what it needs, before processes are forked
         named = run_all(target.name, target.run, [path.read_bytes() for path in options.files]).findings.values()
         print(*(f"{each.kind}: {each.detail}" for each in named) if named else ["No finding."], sep="\n")
         return int(bool(named))

@@ -11,10 +11,13 @@ An edit is an object with a `file` and what is done to it:
 | `bytes` | replace a slice: its start, its length, and the new bytes in hexadecimal |
 | `size` | cut the file, or extend it by a hole |
 | `missing`, `copy_of`, `link` | remove it, or put a copy of another file or a link in its place |
+| `names` | put so many further files into the folder; those of the manifest have copies of its first entry |
 
 One with `late` is made after the folder has been sealed again, as are those of the manifest.
 
-A value `{"$deep": n}` stands for n nested lists, `{"$long": n}` for a text, `{"$many": n}` for a list.
+A value `{"$deep": n}` stands for n nested lists, `{"$long": n}` for a text, `{"$many": n}` for a list, `{"$groups": n}`
+for a list of parameter groups, `{"$keys": n}` for an object of many keys, and `{"$alike": n}` and `{"$pairs": n}` for
+dictionaries of numbers with equal hashes, as a document and an optimizer write them.
 """
 
 from __future__ import annotations
@@ -55,7 +58,8 @@ OBJECTS: tuple[Any, ...] = (
     {"args": {}, "attributes": {}}, {"args": {"x": 1}, "attributes": {}}, {"args": {}, "attributes": {"x": 1}},
     {"size": 0, "digest": ""}, {"dtype": "F32", "shape": [], "data_offsets": [0, 4]}, {"$deep": 90}, {"$deep": 200},
     {"$long": 100_000},
-    {"$many": 50_000}, float("nan"), float("inf"), float("-inf"),
+    {"$many": 50_000}, {"$groups": 20_000}, {"$keys": 50_000}, {"$alike": 5_000}, {"$pairs": 5_000},
+    float("nan"), float("inf"), float("-inf"),
 )  # fmt: skip
 
 SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "C64": 8}
@@ -99,12 +103,26 @@ def _apply(folder: Path, edit: Edit) -> None:
         path.write_bytes(data[:start] + bytes.fromhex(given) + data[start + length :])
     elif "size" in edit:
         os.truncate(path, edit["size"])
+    elif "names" in edit:
+        _add_files(folder, path, edit["names"])
     elif "copy_of" in edit:
         path.write_bytes((folder / edit["copy_of"]).read_bytes())
     else:
         path.unlink()
         if "link" in edit:
             path.symlink_to(edit["link"])
+
+
+def _add_files(folder: Path, path: Path, count: int) -> None:
+    """Add files whose names start with that of a file; if it is the manifest, it lists them, but only some exist."""
+    added = [f"{path.stem}-rank-{number:05}{path.suffix}" for number in range(1, count + 1)]
+    if path.name != "manifest.json":
+        for name in added:
+            (folder / name).write_bytes(b"{}")
+        return
+    document, write = _document(path)
+    files = document["files"]
+    write({**document, "files": {**files, **dict.fromkeys(added, next(iter(files.values())))}})
 
 
 def changed_document(document: Any, edit: Edit) -> Any:
@@ -134,6 +152,13 @@ def _expanded(value: Any) -> Any:
             for _ in range(count):
                 made = [made]
             return made
+        if kind == "$groups":
+            return [{"params": [f"x{number}"], "lr": 0.1} for number in range(count)]
+        if kind == "$keys":
+            return {f"key {number}": number for number in range(count)}
+        if kind in ("$alike", "$pairs"):
+            pairs = [[number * (2**61 - 1), 0] for number in range(1, count + 1)]
+            return {"$items" if kind == "$alike" else "__pairs__": pairs}
         if kind in ("$long", "$many"):
             return "x" * count if kind == "$long" else [0] * count
     return value
@@ -207,7 +232,9 @@ def _random_edit(folder: Path, file: str, random: Random) -> Edit:
     if chance < 0.05:
         others = sorted(each.name for each in folder.iterdir() if each.is_file())
         return {"file": file, "copy_of": random.choice(others)}
-    if chance < 0.08:
+    if chance < 0.06:
+        return {"file": random.choice((file, "manifest.json")), "names": random.choice((1, 100, 2000))}
+    if chance < 0.09:
         size = random.choice((0, 1, random.randrange(size + 1), size + 1, size + 4096))
         return {
             "file": file,

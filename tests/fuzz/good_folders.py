@@ -18,6 +18,7 @@ from typing import Any
 
 import hexloop
 from hexloop.app.command_line import main
+from hexloop.domain.run_folder import JOURNAL
 from tests.end_to_end.small.documents import split
 from tests.end_to_end.small.models import Stream, net, rows
 from tests.end_to_end.small.trainers import small_trainer
@@ -113,5 +114,5 @@ def _make_good(place: Path) -> None:
     main(["checkpoints", "prune", str(place / "warm"), "--keep", "1", "--dry-run"])
     main(["checkpoints", "list", str(place / "warm")])
     (place / "journals").mkdir()
-    shutil.copy(place / "adamw" / "journal.jsonl", place / "journals")
+    shutil.copy(place / "adamw" / JOURNAL, place / "journals")
     main(["runs", "diff", str(place / "adamw"), str(place / "journals")])
