@@ -25,6 +25,7 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
+from hexloop.adapters.storage.local import syncing
 from tests.bench.libraries import silence
 from tests.reference import bare_loop
 
@@ -104,11 +105,11 @@ def fsync_seconds(folder: str) -> float:
 
 
 def flushes(folder: str, workload: Workload) -> float:
-    """Return the fsyncs of a save of hexloop, counted in a run of their own."""
-    counted = Mock(wraps=os.fsync)
-    with patch("os.fsync", counted):
+    """Return the flushes of a save of hexloop, of files and of the file system, counted in a run of their own."""
+    files, systems = Mock(wraps=os.fsync), Mock(wraps=syncing._syncfs())
+    with patch("os.fsync", files), patch.object(syncing, "_syncfs", lambda: systems):
         train("hexloop", workload, folder, saving=True)
-    return counted.call_count / workload.saves
+    return (files.call_count + systems.call_count) / workload.saves
 
 
 def measure(name: str, rounds: int) -> None:

@@ -8,7 +8,10 @@ import hashlib
 import mmap
 import os
 import random
+import shutil
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,7 +23,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.adapters.storage.local import LocalStorage
+from hexloop.adapters.storage.local import LocalStorage, syncing
 from hexloop.adapters.storage.local.direct import BLOCK, DIRECT_MINIMUM
 from hexloop.domain.errors import ConfigurationError, StorageError, StorageFullError
 from hexloop.ports.storage import PAGE, Entry, Publication, Stored
@@ -109,6 +112,7 @@ class Synced:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[tuple[str, str]] = []
+        monkeypatch.setattr(syncing, "MOST_UNWRITTEN", -1)
         fsync, rename = os.fsync, os.rename
 
         def seen_fsync(descriptor: int) -> None:
@@ -148,6 +152,7 @@ def test_completed_operations_are_synced_to_disk(storage: LocalStorage, monkeypa
 
 def test_a_batch_is_synced_by_several_threads(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are synced at the same time, each once, and all threads have ended when it returns."""
+    monkeypatch.setattr(syncing, "MOST_UNWRITTEN", -1)
     fsync, running, most = os.fsync, set[int](), 0
     together = threading.Barrier(2)
 
@@ -191,6 +196,7 @@ def test_a_file_system_that_cannot_sync_folders_syncs_files(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Folders are skipped; a file that cannot be synced is an error."""
+    monkeypatch.setattr(syncing, "MOST_UNWRITTEN", -1)
     fsync = os.fsync
 
     def without_folders(descriptor: int) -> None:
@@ -207,6 +213,113 @@ def test_a_file_system_that_cannot_sync_folders_syncs_files(
     monkeypatch.setattr(os, "fsync", nothing)
     with pytest.raises(StorageError, match="Cannot sync a in"):
         storage.sync(["a"])
+
+
+class SyncedTogether:
+    """Stands in for the function that syncs a file system, and counts its calls and those of fsync."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, result: bool | int = True) -> None:
+        self.systems, self.files, self.result = list[str](), 0, result
+        fsync = os.fsync
+
+        def seen_fsync(descriptor: int) -> None:
+            self.files += 1
+            fsync(descriptor)
+
+        monkeypatch.setattr(os, "fsync", seen_fsync)
+        monkeypatch.setattr(syncing, "_syncfs", lambda: self)
+
+    def __call__(self, path: str) -> bool:
+        self.systems.append(path)
+        if isinstance(self.result, bool):
+            return self.result
+        raise OSError(self.result, os.strerror(self.result), path)
+
+
+def test_a_batch_is_synced_in_two_waits(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of waits does not depend on the number of files, while little else is unwritten."""
+    monkeypatch.setattr(syncing, "MOST_UNWRITTEN", float("inf"))
+    for count in (1, 30):
+        paths = [f"{count}/{number}" for number in range(count)]
+        for path in paths:
+            storage.write(path, [b"x"])
+        with monkeypatch.context() as patch:
+            synced = SyncedTogether(patch)
+            storage.sync(paths)
+            assert (len(synced.systems), synced.files) == (1, 1), "the file system, and what describes the files"
+
+
+@pytest.mark.parametrize("unwritten", [syncing.MOST_UNWRITTEN + 1, float("inf")])
+def test_other_programs_are_not_waited_for(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch, unwritten: float
+) -> None:
+    """If the system holds much that is unwritten, or it is unknown how much, each file is synced by itself."""
+    storage.write("a", [b"x"])
+    storage.write("b", [b"x"])
+    monkeypatch.setattr(syncing, "_unwritten", lambda: unwritten)
+    synced = SyncedTogether(monkeypatch)
+    storage.sync(["a", "b"])
+    assert synced.systems == []
+    assert synced.files >= 3
+
+
+def test_a_file_system_that_cannot_be_synced_at_once(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file is synced by itself; an error of the disk is raised."""
+    monkeypatch.setattr(syncing, "MOST_UNWRITTEN", float("inf"))
+    storage.write("a", [b"x"])
+    storage.write("b", [b"x"])
+    synced = SyncedTogether(monkeypatch, result=False)
+    storage.sync(["a", "b"])
+    assert synced.files >= 3
+    SyncedTogether(monkeypatch, result=errno.EIO)
+    with pytest.raises(StorageError, match="Cannot sync a, b in"):
+        storage.sync(["a", "b"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
+def test_what_is_unwritten_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Linux states it; infinity for a file without it, or without the file."""
+    assert 0 <= syncing._unwritten() < float("inf")
+    for content, bytes_ in (
+        (b"Dirty:  12 kB\nWriteback:  3 kB\nWritebackTmp: 9 kB\n", 15 * 1024),
+        (b"Dirty: 1 kB\n", None),
+    ):
+        (tmp_path / "meminfo").write_bytes(content)
+        monkeypatch.setattr(syncing, "_MEMORY", str(tmp_path / "meminfo"))
+        assert syncing._unwritten() == (float("inf") if bytes_ is None else bytes_)
+    monkeypatch.setattr(syncing, "_MEMORY", str(tmp_path / "missing"))
+    assert syncing._unwritten() == float("inf")
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root mounts file systems, on Linux")
+def test_a_synced_file_survives_a_power_loss(tmp_path: Path) -> None:
+    """What the disk has when `sync` and `move` return: a copy of it, mounted, has the files with their bytes."""
+    if shutil.which("mkfs.ext4") is None:
+        pytest.skip("there is no mkfs.ext4")
+    for journal in ("has_journal", "^has_journal"):
+        disk, copy, mounted = tmp_path / "disk", tmp_path / "copy", tmp_path / "mounted"
+        mounted.mkdir(exist_ok=True)
+        with disk.open("wb") as file:
+            file.truncate(16 << 20)
+        subprocess.run(["mkfs.ext4", "-q", "-O", journal, disk], check=True)
+        if subprocess.run(["mount", "-o", "loop", disk, mounted], capture_output=True, check=False).returncode:
+            pytest.skip("nothing can be mounted")
+        try:
+            storage = LocalStorage(mounted / "run")
+            for name in "abc":
+                storage.write(f"staged/{name}", [name.encode() * 5000])
+            storage.sync([f"staged/{name}" for name in "abc"])
+            storage.move("staged", "published")
+            shutil.copyfile(disk, copy)
+        finally:
+            subprocess.run(["umount", mounted], check=True)
+        subprocess.run(["mount", "-o", "loop", copy, mounted], check=True)
+        try:
+            after = LocalStorage(mounted / "run")
+            found = {name: b"".join(after.read(f"published/{name}")) for name in "abc"}
+        finally:
+            subprocess.run(["umount", mounted], check=True)
+        assert found == {name: name.encode() * 5000 for name in "abc"}, journal
 
 
 @pytest.mark.parametrize("path", ["", "/etc/passwd", "..", "a/../../b", "a/..", "a//b", ".", "a\0b"])

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from attrs import define, field, frozen
 
+from hexloop.adapters.storage.local import syncing
+
 ROOT = 0
 """The number of the folder that exists at the start."""
 
@@ -55,6 +57,10 @@ class Recorder:
         self._nodes[str(self.root)] = ROOT
         for name in ("open", "write", "fsync", "rename", "mkdir", "unlink", "rmdir"):
             monkeypatch.setattr(os, name, getattr(self, f"_{name}")(getattr(os, name)))
+        sync_file_system = syncing._syncfs()
+        if sync_file_system is not None:
+            recorded = self._syncfs(sync_file_system)
+            monkeypatch.setattr(syncing, "_syncfs", lambda: recorded)
 
     def _path(self, path: Any, dir_fd: int | None = None) -> str:
         if dir_fd is not None:
@@ -103,6 +109,14 @@ class Recorder:
             path = os.readlink(f"/proc/self/fd/{descriptor}")
             if path in self._nodes:
                 self.calls.append(Call("sync", self._nodes[path]))
+
+        return call
+
+    def _syncfs(self, real: Callable[[str], bool]) -> Callable[[str], bool]:
+        def call(path: str) -> bool:
+            synced = real(path)
+            self.calls += [Call("sync", node) for node in self._nodes.values()] * synced
+            return synced
 
         return call
 

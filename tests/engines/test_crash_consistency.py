@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hexloop.adapters.storage import local
-from hexloop.adapters.storage.local import LocalStorage
+from hexloop.adapters.storage.local import LocalStorage, syncing
 from hexloop.domain.checkpoints.selection import newest
 from hexloop.domain.events import CheckpointPublished
 from hexloop.domain.state import RunState
@@ -65,11 +64,23 @@ def step_found(state: State, folder: Path) -> int:
     return step
 
 
+def sync_each_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the whole file system cannot be synced at once, or too much is not written."""
+    monkeypatch.setattr(syncing, "MOST_UNWRITTEN", -1)
+
+
+def sync_file_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Linux, however much other programs have not written."""
+    monkeypatch.setattr(syncing, "MOST_UNWRITTEN", float("inf"))
+
+
 @pytest.mark.parametrize("limit", [1, pytest.param(2, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("way", [sync_each_file, sync_file_system])
 def test_power_loss_at_any_call_keeps_published_checkpoints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, way: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
     """Whatever unsynced data are lost, a reader finds a complete checkpoint, as new as the last published or newer."""
+    way(monkeypatch)
     recorder, published = record(tmp_path / "root", monkeypatch, limit)
     kinds = {call.kind for call in recorder.calls}
     assert kinds == {"make", "write", "sync", "rename", "unlink"}
@@ -79,13 +90,13 @@ def test_power_loss_at_any_call_keeps_published_checkpoints(
 
 
 def no_sync_of_folders(monkeypatch: pytest.MonkeyPatch) -> None:
-    sync_path = local._sync_path
-    monkeypatch.setattr(local, "_sync_path", lambda path: None if os.path.isdir(path) else sync_path(path))
+    sync_path = syncing._sync_path
+    monkeypatch.setattr(syncing, "_sync_path", lambda path: None if os.path.isdir(path) else sync_path(path))
 
 
 def no_sync_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    sync_path = local._sync_path
-    monkeypatch.setattr(local, "_sync_path", lambda path: sync_path(path) if os.path.isdir(path) else None)
+    sync_path = syncing._sync_path
+    monkeypatch.setattr(syncing, "_sync_path", lambda path: sync_path(path) if os.path.isdir(path) else None)
 
 
 def no_sync_of_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,6 +108,7 @@ def test_a_storage_without_sync_is_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, careless: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
     """Without syncing folders, files, or batches at all, some disk state loses a published checkpoint."""
+    sync_each_file(monkeypatch)
     careless(monkeypatch)
     recorder, published = record(tmp_path / "root", monkeypatch, limit=2)
     assert next(losses(recorder, published, tmp_path / "after", set()), None) is not None

@@ -5,9 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import stat
 import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -16,16 +14,12 @@ from typing import Any
 
 from hexloop.adapters.storage import NO_SPACE, RunningDigest, check_algorithm, digest_of, new_digest, outside_error
 from hexloop.adapters.storage.local.direct import DirectWriter
+from hexloop.adapters.storage.local.syncing import make_durable
 from hexloop.domain.checkpoints.manifest import stays_inside
 from hexloop.domain.errors import IrregularFileError, MissingFileError, StorageError, StorageFullError
 from hexloop.domain.holes import bytes_on_disk, may_be_hollow
 from hexloop.domain.regular_files import LINK_ERRORS, NO_FOLLOW, NotRegularError, chunks_of, open_regular
 from hexloop.ports.storage import PRIVATE, Entry, Publication, StorageCapabilities, Stored
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 PIECE = 1 << 25
 """Bytes written and hashed at a time."""
@@ -33,21 +27,12 @@ PIECE = 1 << 25
 SMALL = 1 << 16
 """Bytes below which a file is written in one call, and chunks are joined before they are written."""
 
-SYNC_THREADS = 8
-"""Maximum number of threads that sync files."""
-
-FILES_PER_THREAD = 3
-"""Files that a thread syncs before another thread is worth its start."""
-
 REMOVALS = 100
 """How often the removal of a folder is tried that other processes write to, with `PAUSE` seconds in between."""
 
 PAUSE = 0.01
 
 _FOLDER: int = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
-
-_CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY})
-"""Errors of file systems that do not support fsync on a folder: some FUSE and network file systems."""
 
 _NOT_EMPTY = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 
@@ -64,10 +49,10 @@ class LocalStorage:
 
     digest: "xxh3-128", which detects damage at memory speed, or "blake2b", a cryptographic hash.
 
-    `sync` syncs files to the disk, with the folders above them, and a rename is synced before it returns. The files of
-    a batch are synced in a few threads, so that the disk can combine what they wait for. Symbolic links that lead out
-    of `root` are not followed. A checkpoint is published by a rename, which is atomic on POSIX file systems,
-    with one exception: if another process takes the name at the same instant, the rename may replace an empty folder.
+    `sync` syncs files to the disk, with the folders above them, and a rename is synced before it returns. Symbolic
+    links that lead out of `root` are not followed. A checkpoint is published by a rename, which is atomic on POSIX file
+    systems, with one exception: if another process takes the name at the same instant, the rename may replace an empty
+    folder.
     """
 
     def __init__(self, root: str | os.PathLike[str], digest: str = "xxh3-128") -> None:
@@ -104,9 +89,7 @@ class LocalStorage:
     def sync(self, paths: Sequence[str]) -> None:
         """Sync files, the folders above them, and those above a root that was created; see `Storage.sync`."""
         with self._converting_errors(f"sync {', '.join(paths)}"):
-            files = [self._locate(path) for path in paths]
-            _start_writing(files)
-            self._sync_with_folders(files, paths)
+            self._make_durable([self._locate(path) for path in paths], paths)
 
     def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
         """Yield the file's bytes up to the size it has when it is opened, a few MiB at a time; see `Storage.read`."""
@@ -141,7 +124,7 @@ class LocalStorage:
                 raise FileExistsError(errno.EEXIST, f"{destination} exists already")
             self._make_folder(os.path.dirname(new))
             os.rename(old, new)
-            self._sync_with_folders([], [destination, source])
+            self._make_durable([], [destination, source])
 
     def remove(self, path: str) -> None:
         """Remove a file or a folder; see `Storage.remove`."""
@@ -241,12 +224,12 @@ class LocalStorage:
             self._new_above.append(top)
         os.makedirs(folder, exist_ok=True)
 
-    def _sync_with_folders(self, files: Sequence[str], below: Sequence[str]) -> None:
+    def _make_durable(self, files: Sequence[str], below: Sequence[str]) -> None:
         """Sync files, and every folder above the paths `below` in the root; those above the root if it was created."""
         above = list(self._new_above)
         names = [path.split("/") for path in below]
         inside = {os.path.join(self._root, *each[:depth]) for each in names for depth in range(len(each))}
-        _sync_all([*files, *sorted(inside.union(above), key=len, reverse=True)])
+        make_durable(files, sorted(inside.union(above), key=len, reverse=True))
         self._new_above = [folder for folder in self._new_above if folder not in above]
 
     @contextmanager
@@ -321,69 +304,3 @@ def _pieces(chunks: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
                 yield data[start : start + PIECE]
     if held:
         yield memoryview(held)
-
-
-def _start_writing(files: Sequence[str]) -> None:
-    """Let the system start to write what it holds of the files, so that the first sync waits for most of the others."""
-    if len(files) > 1 and hasattr(os, "posix_fadvise"):
-        for path in files:
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                with suppress(OSError):
-                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(descriptor)
-
-
-def _sync_all(paths: Sequence[str]) -> None:
-    """Sync files and folders in several threads. Raises the first OSError, after all threads have ended."""
-    waiting, errors = list(reversed(paths)), list[OSError]()
-
-    def work() -> None:
-        while not errors:
-            try:
-                path = waiting.pop()
-            except IndexError:
-                return
-            try:
-                _sync_path(path)
-            except OSError as error:
-                errors.append(error)
-
-    count = min(-(-len(paths) // FILES_PER_THREAD), SYNC_THREADS)
-    others = [threading.Thread(target=work, name="hexloop sync") for _ in range(count - 1)]
-    for thread in others:
-        thread.start()
-    work()
-    for thread in others:
-        thread.join()
-    if errors:
-        raise errors[0]
-
-
-def _sync_path(path: str) -> None:
-    """Sync a file, or the entries of a folder if the file system supports that."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        _sync(descriptor)
-    except OSError as error:
-        if error.errno not in _CANNOT_SYNC or not stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            raise
-    finally:
-        os.close(descriptor)
-
-
-def _sync(descriptor: int) -> None:
-    """Sync a file or folder; on macOS, where fsync leaves data in the disk's own cache, flush that too."""
-    if _FULL_SYNC is not None:
-        try:
-            fcntl.fcntl(descriptor, _FULL_SYNC)
-            return
-        except OSError as error:
-            if error.errno not in _CANNOT_SYNC:
-                raise
-    os.fsync(descriptor)
-
-
-_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
-"""The fcntl command that flushes the disk's own cache, on macOS."""
