@@ -314,8 +314,8 @@ def test_wrong_names_are_refused_together(folder: Path, tmp_path: Path, capsys: 
     assert problems == [
         f"  1. You chose the run {tmp_path}/missing, but there is no such folder; check its name.",
         f"  2. You chose the run {folder}/checkpoint-4, which is one checkpoint; name the folder it is in, {folder}.",
-        f"  3. You chose the run {tmp_path}/empty, but it has no journal (.hexloop/journal.jsonl), no log (log.jsonl) and no "
-        "checkpoint; name the output_dir of a run.",
+        f"  3. You chose the run {tmp_path}/empty, but it has no journal (.hexloop/journal.jsonl), no log "
+        "(log.jsonl) and no checkpoint; name the output_dir of a run.",
     ]
     assert not (tmp_path / "x.html").exists()
 
