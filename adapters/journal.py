@@ -16,10 +16,12 @@ from attrs import Factory, frozen
 
 from hexloop.adapters.schemas import Open, structured
 from hexloop.domain.checkpoints.manifest import MOST_STEPS
+from hexloop.domain.folders import Folder
 from hexloop.domain.json_documents import finite_json, read_json
 from hexloop.domain.limits import limits
 from hexloop.domain.ranges import Count
 from hexloop.domain.regular_files import lines_of, open_lines
+from hexloop.domain.run_folder import OWN
 from hexloop.ports.journal import Fact
 
 __path__: list[str] = []  # lets hexloop._moved serve old paths such as hexloop.adapters.journal.json_lines
@@ -134,8 +136,13 @@ class JsonLinesJournal:
         line = json.dumps({"kind": kind, **finite_json(facts)}, allow_nan=False).encode() + b"\n"
         with self._lock:
             if self._file is None:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = open_lines(self._path, 0o600)  # it holds the arguments of the run
+                # The hidden folder may be a link that another user made.
+                folder = Folder(self._path.parent.parent, self._path.parent.name)
+                if folder.inside == OWN:
+                    self._file = folder.open_lines(self._path.name, 0o600)  # it holds the arguments of the run
+                else:
+                    self._path.parent.mkdir(parents=True, exist_ok=True)
+                    self._file = open_lines(self._path, 0o600)
             while line:
                 line = line[os.write(self._file, line) :]
 

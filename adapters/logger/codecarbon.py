@@ -8,7 +8,11 @@ from typing import Any, ClassVar
 
 from hexloop.adapters.logger.packages import require
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.regular_files import is_link, link_error
 from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation
+
+FILE = "emissions.csv"
+"""The file that the library writes by default."""
 
 
 class CodeCarbon:
@@ -46,6 +50,8 @@ class CodeCarbon:
         arguments = {}
         if run.folder and "://" not in run.folder:
             os.makedirs(run.folder, exist_ok=True)
+            if is_link(os.path.join(run.folder, FILE)):  # the library would write to what it leads to
+                raise link_error(os.path.join(run.folder, FILE))
             arguments["output_dir"] = run.folder
         self.tracker = EmissionsTracker(**arguments, on_csv_write="update")
         self.tracker.start()

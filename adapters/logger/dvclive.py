@@ -14,6 +14,9 @@ from hexloop.adapters.logger.packages import require
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation, SavedModel
 
+FOLDER = "dvclive"
+"""The folder of the library, by default in the current one."""
+
 EXPERIMENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 """Names that git takes as the end of a reference; DVC names other runs itself."""
 
@@ -42,7 +45,11 @@ class DVCLive:
         self.models: Literal["none", "final", "checkpoints"] = _models(log_model)
 
     def start(self, run: RunInformation) -> str | None:
-        """Begin a new folder, or continue that of `run.tracked_as`; return its path."""
+        """Begin a new folder, or continue in it if `run.tracked_as` is its path; return its path.
+
+        Raises ConfigurationError if that is another folder that exists: it is a name from a checkpoint or an outbox,
+        which must not choose where files are written.
+        """
         self.finish()
         self._live = self._given or _new_live(run, self._options)
         self._kept = {}
@@ -111,7 +118,13 @@ def _new_live(run: RunInformation, options: dict[str, Any]) -> Any:
 
     arguments = dict(options)
     if run.tracked_as is not None:
-        arguments |= {"dir": run.tracked_as, "resume": True}
+        own = os.path.realpath(str(arguments.get("dir") or FOLDER))
+        if os.path.realpath(run.tracked_as) != own and os.path.isdir(run.tracked_as):
+            raise ConfigurationError(
+                f"The run was logged to {run.tracked_as!r:.300}, and this process logs to {own}. Start it in "
+                "the folder above that, or choose the folder: callbacks=[DVCLiveCallback(dir=...)]."
+            )
+        arguments["resume"] = True
     name = run.trial or run.chosen_name
     if name is not None and EXPERIMENT_NAME.fullmatch(name) and "DVC_EXP_NAME" not in os.environ:
         arguments.setdefault("exp_name", name)

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeGuard, cast
 
 from hexloop.adapters.logger.names import grouped
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.folders import Folder
 from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation
 
 FOLDER = "runs"
@@ -63,6 +64,8 @@ class TensorBoard:
         self.finish()
         name = run.tracked_as if _is_name(run.tracked_as) else _new_name(run.trial)
         self._folder = self._chosen_folder or os.path.join(run.folder or "", FOLDER, name)
+        if not self._chosen_folder and not self._given and run.folder and "://" not in run.folder:
+            Folder(run.folder, f"{FOLDER}/{name}").make()  # raises OSError for a link, which may lead anywhere
         self._writer = self._given or self._opened(purge_step=run.step + 1 if run.step else None)
         self._add_configuration("args", run.configuration)
         if run.model_configuration:

@@ -11,8 +11,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
-import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from enum import Enum
@@ -21,6 +19,7 @@ from pathlib import Path
 
 from attrs import define, field, frozen
 
+from hexloop.domain.folders import Folder
 from hexloop.domain.json_documents import read_bytes, read_json
 from hexloop.domain.limits import limits
 from hexloop.domain.regular_files import chunks_of, open_regular
@@ -84,15 +83,13 @@ class CommandFolder:
 
     def give(self, action: Action) -> int:
         """Write a command, and return its number. Raises OSError."""
-        self.path.parent.mkdir(exist_ok=True)
-        self.path.mkdir(mode=0o700, exist_ok=True)
-        if not self.exists():
-            raise NotADirectoryError(f"{self.path} is not a folder")
+        Folder(self.output, COMMANDS.rpartition("/")[0]).make()
+        self._folder.make(mode=0o700)
         number = 1 + max([self.last_taken(), *self.waiting()])
         for sequence in range(number, number + ATTEMPTS):
             document = {"schema": SCHEMA, "run": self.run, "sequence": sequence, "action": action.value}
             with suppress(FileExistsError):
-                _write_new(self._file(sequence), json.dumps(document).encode())
+                self._folder.create(self._file(sequence).name, json.dumps(document).encode())
                 return sequence
         raise FileExistsError(f"{self.path} has commands that others have written")
 
@@ -108,9 +105,7 @@ class CommandFolder:
 
     def exists(self) -> bool:
         """Return whether there is a folder of commands, which is not a link."""
-        with suppress(OSError):
-            return stat.S_ISDIR(os.lstat(self.path).st_mode)
-        return False
+        return self._folder.exists()
 
     def last_taken(self) -> int:
         """Return the number of the last command that the run has taken, 0 if there is none."""
@@ -186,12 +181,12 @@ class CommandFolder:
 
     def _record(self) -> None:
         document = {"run": self.run, "sequence": self._last}
-        partial = self.path / f".{self._key}-{secrets.token_hex(4)}"
-        try:
-            partial.write_text(json.dumps(document))
-            os.replace(partial, self._taken)
-        finally:
-            partial.unlink(missing_ok=True)
+        self._folder.replace(self._taken.name, json.dumps(document).encode())
+
+    @property
+    def _folder(self) -> Folder:
+        """The folder of the commands, in which no link is followed, nor on the way from the output folder."""
+        return Folder(self.output, COMMANDS)
 
     def _remove(self, sequence: int) -> None:
         try:
@@ -226,23 +221,6 @@ def _document(path: Path) -> object:
         return read_json(read_bytes(chunks_of(descriptor), limits().command_bytes))
     finally:
         os.close(descriptor)
-
-
-def _write_new(path: Path, data: bytes) -> None:
-    """Write a file that does not exist yet, complete from the moment at which it appears. Raises FileExistsError."""
-    partial = path.with_name(f".{path.stem}-{secrets.token_hex(4)}")
-    try:
-        partial.write_bytes(data)
-        try:
-            os.link(partial, path)
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without links
-            if path.exists():
-                raise FileExistsError(str(path)) from None
-            os.rename(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _is_number(value: object) -> bool:

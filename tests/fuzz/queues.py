@@ -44,7 +44,7 @@ def commands(data: bytes) -> None:
     output = _emptied("commands")
     given = CommandFolder(output, "run")
     file = given.path / Path(given._file(1)).name
-    given.path.mkdir()
+    given.path.mkdir(parents=True)
     taking = CommandFolder(output, "run")
     taking.begin()
     file.write_bytes(data)

@@ -28,7 +28,7 @@ def sides(tmp_path: Path, run: str = "one") -> tuple[CommandFolder, CommandFolde
 
 def write(board: CommandFolder, number: int, /, **changes: Any) -> Path:
     """Write a command by hand, with changes."""
-    board.path.mkdir(exist_ok=True)
+    board.path.mkdir(parents=True, exist_ok=True)
     path = board._file(number)
     path.write_text(json.dumps({"schema": 1, "run": board.run, "sequence": number, "action": "pause", **changes}))
     return path
@@ -150,7 +150,7 @@ def test_a_folder_that_is_a_link_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "output" / ".hexloop").mkdir(parents=True)
     (tmp_path / "output" / ".hexloop/commands").symlink_to(tmp_path / "real")
     board, run = sides(tmp_path / "output")
-    with pytest.raises(OSError, match="not a folder"):
+    with pytest.raises(OSError, match="it is a link"):
         board.give(Action.STOP)
     write(board, 1)
     assert taken(run) == []
@@ -171,7 +171,7 @@ def test_many_files_do_not_matter(tmp_path: Path) -> None:
 def test_what_was_taken_is_read_with_care(tmp_path: Path) -> None:
     """Garbage in the place of the last number counts as none."""
     board, run = sides(tmp_path)
-    board.path.mkdir()
+    board.path.mkdir(parents=True)
     for data in (b"[]", b"{", b'{"run": "one", "sequence": "x"}', b'{"run": "two", "sequence": 5}', b" " * 10_000):
         run._taken.write_bytes(data)
         assert run.last_taken() == 0
