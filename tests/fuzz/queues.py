@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
+import time
 from contextlib import suppress
 from pathlib import Path
+from random import Random
 
 from attrs import asdict, evolve
 
 from hexloop.adapters.spool import ENTRIES, FACTS, NUMBER, POSITION, FileSpool
 from hexloop.app.control.files import Action, CommandFolder, RefusedCommand, RunCommand
 from hexloop.app.wiring.log_delivery import waiting_logs
-from hexloop.app.wiring.outboxes import HUB, PUSH, intents_of
+from hexloop.app.wiring.outboxes import HUB, PUSH, dropped_in, intents_of, names_in, open_outbox
 from hexloop.app.wiring.pushes import Push, subject_of
-from hexloop.app.wiring.trackers import LOGS, made_from
+from hexloop.app.wiring.trackers import LOGS, locked_spool, made_from
 from hexloop.domain.background_logger import items_in
 from hexloop.domain.errors import HexloopError
 from hexloop.domain.log_entries import Item, entry_of, remains, run_entry, run_of
@@ -127,8 +130,114 @@ def intent() -> Intent:
     return Intent(1, PUSH, "me/model", f"{OUTBOX}/{HUB}/hold-1", details=asdict(push))
 
 
+PLANTED = ("link", "folder link", "hard link", "pipe", "sparse", "folder", "deep", "many", "text")
+"""What is put in a place of a folder."""
+
+PLACES = (
+    OUTBOX.partition("/")[0], OUTBOX, f"{OUTBOX}/{HUB}", f"{OUTBOX}/{HUB}.lock", f"{OUTBOX}/pushed",
+    f"{OUTBOX}/{HUB}/dropped.jsonl", f"{OUTBOX}/{HUB}/{1:020}-0.json", f"{OUTBOX}/{HUB}/held-{1:020}",
+    f"{OUTBOX}/{HUB}/held-{1:020}/weights", f"{OUTBOX}/{LOGS}run", f"{OUTBOX}/{LOGS}run.lock",
+    f"{OUTBOX}/{LOGS}run/wandb{FACTS}", f"{OUTBOX}/{LOGS}run/wandb{POSITION}",
+    f"{OUTBOX}/{LOGS}run/{ENTRIES}{1:020}.jsonl", f"{OUTBOX}/{LOGS}run/held", f"{OUTBOX}/{LOGS}run/held/model-1/m",
+)  # fmt: skip
+
+BOUND_SECONDS, BOUND_BYTES = 2.0, 200 << 20
+"""Processor time and memory that a hostile folder may take."""
+
+
+def hostile_folder(data: bytes) -> None:
+    """What is planted anywhere in a run's folder is refused or ignored in bounded time; nothing outside changes."""
+    try:
+        plan = json.loads(data)
+        chosen = [(PLACES[int(place) % len(PLACES)], PLANTED[int(kind) % len(PLANTED)]) for place, kind in plan]
+    except (ValueError, TypeError, RecursionError, OverflowError):
+        return
+    state = _emptied("hostile")
+    victim = state / "victim"
+    victim.mkdir()
+    (victim / "file").write_bytes(b"1" * 100)
+    for place, kind in chosen[:8]:
+        with suppress(OSError):
+            _plant(state / "run" / place, kind, victim)
+    began, peak = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    run = str(state / "run")
+    for use in (_list_outbox, _open_outbox, _use_spool):
+        with suppress(HexloopError, OSError):
+            use(run)
+    used = time.process_time() - began
+    assert used < BOUND_SECONDS, f"{used:.1f} s of processor time"
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak) << 10 < BOUND_BYTES
+    assert os.listdir(victim) == ["file"]
+    assert (victim / "file").read_bytes() == b"1" * 100
+
+
+def _plant(path: Path, kind: str, victim: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "link":
+        path.symlink_to(victim / "file")
+    elif kind == "folder link":
+        path.symlink_to(victim)
+    elif kind == "hard link":
+        os.link(victim / "file", path)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "sparse":
+        path.touch()
+        os.truncate(path, 1 << 40)
+    elif kind == "many":
+        path.mkdir()
+        for number in range(2000):
+            (path / f"{number:020}-0.json").write_bytes(b"{")
+            (path / f"r{number}{FACTS}").touch()
+    elif kind == "deep":
+        (path / "/".join("a" * 100)).mkdir(parents=True)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes(b'{"number": 1}\n' * 20_000)
+
+
+def _list_outbox(run: str) -> None:
+    for name in names_in(run):
+        intents_of(run, name)
+        dropped_in(run, name)
+    waiting_logs(run)
+
+
+def _open_outbox(run: str) -> None:
+    held = open_outbox(run, HUB)
+    if held is not None:
+        held.close()
+
+
+def _use_spool(run: str) -> None:
+    spool_of_run = locked_spool(run, f"{LOGS}run")
+    if spool_of_run is None:
+        return
+    try:
+        spool_of_run.keep(lambda entry: remains(entry, 10))
+        for name in spool_of_run.receivers():
+            spool_of_run.facts(name)
+            spool_of_run.move(name, 3)
+        spool_of_run.append(5, entry_of(Record(1, 0.5, {"loss": 1.0})))
+        spool_of_run.location("model-1/m")
+        spool_of_run.release("model-1/m")
+    finally:
+        spool_of_run.close(remove=True)
+
+
+def _other_plan(data: bytes, random: Random, _: list[bytes]) -> bytes:
+    plan = [[random.randrange(len(PLACES)), random.randrange(len(PLANTED))] for _ in range(random.choice((1, 1, 2, 4)))]
+    return json.dumps(plan).encode()
+
+
+def _plans() -> list[bytes]:
+    return [json.dumps([[place, kind]]).encode() for place in range(len(PLACES)) for kind in range(len(PLANTED))]
+
+
 QUEUES = (
     Target("board_commands", commands, changed_json, first=lambda: [json.dumps(command()).encode()]),
     Target("spool", spool, first=spools),
     Target("outbox", outbox, changed_json, first=lambda: [json.dumps(asdict(intent())).encode()]),
+    Target("hostile_folder", hostile_folder, _other_plan, 200, structured=True, first=_plans),
 )
