@@ -73,7 +73,8 @@ class TrainingArguments(
 
     Raises:
         ConfigurationError: on construction with every problem; on assignment with the problem of the value by itself.
-            Values that are invalid only in combination are found by `check`, which is called again before training.
+            Values that are invalid only in combination are found by `check`, which is called again before training,
+            as are values that are assigned during a takeover.
     """
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [

@@ -7,6 +7,7 @@ Such a class is an attrs class that looks like a dataclass. Users derive from it
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
 from abc import ABCMeta
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from hexloop.app.arguments.declaration import (
     ArgumentGroup,
     Declaration,
+    annotations_of,
     declarations,
     default_of,
     has_argument,
@@ -75,20 +77,36 @@ class ArgumentsMeta(ABCMeta):
     subclasses may be abstract.
     """
 
-    def __call__(cls, *values: Any, **named: Any) -> Any:
-        """Make an object. Unknown names are refused together with everything that is wrong with the others."""
-        kind: Any = cls
-        kept = {name: named[name] for name in ONLY_IF_GIVEN if name in named and is_legacy(kind, name)}
-        named, refused = without_legacy_names(kind, named, {"output_dir": values[0]} if values else {})
-        unknown = {name: value for name, value in named.items() if not takes(kind, name)}
-        if not (unknown or refused):
-            made = super().__call__(*values, **named)
-            vars(made).update(kept)
-            return made
-        known = {name: value for name, value in named.items() if name not in unknown}
-        problems = [unknown_argument(name, value, kind.__dataclass_fields__) for name, value in unknown.items()]
-        others = problems_of(lambda: super(ArgumentsMeta, cls).__call__(*values, **known))
-        raise ConfigurationError([*problems, *refused, *others])
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """The parameters of the constructor, which programs filter their settings by, instead of those of `__call__`.
+
+        It is a property, as a subclass would inherit a value.
+        """
+        kinds, signature = annotations_of(cls), inspect.signature(cls.__init__)  # type: ignore[misc]
+        _, *parameters = signature.parameters.values()
+        typed = [
+            each.replace(annotation=kinds[each.name]) if each.annotation is each.empty and each.name in kinds else each
+            for each in parameters
+        ]
+        return signature.replace(parameters=typed)
+
+    if not TYPE_CHECKING:  # type checkers would take its signature for that of every class
+
+        def __call__(cls, *values: Any, **named: Any) -> Any:
+            """Make an object. Unknown names are refused together with everything that is wrong with the others."""
+            kind: Any = cls
+            kept = {name: named[name] for name in ONLY_IF_GIVEN if name in named and is_legacy(kind, name)}
+            named, refused = without_legacy_names(kind, named, {"output_dir": values[0]} if values else {})
+            unknown = {name: value for name, value in named.items() if not takes(kind, name)}
+            if not (unknown or refused):
+                made = super().__call__(*values, **named)
+                vars(made).update(kept)
+                return made
+            known = {name: value for name, value in named.items() if name not in unknown}
+            problems = [unknown_argument(name, value, kind.__dataclass_fields__) for name, value in unknown.items()]
+            others = problems_of(lambda: super(ArgumentsMeta, cls).__call__(*values, **known))
+            raise ConfigurationError([*problems, *refused, *others])
 
 
 class Arguments(ArgumentGroup, metaclass=ArgumentsMeta):
@@ -97,6 +115,9 @@ class Arguments(ArgumentGroup, metaclass=ArgumentsMeta):
     __attrs_attrs__: ClassVar[Any]
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
     _made = False
+
+    stores_refused: ClassVar[bool] = False
+    """Whether an assigned value that is refused is stored, and refused before training, as a takeover sets it."""
 
     def __attrs_post_init__(self) -> None:
         self.__post_init__()
@@ -112,6 +133,28 @@ class Arguments(ArgumentGroup, metaclass=ArgumentsMeta):
         Raises:
             ConfigurationError: with every problem.
         """
+        refused, problems = self._convert()
+        for name in refused:
+            vars(self)[name] = default_of(type(self), name)  # until all is checked
+        self._derive()
+        problems += self._broken_rules(refused)
+        if problems:
+            vars(self).update(refused)
+            raise ConfigurationError(problems)
+
+    def check_stored(self) -> None:
+        """Check every argument by itself if assignment may have stored a refused value, as before an evaluation.
+
+        Raises:
+            ConfigurationError: with a problem for each value that is refused.
+        """
+        if self.stores_refused:
+            _, problems = self._convert()
+            if problems:
+                raise ConfigurationError(problems)
+
+    def _convert(self) -> tuple[dict[str, Any], list[Problem]]:
+        """Convert every argument; return the refused values by name, which stay as they are, and their problems."""
         refused, problems = {}, []
         for name in self._declared:
             value = getattr(self, name)
@@ -119,13 +162,8 @@ class Arguments(ArgumentGroup, metaclass=ArgumentsMeta):
                 vars(self)[name] = _accepted(type(self), name, value)
             except RefusalError as refusal:
                 refused[name] = value
-                vars(self)[name] = default_of(type(self), name)  # until all is checked
                 problems.append(problem({name: value}, refusal))
-        self._derive()
-        problems += self._broken_rules(refused)
-        if problems:
-            vars(self).update(refused)
-            raise ConfigurationError(problems)
+        return refused, problems
 
     def assign(self, **values: Any) -> None:
         """Set several arguments, or none of them if one is refused.
@@ -146,16 +184,24 @@ class Arguments(ArgumentGroup, metaclass=ArgumentsMeta):
         if problems:
             raise ConfigurationError(problems)
         for name, value in accepted.items():
-            vars(self)[name] = value
-            if twin := self._declared[name][0].twin:
-                vars(self)[twin] = value
+            self._store(name, value)
+
+    def _store(self, name: str, value: object) -> None:
+        vars(self)[name] = value
+        if twin := self._declared[name][0].twin:
+            vars(self)[twin] = value
 
     if not TYPE_CHECKING:  # with it, type checkers would accept every misspelt attribute
 
         def __setattr__(self, name: str, value: object) -> None:
             legacy = is_legacy(type(self), name)
             if self._made and (name in self._declared or legacy):
-                self.assign(**{name: value})
+                try:
+                    self.assign(**{name: value})
+                except ConfigurationError:
+                    if not self.stores_refused or legacy:
+                        raise
+                    self._store(name, value)
             elif legacy:
                 self._set_legacy(name, value)
             else:

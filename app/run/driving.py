@@ -300,6 +300,7 @@ def _with_speed(parts: TrainerParts, output: EvalLoopOutput, prefix: str, second
 
 def evaluate(parts: TrainerParts, dataset: Any, ignore_keys: list[str] | None, prefix: str) -> dict[str, float]:
     """Evaluate now, and call the callbacks."""
+    parts.args.check_stored()
     events = evaluation_events(parts, dataset, ignore_keys, prefix)
     while True:
         try:
@@ -317,6 +318,7 @@ def evaluation_loop(
     prefix: str,
 ) -> EvalLoopOutput:
     """Predict every batch of `loader`, and call the callbacks. The outputs of a "Prediction" are always kept."""
+    parts.args.check_stored()
     log_evaluation(parts, loader, description)
     with _randomness(parts):
         evaluator = make_evaluator(parts, loader, loss_only, ignore_keys, prefix, keep=description == "Prediction")
@@ -328,6 +330,7 @@ def evaluation_loop(
 
 def predict(parts: TrainerParts, dataset: Any, ignore_keys: list[str] | None, prefix: str) -> PredictionOutput:
     """Predict a data set, and call the callbacks."""
+    parts.args.check_stored()
     clock = parts.adapters.clock
     with _randomness(parts):
         loader = parts.hooks.get_test_dataloader(dataset)

@@ -138,6 +138,7 @@ class _Replacement:
         """Change the modules that have been imported, and each other one when it is."""
         self._undo.append(call_before(hexloop.TrainingArguments, "__post_init__", _set_reproduce))
         self._undo.append(call_after(hexloop.TrainingArguments, "__post_init__", _join_early))
+        self._undo.append(_store_refused_values())
         self._undo.append(_take_over_spawned_processes())
         sys.meta_path.insert(0, self)
         for module in _imported_modules():
@@ -288,6 +289,15 @@ def _join_early(arguments: Any) -> None:
     configured = getattr(arguments.accelerator_config, "use_configured_state", False)
     if arguments.surroundings.world_size > 1 and not configured:
         share_accelerate_state(arguments)
+
+
+def _store_refused_values() -> Undo:
+    """Let training arguments store what they refuse on assignment, until training starts; return what undoes it.
+
+    transformers stores every value, and programs set an argument to None for a moment, as when they print the others.
+    """
+    hexloop.TrainingArguments.stores_refused = True
+    return lambda: setattr(hexloop.TrainingArguments, "stores_refused", False)
 
 
 def _set_reproduce(arguments: Any) -> None:

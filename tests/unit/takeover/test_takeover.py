@@ -303,3 +303,34 @@ def test_reproduce_is_the_default_of_arguments() -> None:
     assert later.reproduce is None
     with hexloop.takeover(reproduce="transformer"), pytest.raises(ConfigurationError, match="reproduce='transformer'"):
         hexloop.TrainingArguments(output_dir="x", report_to="none")
+
+
+@pytest.mark.filterwarnings("ignore:.*is an argument of earlier releases:FutureWarning")
+def test_a_refused_value_is_stored_until_training_or_evaluation() -> None:
+    """A program may set arguments to None for a moment; one that stays is refused before it is used.
+
+    Without a takeover it is refused at once, also by arguments that were made during one.
+    """
+    with hexloop.takeover():
+        arguments = transformers.Seq2SeqTrainingArguments("out", gradient_checkpointing=True)
+        before = dict(vars(arguments))
+        for name, value in before.items():
+            setattr(arguments, name, None)
+            setattr(arguments, name, value)
+        assert vars(arguments) == before
+        arguments.check_stored()
+        for name, value in (("include_num_input_tokens_seen", None), ("logging_steps", "often"), ("seed", -1)):
+            setattr(arguments, name, value)
+            assert getattr(arguments, name) == value
+        for check in (arguments.check, arguments.check_stored):
+            with pytest.raises(ConfigurationError) as caught:
+                check()
+            assert len(caught.value.problems) == 3
+            assert arguments.logging_steps == "often"
+        with pytest.raises(ConfigurationError, match="batch_size=-2"):
+            arguments.set_training(batch_size=-2)
+        arguments.seed, arguments.logging_steps, arguments.include_num_input_tokens_seen = 1, 10, "no"
+        arguments.check()
+    with pytest.raises(ConfigurationError, match="seed=-1"):
+        arguments.seed = -1
+    assert arguments.seed == 1
