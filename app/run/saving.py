@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,6 +29,9 @@ from hexloop.ports.storage import File, Storage
 ARGUMENTS = "training_args.json"
 STATE = "trainer_state.json"
 
+SELF_SAVING = (("transformers.modeling_utils", "PreTrainedModel"), ("peft.peft_model", "PeftModel"))
+"""The modules and names of the classes whose objects write their own files; loaded if there is such an object."""
+
 
 def save_model(parts: TrainerParts, folder: str, state_dict: Mapping[str, Any] | None = None) -> None:
     """Write the weights and all other files that `from_pretrained(folder)` needs; create the folder if needed.
@@ -47,8 +51,9 @@ def save_model(parts: TrainerParts, folder: str, state_dict: Mapping[str, Any] |
         save_sharded(parts, folder)
         if not parts.args.should_save:
             return
-        _save_configuration(model, folder)
-    elif hasattr(model, "save_pretrained"):
+        if writes_own_files(model):
+            _save_configuration(model, folder)
+    elif writes_own_files(model):
         written = weights_to_write(model, state_dict)
         model.save_pretrained(folder, **({} if written is None else {"state_dict": written}))
     else:
@@ -106,13 +111,14 @@ def companion_files(parts: TrainerParts, arguments: ArgumentsFile) -> Iterator[F
     if parts.hooks.save_model.overridden or parts.hooks.save.overridden:
         return
     model = parts.unwrapped_model
-    is_adapter = getattr(model, "peft_config", None) and hasattr(model, "save_pretrained")
-    if not (is_adapter or _is_configured(model) or hasattr(_processing_class(parts), "save_pretrained")):
+    own_files = writes_own_files(model)
+    is_adapter = own_files and bool(getattr(model, "peft_config", None))
+    if not (own_files or hasattr(_processing_class(parts), "save_pretrained")):
         return
     with tempfile.TemporaryDirectory() as folder:
         if is_adapter and not is_sharded(parts.adapters.parallelism, parts.model):
             model.save_pretrained(folder)  # of PEFT: only its adapters
-        else:
+        elif own_files:
             _save_configuration(model, folder)
         _save_processing_class(parts, folder)
         yield from (file for file in _files_in(folder) if file.path not in (ARGUMENTS, STATE))
@@ -143,9 +149,13 @@ def _state_document(parts: TrainerParts) -> bytes:
     return f"{json.dumps(values, indent=2, sort_keys=True, default=float)}\n".encode()
 
 
-def _is_configured(model: Any) -> bool:
-    """Return whether `_save_configuration` writes a file."""
-    return hasattr(getattr(model, "config", None), "save_pretrained") or hasattr(model, "can_generate")
+def writes_own_files(model: Any) -> bool:
+    """Return whether a model is one of transformers or PEFT, whose `save_pretrained` writes what they load.
+
+    A method of that name of any other model may expect or write something else.
+    """
+    found = (getattr(sys.modules.get(module), name, ()) for module, name in SELF_SAVING)
+    return any(isinstance(model, kind) for kind in found)
 
 
 def _save_configuration(model: Any, folder: str) -> None:
@@ -161,7 +171,8 @@ def _save_configuration(model: Any, folder: str) -> None:
 
 def _processing_class(parts: TrainerParts) -> Any:
     """Return the processing class, or the tokenizer of the collator if there is none."""
-    return parts.processing_class or getattr(parts.data_collator, "tokenizer", None)
+    given = parts.processing_class
+    return getattr(parts.data_collator, "tokenizer", None) if given is None else given
 
 
 def _save_processing_class(parts: TrainerParts, folder: str) -> None:

@@ -246,9 +246,9 @@ class TrainerInternals(TrainerData, TrainerPublishing):
         """Log the keys that were missing in loaded weights, and those that the model does not have."""
         log = logging.getLogger("hexloop").warning
         if missing := getattr(load_result, "missing_keys", None):
-            log("The loaded weights lack %s; these keep the values that they had.", ", ".join(missing))
+            log("The loaded weights have missing keys: %s. These keep the values that they had.", ", ".join(missing))
         if unexpected := getattr(load_result, "unexpected_keys", None):
-            log("The loaded weights contain %s, which the model does not have.", ", ".join(unexpected))
+            log("The loaded weights have unexpected keys: %s. The model does not have them.", ", ".join(unexpected))
 
     # Model
 

@@ -116,7 +116,7 @@ class Trainer(TrainerHooks, LegacyNames):
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         self.optimizer, self.lr_scheduler = optimizers
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
-        self.data_collator = data_collator or default_collator(processing_class)
+        self.data_collator = default_collator(processing_class) if data_collator is None else data_collator
         smoothed, overridden = bool(self.args.label_smoothing_factor), is_overridden(self, "compute_loss")
         has_own_loss = compute_loss_func is not None or smoothed or overridden
         has_own_loss = has_own_loss and self.args.reproduce is None  # transformers does not look for such labels

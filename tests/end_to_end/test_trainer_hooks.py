@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 import pytest
@@ -614,8 +616,11 @@ class Adapted(Net):
         )
 
 
-def test_a_checkpoint_of_a_model_with_adapters_contains_their_files(tmp_path: Path) -> None:
+def test_a_checkpoint_of_a_model_with_adapters_contains_their_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The weights are those of the checkpoint's step, the manifest lists them, and a run resumes from it."""
+    monkeypatch.setitem(sys.modules, "peft.peft_model", SimpleNamespace(PeftModel=Adapted))
     whole = trained(tmp_path, parts={"model": net(kind=Adapted)}, save_strategy="steps", save_steps=2)
     folder = tmp_path / "checkpoint-2"
     adapter = load_file(folder / "adapter_model.safetensors")

@@ -293,8 +293,12 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 def _end(reference: weakref.ref[ShieldedIterator]) -> None:
     iterator = reference()
-    if iterator is not None:
-        iterator._shutdown_workers()
+    if iterator is None:
+        return
+    iterator._shutdown_workers()  # does nothing after torch's own exit function: if multiprocessing was imported first
+    for worker in iterator._workers:
+        if worker.is_alive():
+            worker.kill()
 
 
 @contextmanager

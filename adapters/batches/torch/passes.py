@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from attrs import define, field, frozen
 from torch.utils.data import IterableDataset
 
 from hexloop.adapters.batches.torch import order
-from hexloop.adapters.batches.torch.collate import DataCollatorWithPadding, default_data_collator
+from hexloop.adapters.batches.torch.collate import DataCollatorWithPadding, collate_columns, default_data_collator
 from hexloop.domain.ranges import Between, Count
 
 Streams = tuple[Any, Any, torch.Tensor]
@@ -137,7 +138,8 @@ def from_document(document: list[Any]) -> Streams:
 def runs_no_user_code(loader: Any) -> bool:
     """Return whether reading runs no code of the user's, which might draw random numbers."""
     collate = getattr(loader, "collate_fn", None)
-    inner = getattr(collate, "args", (collate,))[0]  # of a partial that leaves columns out
+    leaves_out_columns = isinstance(collate, partial) and collate.func is collate_columns
+    inner = collate.args[0] if leaves_out_columns else collate
     known = inner is default_data_collator or type(inner) is DataCollatorWithPadding
     return known and order.only_stored(getattr(loader, "dataset", None))
 
