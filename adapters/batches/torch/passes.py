@@ -138,8 +138,7 @@ def from_document(document: list[Any]) -> Streams:
 def runs_no_user_code(loader: Any) -> bool:
     """Return whether reading runs no code of the user's, which might draw random numbers."""
     collate = getattr(loader, "collate_fn", None)
-    leaves_out_columns = isinstance(collate, partial) and collate.func is collate_columns
-    inner = collate.args[0] if leaves_out_columns else collate
+    inner = collate.args[0] if isinstance(collate, partial) and collate.func is collate_columns else collate
     known = inner is default_data_collator or type(inner) is DataCollatorWithPadding
     return known and order.only_stored(getattr(loader, "dataset", None))
 

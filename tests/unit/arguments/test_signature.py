@@ -43,7 +43,7 @@ def test_the_signature_names_every_argument(kind: type[Any]) -> None:
 
 def test_a_program_keeps_the_settings_that_the_class_takes() -> None:
     """A program that filters its configuration by the signature keeps every argument and drops the rest."""
-    settings = {"output_dir": "out", "learning_rate": 1e-3, "extra": 5, "unknown": 1}
+    settings: dict[str, Any] = {"output_dir": "out", "learning_rate": 1e-3, "extra": 5, "unknown": 1}
     taken = {name: value for name, value in settings.items() if name in inspect.signature(Plain).parameters}
     assert taken == {"output_dir": "out", "learning_rate": 1e-3, "extra": 5}
     assert Plain(**taken).extra == 5
