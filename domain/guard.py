@@ -154,7 +154,7 @@ class Guard(Generic[Loss]):
     indices_of: Callable[[Place], Sequence[int] | None] = lambda _: None
     announce: Callable[[Sequence[SkippedWindow]], None] = lambda _: None
     returns_to_kept: bool = field(default=False, init=False)
-    _places: list[Place] = field(factory=list, init=False)
+    _places: list[tuple[int, int, int]] = field(factory=list, init=False)
     _left_out: list[SkippedWindow] = field(factory=list, init=False)
     _restore_random: Callable[[], None] | None = field(default=None, init=False)
     _kept_at: int | None = field(default=None, init=False)
@@ -162,7 +162,7 @@ class Guard(Generic[Loss]):
 
     def note_window(self, epoch: int, position: int, samples: int) -> None:
         """Note where the window that was just trained on is in the data."""
-        self._places.append(Place(epoch, position, samples))
+        self._places.append((epoch, position, samples))
 
     @property
     def is_full(self) -> bool:
@@ -178,8 +178,14 @@ class Guard(Generic[Loss]):
         """
         values, places = self.values.drain(), self._places
         self._places = []
+        if self.rules.spike_factor is None and _are_finite(values):  # as nearly always
+            for loss, _ in values:
+                state.finite_loss += loss
+            state.finite_steps += len(values)
+            return
         first = state.step - len(values)
-        for number, ((loss, norm), place) in enumerate(zip(values, places, strict=False)):
+        for number, ((loss, norm), where) in enumerate(zip(values, places, strict=False)):
+            place = Place(*where)
             found = self._judged(state, first + number, place, loss, norm)
             if found is None:
                 continue
@@ -312,3 +318,8 @@ class Guard(Generic[Loss]):
             )
         self._left_out.append(SkippedWindow(place.epoch, place.position, place.samples, before, found.kind))
         self.returns_to_kept = True
+
+
+def _are_finite(values: Sequence[tuple[float, float | None]]) -> bool:
+    """Return whether every loss and every norm is finite. A sum that overflows makes it False as well."""
+    return math.isfinite(sum(loss for loss, _ in values) + sum(norm or 0.0 for _, norm in values))
