@@ -159,6 +159,7 @@ def hostile_folder(data: bytes) -> None:
     for place, kind in chosen[:8]:
         with suppress(OSError):
             _plant(state / "run" / place, kind, victim)
+    before = _contents(victim)  # what is planted below a link is in there already
     began, peak = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     run = str(state / "run")
     for use in (_list_outbox, _open_outbox, _use_spool):
@@ -167,8 +168,13 @@ def hostile_folder(data: bytes) -> None:
     used = time.process_time() - began
     assert used < BOUND_SECONDS, f"{used:.1f} s of processor time"
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak) << 10 < BOUND_BYTES
-    assert os.listdir(victim) == ["file"]
-    assert (victim / "file").read_bytes() == b"1" * 100
+    assert _contents(victim) == before
+
+
+def _contents(folder: Path) -> list[tuple[str, int, int]]:
+    """Return what a folder holds, with sizes and times."""
+    paths = sorted(folder.rglob("*"))
+    return [(str(path), path.lstat().st_size, path.lstat().st_mtime_ns) for path in paths]
 
 
 def _plant(path: Path, kind: str, victim: Path) -> None:
