@@ -331,6 +331,7 @@ class StandardLearner(Generic[Batch, Loss]):
 
     before_optimizer_step, after_optimizer_step: called before and after the optimizer's step, if given.
     backward: called with the loss instead of the parallelism's backward pass of the scaled loss, if given.
+    before_clearing: an attribute, called last before the gradients are cleared, with whether the step was taken.
     """
 
     def __init__(
@@ -350,6 +351,7 @@ class StandardLearner(Generic[Batch, Loss]):
         self._parallelism = parallelism
         self._before_optimizer_step = before_optimizer_step
         self.after_optimizer_step = after_optimizer_step
+        self.before_clearing: Callable[[bool], None] | None = None
         self._backward = backward
 
     def micro_step(self, batch: Batch, window_items: object, last_of_window: bool) -> Loss:
@@ -373,6 +375,8 @@ class StandardLearner(Generic[Batch, Loss]):
         taken = precision.step(trainable.optimizer)
         if self.after_optimizer_step:
             self.after_optimizer_step()
+        if self.before_clearing:
+            self.before_clearing(taken)
         trainable.clear_gradients()
         return norm, taken
 

@@ -15,7 +15,7 @@ from hexloop.app.callbacks.trackers import CALLBACKS, TrackerCallback
 from hexloop.app.callbacks.trainer_state import TrainerState
 from hexloop.domain import events
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.wording import Problem
+from hexloop.domain.wording import Problem, shown
 
 Item = TypeVar("Item")
 
@@ -195,7 +195,7 @@ class CallbackHandler:
         for listener in listeners:
             returned = listener(args, state, control, **keywords)
             if returned is not None and returned is not control:
-                control.take_over(returned)
+                _take_over(control, returned, listener)
 
     on_init_end = _event("on_init_end")
     on_train_begin = _event("on_train_begin", "should_training_stop")
@@ -213,6 +213,19 @@ class CallbackHandler:
     on_log = _event("on_log", "should_log", positional=("logs",))
     on_prediction_step = _event("on_prediction_step")
     on_push_begin = _event("on_push_begin")
+
+
+def _take_over(control: TrainerControl, returned: object, listener: Listener) -> None:
+    """Copy the switches of what a callback returned. Raises ConfigurationError if it has none."""
+    try:
+        control.take_over(returned)
+    except TypeError as error:
+        name = getattr(listener, "__qualname__", repr(listener))
+        problem = (
+            f"The callback {name} returned a {type(returned).__name__} ({shown(returned)}), which has no switches of a "
+            "TrainerControl; let it return its argument `control`, or nothing."
+        )
+        raise ConfigurationError(Problem(problem, kind=TypeError)) from error
 
 
 def _is_one(candidate: object, kind: type[Any]) -> bool:

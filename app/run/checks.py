@@ -9,6 +9,7 @@ import platform
 import sys
 import time
 import uuid
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
@@ -21,7 +22,7 @@ from hexloop.domain.checkpoints.manifest import checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps
 from hexloop.domain.errors import ConfigurationError, MissingCheckpointError, StorageError
 from hexloop.domain.ranks import run_on_all_ranks, run_on_rank0
-from hexloop.domain.wording import Problem
+from hexloop.domain.wording import Problem, shown
 from hexloop.ports.collectives import Json
 from hexloop.ports.storage import Storage
 
@@ -105,6 +106,10 @@ def refuse_optimizer(parts: TrainerParts, total_steps: int) -> None:
         if parts.makes_optimizer:
             parts.hooks.get_optimizer_cls_and_kwargs(parts.args, parts.model)
     with refusals:
+        refuse_frozen_model(parts)
+    with refusals:
+        refuse_unsavable_generation(parts)
+    with refusals:
         if parts.makes_scheduler:
             check_schedule(parts.args, total_steps)
     refusals.settle()
@@ -142,13 +147,17 @@ def refuse_parts(
     if (model is None) == (model_init is None):
         kind = RuntimeError if model is None else None
         problems.append(Problem("A Trainer needs either a model or a model_init; pass exactly one.", kind=kind))
-    if model_init is not None and any(each is not None for each in optimizers):
+    if model_init is not None and isinstance(optimizers, tuple | list) and any(each is not None for each in optimizers):
         problem = (
             "model_init and optimizers exclude each other, because the optimizer holds the parameters of another model "
             "than model_init returns; override create_optimizer_and_scheduler, or pass the model."
         )
         problems.append(Problem(problem, kind=RuntimeError))
-    if optimizer_class is not None and optimizers[0] is not None:
+    if (
+        optimizer_class is not None
+        and isinstance(optimizers, tuple | list)
+        and any(each is not None for each in optimizers[:1])
+    ):
         problem = (
             "optimizers and optimizer_cls_and_kwargs exclude each other, because a run has one optimizer; pass one of "
             "them."
@@ -160,8 +169,64 @@ def refuse_parts(
             "of samples to a batch."
         )
         problems.append(Problem(problem, kind=TypeError))
+    if model is not None and (isinstance(model, type) or not hasattr(model, "parameters")):
+        problem = (
+            f"model is {shown(model)}, which is not a model; pass a torch.nn.Module, such as that of "
+            "AutoModel.from_pretrained(...) for the name or folder of a model."
+        )
+        problems.append(Problem(problem, kind=TypeError))
+    if not isinstance(optimizers, tuple | list) or len(optimizers) != 2:
+        problem = (
+            f"optimizers is {shown(optimizers)}, which is not a pair; pass (optimizer, scheduler), with None for what "
+            "the arguments should choose."
+        )
+        problems.append(Problem(problem, kind=TypeError))
     if problems:
         raise ConfigurationError(problems)
+
+
+def refuse_wrong_objects(args: object, callbacks: object, functions: tuple[object, object, object]) -> None:
+    """Raise ConfigurationError if the Trainer was given arguments, callbacks or functions of a wrong kind."""
+    problems = [
+        Problem(f"{name} is {shown(value)}, which cannot be called; pass a function.", kind=TypeError)
+        for name, value in zip(("model_init", "compute_loss_func", "compute_metrics"), functions, strict=True)
+        if value is not None and not callable(value)
+    ]
+    if args is not None and not hasattr(args, "output_dir"):
+        problem = f"args is {shown(args)}; pass TrainingArguments(output_dir, ...)."
+        problems.append(Problem(problem, kind=TypeError))
+    if callbacks is not None and (isinstance(callbacks, str) or not isinstance(callbacks, Iterable)):
+        problem = f"callbacks is {shown(callbacks)}, which is not a list; pass [{type(callbacks).__name__}(...), ...]."
+        problems.append(Problem(problem, kind=TypeError))
+    if problems:
+        raise ConfigurationError(problems)
+
+
+def refuse_frozen_model(parts: TrainerParts) -> None:
+    """Raise ConfigurationError if all parameters are frozen, and no optimizer of the user's has others."""
+    if not parts.own_optimizer or not parts.makes_optimizer:
+        return
+    if not any(parameter.requires_grad for parameter in parts.model.parameters()):
+        raise ConfigurationError(
+            "The model has no parameter that is trained: requires_grad is False for all of them; set it to True for "
+            "those to train, or add adapters."
+        )
+
+
+def refuse_unsavable_generation(parts: TrainerParts) -> None:
+    """Raise ConfigurationError if the run saves the model and its generation_config, which is inconsistent."""
+    model = parts.unwrapped_model
+    config: Any = getattr(model, "generation_config", None)
+    saves = str(getattr(parts.args.save_strategy, "value", parts.args.save_strategy)) != "no" or parts.args.push_to_hub
+    if not saves or not hasattr(config, "validate") or not (hasattr(model, "can_generate") and model.can_generate()):
+        return
+    try:
+        config.validate(strict=True)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"The model's generation_config is inconsistent, so no checkpoint could be saved: {error} Fix the options "
+            "of model.generation_config, or set save_strategy='no'."
+        ) from error
 
 
 def refuse_untrainable_model(model: Any) -> None:

@@ -34,7 +34,7 @@ from hexloop.app.wiring.learner import (
     reduced_precision,
     whole_windows,
 )
-from hexloop.app.wiring.model import Observer, patched, scheduler_adapter
+from hexloop.app.wiring.model import Observer, let_schedule_read_gradients, patched, scheduler_adapter
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.transfer import batch_preparation
 from hexloop.domain.checkpoints.manifest import checkpoint_name
@@ -198,6 +198,7 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         learner = make_learner(parts, wrapped, after_step)
         undo.enter_context(reduced_precision(parts, wrapped))
         run = _make_run(parts, prepared.plan, prepared.batches, learner, run_name, report)
+        let_schedule_read_gradients(learner.standard, run.scheduler)
         totals = totals_over_ranks(parts.adapters.collectives)
         counters = make_counters(parts, run, learner.learner, lambda number: totals([number])[0])
         run.counters = counters.each_batch

@@ -13,7 +13,7 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.arguments import from_transformers
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
 from hexloop.app.callbacks.flow import all_callbacks
-from hexloop.app.run import driving, model_card, saving
+from hexloop.app.run import checks, driving, model_card, saving
 from hexloop.app.run.checkpoint_folders import make_output_folder
 from hexloop.app.run.checks import Refusals, refuse_missing_data, refuse_parts, refuse_untrainable_model
 from hexloop.app.run.determinism import enable_full_determinism, seeded
@@ -79,6 +79,7 @@ class Trainer(TrainerHooks, LegacyNames):
         remember_secrets(secret_values(os.environ))
         if tokenizer is not None:
             processing_class = self.take_tokenizer(tokenizer, processing_class)
+        checks.refuse_wrong_objects(args, callbacks, (model_init, compute_loss_func, compute_metrics))
         self.args = from_transformers(args or self.arguments_class("tmp_trainer"), self.arguments_class)
         with Refusals() as refusals:
             self.adapters = choose_adapters(self.args, injected)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
 from attrs import define, evolve
@@ -41,7 +41,7 @@ from hexloop.app.wiring.trackers import logging_folder, named_loggers
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.fail_safe import FailSafeJournal
 from hexloop.domain.run_folder import JOURNAL, LOG, own_file
-from hexloop.domain.wording import did_you_mean
+from hexloop.domain.wording import Problem, did_you_mean, shown
 from hexloop.ports.background import Background
 from hexloop.ports.clock import Clock
 from hexloop.ports.collectives import Collectives
@@ -102,9 +102,9 @@ def choose_adapters(args: TrainingArguments, injected: Injected) -> Adapters:
     unknown logger, a combination that the table in `combinations` rejects. Raises TypeError for an unknown keyword.
     """
     if unknown := sorted(injected.keys() - Injected.__annotations__.keys()):
-        remedy = did_you_mean(unknown[0], Injected.__annotations__, "leave it out.")
-        raise TypeError(f"Trainer() got an unexpected keyword argument {unknown[0]!r}; {remedy}")
+        raise TypeError(f"Trainer() got an unexpected keyword argument {unknown[0]!r}; {_remedy(unknown[0], args)}")
     problems: list[str] = []
+    refuse_wrong_adapters(injected)
     given_loggers = injected.get("loggers")
     loggers = choose_loggers(args, problems) if given_loggers is None else named_loggers(given_loggers)
     try:
@@ -140,6 +140,60 @@ def choose_adapters(args: TrainingArguments, injected: Injected) -> Adapters:
         journal=FailSafeJournal(journal, clock),
         engine=engine,
     )
+
+
+CONSTRUCTOR = (
+    *("model", "args", "data_collator", "train_dataset", "eval_dataset", "processing_class", "model_init"),
+    *("compute_loss_func", "compute_metrics", "callbacks", "optimizers", "optimizer_cls_and_kwargs"),
+    "preprocess_logits_for_metrics",
+)
+"""The Trainer's parameters that are no adapters."""
+
+
+def _remedy(name: str, args: TrainingArguments) -> str:
+    """Return what to do about an unknown keyword of the Trainer."""
+    if hasattr(args, name):
+        return f"it is one of the training arguments, so pass it to {type(args).__name__}."
+    return did_you_mean(name, (*CONSTRUCTOR, *Injected.__annotations__), "leave it out.", similarity=0.75)
+
+
+PORTS: Mapping[str, tuple[Any, str]] = {
+    "device": (Device, "set use_cpu, or choose the devices that the process sees, e.g. by CUDA_VISIBLE_DEVICES"),
+    "precision": (Precision, "set bf16=True or fp16=True in the arguments"),
+    "parallelism": (Parallelism, "set fsdp or deepspeed in the arguments"),
+    "collectives": (Collectives, "start the processes with torchrun or hexloop launch"),
+    "storage": (Storage, "set output_dir, which may be a URL"),
+    "hub": (Hub, "set hub_model_id and hub_token in the arguments"),
+    "loggers": (Logger, "set report_to in the arguments for trackers by name"),
+    "clock": (Clock, "leave it out"),
+    "interrupts": (Interrupts, "leave it out"),
+    "journal": (Journal, "leave it out"),
+}
+"""The port of each adapter that can be passed, and how to choose one without passing it."""
+
+
+def refuse_wrong_adapters(injected: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError, with all problems, for adapters that have none of the methods of their port."""
+    problems = []
+    for name, (port, remedy) in PORTS.items():
+        value: Any = injected.get(name)
+        several = name == "loggers" and isinstance(value, Iterable) and not isinstance(value, str)
+        for each in value if several else [value]:
+            methods = [method for method in vars(port) if not method.startswith("_")]
+            is_one = not isinstance(each, type) and any(hasattr(each, method) for method in methods)
+            if value is None or (is_one and (several or name != "loggers")):
+                continue
+            expected = f"a list of {port.__name__} objects" if name == "loggers" else f"a {port.__name__} object"
+            problems.append(
+                Problem(
+                    f"{name} takes {expected} (with the methods {', '.join(methods)}), and got {shown(value)}; "
+                    f"{remedy}, or pass {expected}.",
+                    kind=TypeError,
+                )
+            )
+            break
+    if problems:
+        raise ConfigurationError(problems)
 
 
 def _parallelism(

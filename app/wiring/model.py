@@ -32,6 +32,7 @@ from hexloop.app.wiring.adapters import Adapters
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.events import AnyEvent, EpochBegan
+from hexloop.domain.loop import StandardLearner
 from hexloop.domain.schedules import ADAPTIVE, Shape, build_adaptive, build_shape
 from hexloop.ports.device import Device
 from hexloop.ports.scheduler import Scheduler
@@ -240,6 +241,12 @@ def _schedule_name(args: TrainingArguments) -> str:
 
 def _schedule_options(args: TrainingArguments) -> dict[str, Any]:
     return dict(args.lr_scheduler_kwargs) if isinstance(args.lr_scheduler_kwargs, dict) else {}
+
+
+def let_schedule_read_gradients(learner: object, scheduler: Scheduler) -> None:
+    """Step a schedule of the user's before the gradients are cleared, as transformers does: it may read them."""
+    if isinstance(learner, StandardLearner) and isinstance(scheduler, TorchScheduler):
+        learner.before_clearing = scheduler.step_with_gradients
 
 
 def scheduler_adapter(lr_scheduler: Any, optimizer: Any, args: TrainingArguments, standard: bool) -> Scheduler:

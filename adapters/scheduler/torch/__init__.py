@@ -18,7 +18,7 @@ from attrs import asdict, define, field, frozen
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
-from hexloop.adapters.scheduler.torch.saved_states import refuse_invalid_state, with_own_keys
+from hexloop.adapters.scheduler.torch.saved_states import refuse_invalid_state, with_numbers, with_own_keys
 from hexloop.adapters.schemas import KEY, read_part, structured
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.evaluation import BestMetric
@@ -57,6 +57,7 @@ class TorchScheduler:
     optimizer: Optimizer
     metric: BestMetric
     _follows_metric: bool = field(init=False)
+    _rates_of_step: tuple[float, ...] | None = field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         positional = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
@@ -67,8 +68,19 @@ class TorchScheduler:
         """No-op: torch schedulers set their first rates when they are created."""
 
     def advance(self, updates: int) -> None:
-        """Step a scheduler that counts updates."""
-        if not self._follows_metric:
+        """Step a scheduler that counts updates, unless `step_with_gradients` did."""
+        stepped, self._rates_of_step = self._rates_of_step is not None, None
+        if not (self._follows_metric or stepped):
+            self.scheduler.step()
+
+    def step_with_gradients(self, taken: bool) -> None:
+        """Step a scheduler that counts updates while the gradients of an update that was `taken` are there.
+
+        A scheduler may read them, as transformers' AdafactorSchedule does. Until `advance`, `rates` returns the rates
+        of that update.
+        """
+        if taken and not self._follows_metric:
+            self._rates_of_step = self.rates()
             self.scheduler.step()
 
     def observe(self, metrics: Mapping[str, float]) -> None:
@@ -78,11 +90,16 @@ class TorchScheduler:
 
     def rates(self) -> tuple[float, ...]:
         """Return the rates of the optimizer's groups."""
+        if self._rates_of_step is not None:
+            return self._rates_of_step
         return tuple(float(group["lr"]) for group in self.optimizer.param_groups)
 
     def export(self) -> Iterator[Part]:
-        """Export the scheduler's state dict and the current rates. Raises TypeError if the state is not JSON."""
-        yield json_part("scheduler", {"state": self.scheduler.state_dict(), "rates": self.rates()})
+        """Export the scheduler's state dict and the current rates. Raises TypeError if the state is not JSON.
+
+        Rates that are tensors, as those of an Adafactor, are exported as numbers.
+        """
+        yield json_part("scheduler", {"state": with_numbers(self.scheduler.state_dict()), "rates": self.rates()})
 
     def load(self, parts: Iterable[Part]) -> None:
         """Load an exported state dict and the rates, which torch does not restore.
@@ -100,6 +117,7 @@ class TorchScheduler:
         state = with_own_keys(self.scheduler.state_dict(), state)
         refuse_invalid_state(self.scheduler, state, "scheduler.state")
         self.scheduler.load_state_dict(state)
+        self._rates_of_step = None
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
 

@@ -9,6 +9,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from torch import Tensor
+
 from hexloop.adapters.schemas import shown
 from hexloop.domain.json_documents import keyed
 from hexloop.domain.ranges import MOST
@@ -144,3 +146,12 @@ def _of_mapping(own: Mapping[Any, Any], saved: Any, path: str, strict: bool) -> 
         for key, value in saved.items():
             expected = next(iter(own.values())) if numbered else own.get(key)
             yield from _of_value(expected, value, f"{path}[{shown(key)}]", str(key), strict and not numbered)
+
+
+def with_numbers(value: Any) -> Any:
+    """Return a state with a number for each tensor of one element."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.item()
+    if isinstance(value, dict):
+        return {key: with_numbers(inner) for key, inner in value.items()}
+    return type(value)(map(with_numbers, value)) if type(value) in (list, tuple) else value

@@ -21,6 +21,7 @@ from hexloop.adapters.trainable.torch.trainable import (
     Inputs,
     ItemSum,
     TorchTrainable,
+    checked_loss,
     loss_from_outputs,
     resolved_count,
 )
@@ -113,7 +114,7 @@ class TransformersTrainable(TorchTrainable):
     def loss(self, batch: Any, window_items: Any) -> Tensor:
         """Return this rank's loss of a batch; the window's gradient is the mean of those of the ranks."""
         self.enter_training_mode()
-        loss: Tensor = self._compute_loss(self.model, batch, num_items_in_batch=window_items)
+        loss: Tensor = checked_loss(self._compute_loss(self.model, batch, num_items_in_batch=window_items))
         return loss if self.scaled(window_items) else loss / self._batches
 
     def _outside(self) -> list[Parameter]:

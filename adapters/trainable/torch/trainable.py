@@ -149,6 +149,26 @@ def loss_from_outputs(outputs: Any, inputs: Mapping[str, Any], model: nn.Module 
     raise DataError(f"The model returned no loss for the inputs {', '.join(inputs)}: it returned {found}. {advice}")
 
 
+def checked_loss(loss: Any) -> Any:
+    """Return the loss. Raises DataError if its backward pass would fail: no tensor, several numbers, or detached."""
+    if type(loss) is Tensor and loss.requires_grad and not loss.ndim:
+        return loss
+    if not isinstance(loss, Tensor):
+        problem = f"is a {type(loss).__name__}; return the tensor that the model computed, not its value"
+    elif loss.numel() != 1:
+        problem = f"has the shape {tuple(loss.shape)}, and is not a single number; return its mean or sum"
+    elif not loss.requires_grad:
+        problem = (
+            "does not depend on a parameter that is trained: it was computed under torch.no_grad() or detached, or all "
+            "parameters that it depends on are frozen. Compute it with gradients from the model's outputs, set "
+            "requires_grad for parameters, and with activation checkpointing of a frozen embedding call "
+            "model.enable_input_require_grads()"
+        )
+    else:
+        return loss
+    raise DataError(f"The loss {problem}.")
+
+
 @define(eq=False, slots=False)
 class TorchTrainable:
     """Implements the Trainable port for a module and an optimizer.
@@ -206,9 +226,9 @@ class TorchTrainable:
         self.enter_training_mode()
         loss: Tensor
         if self._normalises:
-            loss = self._compute_loss(self.model, batch, num_items_in_batch=window_items)
+            loss = checked_loss(self._compute_loss(self.model, batch, num_items_in_batch=window_items))
         else:
-            loss = self._compute_loss(self.model, batch)
+            loss = checked_loss(self._compute_loss(self.model, batch))
             items = resolved_count(window_items)
             if items is not None:
                 loss = weighted_share(loss, self._items_counted(batch), items) if self._exact else loss / items

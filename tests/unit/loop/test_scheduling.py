@@ -199,3 +199,23 @@ def test_the_standard_step_needs_no_listeners() -> None:
     plain.events(), listened.events()
     assert listened.parameters == plain.parameters
     assert len(calls) == 32
+
+
+def test_what_reads_gradients_is_called_before_they_are_cleared() -> None:
+    """With whether the step was taken, after the optimizer's step and its listeners."""
+    order: list[object] = []
+
+    def learner(trainable: LeastSquares) -> Any:
+        clear = trainable.clear_gradients
+
+        def noted_clear() -> None:
+            order.append("clear")
+            clear()
+
+        trainable.clear_gradients = noted_clear  # type: ignore[method-assign]
+        standard = StandardLearner(trainable, PlainPrecision(), SingleProcess(), None, lambda: order.append("after"))
+        standard.before_clearing = order.append
+        return standard
+
+    make_small(learner=learner, max_steps=1).events()
+    assert order == ["after", True, "clear"]
