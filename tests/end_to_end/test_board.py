@@ -284,7 +284,7 @@ def test_a_command_that_cannot_be_given_is_refused(
     if isinstance(document, dict) and document["run"] == "RUN":
         document = {
             **document,
-            "run": json.loads((folder / "trained" / "journal.jsonl").read_text().splitlines()[0])["run"],
+            "run": json.loads((folder / "trained" / ".hexloop/journal.jsonl").read_text().splitlines()[0])["run"],
         }
     answer = post(address, document)
     assert answer[0] == status, answer

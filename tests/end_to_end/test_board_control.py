@@ -39,7 +39,7 @@ def outcomes(folder: Path) -> list[tuple[int, str]]:
 
 
 def notes(folder: Path) -> list[dict[str, Any]]:
-    return read(folder / ".hexloop/journal.jsonl") if (folder / "journal.jsonl").exists() else []
+    return read(folder / ".hexloop/journal.jsonl") if (folder / ".hexloop/journal.jsonl").exists() else []
 
 
 class Gate(TrainerCallback):

@@ -69,7 +69,7 @@ def test_a_run_in_another_process_is_paused_saved_resumed_and_stopped(chromium: 
     process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path / "live")], cwd=ROOT)
     try:
         until = time.monotonic() + 60
-        while not (tmp_path / "live" / "journal.jsonl").exists():
+        while not (tmp_path / "live" / ".hexloop/journal.jsonl").exists():
             assert time.monotonic() < until
             time.sleep(0.1)
         with board(tmp_path) as address:
