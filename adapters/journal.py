@@ -17,6 +17,7 @@ from attrs import Factory, frozen
 from hexloop.adapters.schemas import Open, structured
 from hexloop.domain.checkpoints.manifest import MOST_STEPS
 from hexloop.domain.folders import Folder
+from hexloop.domain.journal_index import INDEX, WindowsAhead
 from hexloop.domain.json_documents import finite_json, read_json
 from hexloop.domain.limits import limits
 from hexloop.domain.ranges import Count
@@ -124,11 +125,15 @@ class JsonLinesJournal:
     A note is one system call, so a killed process leaves at most its last line incomplete; the next process to append
     ends that line first. A link in the place of the file is not followed. Notes are lost only if the machine itself
     fails. JSON has no NaN or infinity: these are written as the strings "NaN", "Infinity" and "-Infinity".
+    Beside the file is its index, which may be lost or removed at any time; see `hexloop.domain.journal_index`.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
         self._file: int | None = None
+        self._index: int | None = None
+        self._ahead: WindowsAhead | None = None
+        self._is_new = False
         self._lock = threading.Lock()
 
     def note(self, kind: str, **facts: Fact) -> None:
@@ -136,22 +141,47 @@ class JsonLinesJournal:
         line = json.dumps({"kind": kind, **finite_json(facts)}, allow_nan=False).encode() + b"\n"
         with self._lock:
             if self._file is None:
-                # The hidden folder may be a link that another user made.
-                folder = Folder(self._path.parent.parent, self._path.parent.name)
-                if folder.inside == OWN:
-                    self._file = folder.open_lines(self._path.name, 0o600)  # it holds the arguments of the run
-                else:
-                    self._path.parent.mkdir(parents=True, exist_ok=True)
-                    self._file = open_lines(self._path, 0o600)
-            while line:
-                line = line[os.write(self._file, line) :]
+                self._file = self._opened(self._path.name)  # it holds the arguments of the run
+                self._ahead = WindowsAhead(os.lseek(self._file, 0, os.SEEK_END))
+                self._is_new = self._ahead.start == 0
+            rest = line
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+            try:
+                self._add_to_index(self._file, line)
+            except OSError:
+                self._ahead = None  # a journal is read without its index, only more slowly
+
+    def _opened(self, name: str) -> int:
+        """Open a file beside the journal to append to it. The hidden folder may be a link that another user made."""
+        folder = Folder(self._path.parent.parent, self._path.parent.name)
+        if folder.inside == OWN:
+            return folder.open_lines(name, 0o600)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        return open_lines(self._path.with_name(name), 0o600)
+
+    def _add_to_index(self, file: int, line: bytes) -> None:
+        """Index the lines up to this one if they are enough."""
+        window = None if self._ahead is None else self._ahead.add(line)
+        if self._ahead is None or window is None:
+            return
+        reached = os.lseek(file, 0, os.SEEK_CUR)
+        if reached != window.end:  # another process has appended meanwhile
+            self._ahead = WindowsAhead(reached)
+            return
+        if self._index is None:
+            self._index = self._opened(INDEX)
+            if self._is_new:  # what it holds is about an earlier journal
+                os.ftruncate(self._index, 0)
+        os.write(self._index, window.line())
 
     def close(self) -> None:
         """Close the file."""
         with self._lock:
-            if self._file is not None:
-                os.close(self._file)
-                self._file = None
+            for descriptor in (self._file, self._index):
+                if descriptor is not None:
+                    os.close(descriptor)
+            self._file = self._index = self._ahead = None
 
 
 def read(path: str | os.PathLike[str]) -> list[dict[str, Fact]]:

@@ -56,6 +56,15 @@ class Series:
         self.steps.frombytes(steps.astype(np.int64).tobytes())
         self.values.frombytes(values.astype(np.float64).tobytes())
 
+    def replace_from(self, steps: Block, values: Block) -> None:
+        """Add points whose steps ascend, in the place of points at their first step and later ones."""
+        if not len(steps):
+            return
+        self.forget_after(int(steps[0]) - 1)
+        finite = np.isfinite(values)
+        self.append_block(steps[finite], values[finite])
+        self.gaps.frombytes(steps[~finite].astype(np.int64).tobytes())
+
     def forget_after(self, step: int) -> None:
         """Remove the points after `step`."""
         if self.steps and self.steps[-1] > step:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from hexloop.app.report.history import LOSS_OF_STEP
 from hexloop.app.report.markup import Markup, clean, table, tag
 from hexloop.app.report.reading import RunRecord
 from hexloop.app.series import MOST_GAPS, MOST_POINTS, Series, reduced
+from hexloop.domain.journal_index import LOSS_OF_STEP
 
 COLOURS = 8
 """How many colours curves have; those of Okabe and Ito (2008), defined in `report.css` for both themes."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any
@@ -13,6 +12,8 @@ from attrs import define, field
 from hexloop.app.report.irregular import irregular_step
 from hexloop.app.series import MOST_STEPS, Block, Series
 from hexloop.domain.checkpoints.manifest import step_of
+from hexloop.domain.journal_index import LOSS_OF_STEP, NOT_FINITE
+from hexloop.domain.journal_index import Block as IndexedBlock
 
 MOST_SERIES = 300
 """How many names of logged values are kept."""
@@ -22,9 +23,6 @@ MOST_EVENTS = 2_000
 
 LONGEST_TEXT = 500
 """Characters of a name or a reason that are kept."""
-
-NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-"""How journals and logs write what JSON has no number for."""
 
 
 class Outcome(Enum):
@@ -200,6 +198,18 @@ class RunHistory:
             self.series.setdefault(name, Series()).append_block(steps, values)
         return True
 
+    def take_block(self, block: IndexedBlock) -> None:
+        """Add what consecutive notes of steps, losses and logs add up to, as `take` does with each of them."""
+        session = self._session(block.first)
+        session.seen, session.last, self.last_step, self.paused_at = block.last, block.step, block.step, None
+        self.times.replace_from(*map(np.array, block.times))
+        for name, column in block.curves.items():
+            if name not in self.series and len(self.series) >= MOST_SERIES:
+                if len(self.left_out) < MOST_SERIES:
+                    self.left_out.add(name)
+                continue
+            self.series.setdefault(name, Series()).replace_from(*map(np.array, column))
+
     def add_logged(self, step: int, values: Mapping[str, Any]) -> None:
         """Add values that were logged at a step, at an unknown time."""
         self.last_step = max(self.last_step, step)
@@ -318,9 +328,6 @@ class RunHistory:
         self.saves.append(save := Save(checkpoint))
         return save
 
-
-LOSS_OF_STEP = "loss of each step"
-"""The name of the curve of the losses that journal='steps' records."""
 
 PHASES = ("began", "taken", "first_byte", "written", "published")
 """The phases of a save that are timed."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from attrs import define, field
 
 from hexloop.app.report.history import RunHistory
+from hexloop.domain import journal_index
+from hexloop.domain.journal_index import INDEX, Window, block_in, digest_of, parts_of, windows_in
 from hexloop.domain.json_documents import read_json
 from hexloop.domain.limits import limits
 from hexloop.domain.regular_files import CHUNK, open_regular
@@ -31,11 +34,17 @@ SHORT = 64 << 10
 STEP_NOTE = b'{"kind": "step"'
 """The start of the notes with which journal='steps' records each step. No curve is drawn from them."""
 
+BETWEEN_STEPS = (b'{"kind": "logged"', b'{"kind": "losses"')
+"""The starts of the notes before which only the last note of a step says anything."""
+
 BATCH, BATCH_BYTES = 1_000, 1 << 20
 """How many lines are parsed at once, and how many bytes of them. It takes half of the time of one by one."""
 
 MOST_VALUES = 500_000
 """How many values a line may have; a note of a run has a few hundred, or one for each step between two logs."""
+
+CHECKED = 0.01
+"""The share of windows whose lines are parsed to compare them with the index, besides the first."""
 
 Convert = Callable[[Any], Mapping[str, Any] | None]
 """Returns the note that a parsed line stands for, or None if it is not one."""
@@ -79,6 +88,7 @@ class RunLines:
     _current: RunHistory | None = None
     _offset: int = 0
     _identity: tuple[int, int] | None = None
+    _uses_index: bool = True
 
     def refresh(self) -> bool:
         """Read the lines that are new, and return whether there were any. A replaced file is read from its start.
@@ -89,26 +99,78 @@ class RunLines:
         try:
             status = os.fstat(descriptor)
             if self._identity != (status.st_dev, status.st_ino) or status.st_size < self._offset:
-                self.runs, self.read, self.dropped, self._current, self._offset = {}, LinesRead(), 0, None, 0
+                self._forget()
                 self._identity = (status.st_dev, status.st_ino)
-            before, last, pending, reached, held = self._offset, b"", list[bytes](), 0, 0
-            for line, reached in self._lines(descriptor, status.st_size):
-                if line.startswith(STEP_NOTE):
-                    last = line
-                    self.read.notes += 1
-                else:
-                    pending.append(line)
-                    held += len(line)
-                if len(pending) >= BATCH or held > BATCH_BYTES:
-                    self._take_all(pending)
-                    pending, held, self._offset = [], 0, max(reached, self._offset)
-            self._take_all(pending)
-            self._offset = max(reached, self._offset)
-            if last and self._current is not None and (note := self._note(last)) is not None:
-                self._current.take({**note, "step": max(_step(note), self._current.last_step)})
+            before = self._offset
+            if self._uses_index and not self._take_windows(descriptor, status.st_size):  # it is false
+                self._forget()
+                self._uses_index = False
+            self._take_lines(descriptor, status.st_size)
             return self._offset > before
         finally:
             os.close(descriptor)
+
+    def _forget(self) -> None:
+        self.runs, self.read, self.dropped, self._current, self._offset = {}, LinesRead(), 0, None, 0
+
+    def _take_windows(self, descriptor: int, size: int) -> bool:
+        """Take what is new as far as it is in the index; return False if that does not describe the journal."""
+        if (
+            self.convert is not journal_note
+            or not journal_index.INDEXED_FROM < size - self._offset <= limits().log_bytes
+        ):
+            return True
+        checks, is_first = Random(), True
+        for window in _windows_beside(self.path, self._offset, size):
+            if window.start > self._offset:
+                self._take_lines(descriptor, window.start)
+            if window.start != self._offset:
+                return True
+            data = os.pread(descriptor, window.end - window.start, window.start)
+            if digest_of(data) != window.digest or not data.endswith(b"\n"):
+                return True  # it was written for another journal; the rest is parsed
+            if (is_first or checks.random() < CHECKED) and parts_of(data.split(b"\n")[:-1]) != window.parts:
+                return False
+            try:
+                self._take_parts(window.parts, data)
+            except ValueError:
+                return False
+            self._offset, is_first = window.end, False
+        return True
+
+    def _take_parts(self, parts: Sequence[Sequence[Any]], data: bytes) -> None:
+        """Take the parts of a window. Raises ValueError if one is not valid."""
+        place = 0
+        for part in parts:
+            lines, place = data[place : place + part[1]], place + part[1]
+            if part[0] != "block":
+                self._take_all(lines.split(b"\n")[:-1])
+                continue
+            block = block_in(part)
+            if self._current is None:
+                self._current = self.runs.setdefault("", RunHistory(""))
+            self._current.take_block(block)
+            self.read.notes += block.notes
+
+    def _take_lines(self, descriptor: int, size: int) -> None:
+        """Take the lines from the offset up to a byte, as far as they are complete."""
+        pending, reached, held = list[bytes](), 0, 0
+        step: int | None = None  # the place of a note of a step that the next one replaces
+        for line, reached in self._lines(descriptor, size):
+            if line.startswith(STEP_NOTE):
+                if step is not None:
+                    held -= len(pending.pop(step))
+                    self.read.notes += 1
+                step = len(pending)
+            elif not line.startswith(BETWEEN_STEPS):
+                step = None
+            pending.append(line)
+            held += len(line)
+            if len(pending) >= BATCH or held > BATCH_BYTES:
+                self._take_all(pending)
+                pending, held, step, self._offset = [], 0, None, max(reached, self._offset)
+        self._take_all(pending)
+        self._offset = max(reached, self._offset)
 
     def read_edges(self) -> None:
         """Read only the first note and the last lines, in a time that does not depend on the length of the file.
@@ -236,6 +298,25 @@ def lines_between(descriptor: int, start: int, end: int, read: LinesRead) -> Ite
             dropping = True
 
 
+def _windows_beside(journal: Path, start: int, size: int) -> Iterator[Window]:
+    """Yield the windows of the index of a journal of this size, from byte `start` on."""
+    try:
+        descriptor = open_regular(journal.with_name(INDEX))
+    except OSError:
+        return
+    try:
+        own = os.fstat(descriptor).st_size
+        if own > 2 * size:  # columns take less room than lines
+            return
+        for window in windows_in(line for line, _ in lines_between(descriptor, 0, own, LinesRead())):
+            if window.end > size:
+                return
+            if window.start >= start:
+                yield window
+    finally:
+        os.close(descriptor)
+
+
 def journal_note(document: Any) -> Mapping[str, Any] | None:
     """Return a line of a journal as a note: it is one."""
     return document if isinstance(document, dict) and isinstance(document.get("kind"), str) else None
@@ -250,8 +331,3 @@ def log_note(document: Any) -> Mapping[str, Any] | None:
     if "step" in document and "event" not in document:
         return {"kind": "logged", "step": document["step"], "values": document}
     return None
-
-
-def _step(note: Mapping[str, Any]) -> int:
-    step = note.get("step")
-    return step if isinstance(step, int) else 0
