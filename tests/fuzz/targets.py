@@ -32,9 +32,14 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.documents import read_json as read_arguments
 from hexloop.app.arguments.documents import read_yaml
 from hexloop.app.arguments.parser import HfArgumentParser
+from hexloop.app.report import journal_lines
+from hexloop.app.report.journal_lines import RunLines, journal_note
+from hexloop.app.report.page import content_of
+from hexloop.app.report.reading import RunRecord
 from hexloop.app.transformers_checkpoints.pickled.descriptions import RefusedError
 from hexloop.app.transformers_checkpoints.pickled.program import read_file
 from hexloop.app.wiring.storage import as_location, joined, split_location, storage_for
+from hexloop.domain import journal_index
 from hexloop.domain.checkpoints.manifest import (
     Manifest,
     is_set_aside,
@@ -307,6 +312,35 @@ def journal(data: bytes) -> None:
             compare(one, other)
 
 
+def journal_page(data: bytes) -> None:
+    """A page of any journal and index is made, and an index changes nothing of what the lines say.
+
+    A case is the journal and, after a null byte, the index. Windows end early, and all of them are compared.
+    """
+    journal, _, index = data.partition(b"\0")
+    path = _file(journal, "paged.jsonl")
+    made = journal_index.windows_in(index.splitlines()) if index else _windows_of(journal)
+    path.with_name(journal_index.INDEX).write_bytes(b"".join(window.line() for window in made))
+    records = []
+    for indexed in (True, False):
+        journal_index.INDEXED_FROM, journal_lines.CHECKED = (0, 1.0) if indexed else (1 << 40, 1.0)
+        lines = RunLines(path, journal_note)
+        lines.refresh()
+        records.append([repr(run) for run in lines.runs.values()])
+        page = [RunRecord("run", "run", str(folder()), run, path.name) for run in list(lines.runs.values())[:3]]
+        if page and indexed:
+            json.dumps(content_of(page, 1e9).document)
+    assert records[0] == records[1]
+    lines.read_edges()
+
+
+def _windows_of(journal: bytes) -> list[journal_index.Window]:
+    lines = journal.split(b"\n")[:-1]
+    cut = len(lines) // 2
+    first = journal_index.window_of(0, lines[:cut])
+    return [first, journal_index.window_of(first.end, lines[cut:])] if cut else []
+
+
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -371,6 +405,7 @@ PARSERS = (
     Target("json_arguments", json_arguments, changed_json),
     Target("arguments", arguments, changed_json),
     Target("journal", journal),
+    Target("journal_page", journal_page, cases_per_process=500),
     Target("printed", printed),
     Target("redaction", redaction, cases_per_process=500),
     Target("names", names),

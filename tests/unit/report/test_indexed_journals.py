@@ -78,7 +78,7 @@ pieces = st.one_of(odd.map(lambda each: [each]), st.builds(ordinary, st.integers
 
 @given(st.lists(pieces, max_size=9), st.integers(1, 3), st.floats(0, 1))
 def test_a_journal_reads_the_same_with_and_without_its_index(drawn: list[Any], sessions: int, checked: float) -> None:
-    """Whatever is in it, whoever appended to it, and however it grows."""
+    """Whatever is in it, over several sessions, and while it grows."""
     notes = [each for part in drawn for each in part]
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
         patched.setattr(journal_index, "WINDOW", 1500)
