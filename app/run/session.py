@@ -23,6 +23,7 @@ from hexloop.app.run.memory_metrics import MemoryStages
 from hexloop.app.run.publishing import publishing_events
 from hexloop.app.run.stages import Report, Stages, after_each_step, choose_best_metric, wait_while_paused
 from hexloop.app.run.tracking import RunLoggers, run_loggers
+from hexloop.app.run.trained_parameters import TrainedParameters
 from hexloop.app.wiring.counting import RunCounters, make_counters
 from hexloop.app.wiring.data import global_batch_size, stop_workers, training_data
 from hexloop.app.wiring.learner import (
@@ -201,9 +202,9 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         let_schedule_read_gradients(learner.standard, run.scheduler)
         totals = totals_over_ranks(parts.adapters.collectives)
         counters = make_counters(parts, run, learner.learner, lambda number: totals([number])[0])
-        run.counters = counters.each_batch
-        learner.window.batches_left = partial(_batches_left, run)
-        checkpoints = RunCheckpoints(parts, run, prepared.asked_accumulation, host.parts, counters.settle)
+        run.counters, learner.window.batches_left = counters.each_batch, partial(_batches_left, run)
+        trained = TrainedParameters.of(parts, counters.settle)
+        checkpoints = RunCheckpoints(parts, run, prepared.asked_accumulation, host.parts, trained.check_and_settle)
         run.checkpoints = checkpoints
         run.guard = make_guard(parts, run, prepared.loader, counters.settle)
         run.agreement = make_agreement(parts.requests, parts.adapters.collectives, lambda: checkpoints.writing)
@@ -231,6 +232,7 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
             outcome,
             messages.end_messages(parts, run),
             guard_messages(parts.args),
+            trained.handlers(),
             follow_commands,
             *followers,
             *prepared.observers,

@@ -127,7 +127,8 @@ class LambdaScheduler:
         functions = scheduler.lr_lambdas
         first, rates = functions[0], []
         factor = first(position)
-        for group, base, function in zip(scheduler.optimizer.param_groups, scheduler.base_lrs, functions, strict=True):
+        groups = scheduler.optimizer.param_groups  # the run refuses others than at its start, at the next boundary
+        for group, base, function in zip(groups, scheduler.base_lrs, functions, strict=False):
             rate = base * (factor if function is first else function(position))
             if type(group["lr"]) is float:
                 group["lr"] = rate
