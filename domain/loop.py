@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from typing import Generic, SupportsFloat, TypeVar
@@ -286,10 +285,9 @@ def end_pass(run: Run[Batch, Loss]) -> None:
         return
     if state.step == 0:
         raise DataError("The training data yielded no batches: it is empty. Provide at least one sample.")
-    warnings.warn(
+    run.warn(
         f"The training data yielded no batches in epoch {state.epoch}, so training stops after step {state.step} "
-        f"of {run.plan.total_steps}. Pass data that can be iterated more than once, or set a smaller max_steps.",
-        stacklevel=2,
+        f"of {run.plan.total_steps}. Pass data that can be iterated more than once, or set a smaller max_steps."
     )
     run.control.should_training_stop = True
 

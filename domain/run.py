@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, closing
 from itertools import chain
@@ -121,6 +122,7 @@ class Run(Generic[Batch, Loss]):
     control: the flags that triggers and callbacks set. requests: stop, save and pause requests from any thread.
     max_norm: the gradient norm to clip to (0: no clipping).
     report: completes a mapping of logged values, appends it to the history and passes it to the loggers.
+    warn: called with what the user should know about the data while the run continues.
     evaluate, checkpoints: implement the actions "evaluate" and "save".
     best: which metric decides which evaluation is the best.
     counters: called with every micro-batch that was trained on, to count tokens or floating-point operations.
@@ -154,6 +156,7 @@ class Run(Generic[Batch, Loss]):
     requests: Requests = field(factory=Requests)
     max_norm: float = 0.0
     report: Callable[[dict[str, float]], None] = lambda _: None
+    warn: Callable[[str], None] = warnings.warn
     evaluate: Callable[[], Evaluation] = no_evaluation
     checkpoints: Checkpoints = field(factory=NoCheckpoints)
     best: BestMetric = field(factory=BestMetric)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from hexloop.app.callbacks.base import TrainerCallback, TrainerControl
 from hexloop.app.callbacks.progress import PrinterCallback, ProgressCallback
 from hexloop.app.callbacks.trackers import tracker_callbacks
 from hexloop.app.callbacks.trainer_state import NO_PLAN, ExportableState, TrainerState
+from hexloop.app.notices import notices_in_force
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.evaluation import BestMetric, patience_after
 from hexloop.domain.state import RunState
@@ -107,7 +107,8 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         if problems:
             raise ConfigurationError([Problem(each, kind=AssertionError) for each in problems])
         if not args.load_best_model_at_end:
-            warnings.warn(
+            notices_in_force().warn(
+                "early stopping without the best model",
                 "EarlyStoppingCallback stops the run some evaluations after the best one, so without "
                 "load_best_model_at_end=True the run ends with the last weights, not the best.",
                 stacklevel=2,
@@ -121,7 +122,8 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
             return
         name = BestMetric(args.metric_for_best_model).full_name
         if metrics.get(name) is None:
-            warnings.warn(
+            notices_in_force().warn(
+                "early stopping without its metric",
                 f"EarlyStoppingCallback compares {name!r}, but an evaluation measured only "
                 f"{', '.join(sorted(metrics)) or 'nothing'}; that evaluation was not counted.",
                 stacklevel=2,
@@ -142,15 +144,20 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         }
 
 
+class JITCheckpointCallback(TrainerCallback):
+    """Shows among the callbacks that `enable_jit_checkpoint` is set; the run itself saves and stops on SIGTERM."""
+
+
 def all_callbacks(args: TrainingArguments, given: Sequence[object], own_loggers: bool) -> list[object]:
-    """Return the default flow, trackers, the user's callbacks, and last the progress display.
+    """Return the default flow, trackers, the callback of `enable_jit_checkpoint`, the user's, and the progress display.
 
     The display is a progress bar (in a notebook with a table), or printed logs with `disable_tqdm`. If the user passed
     loggers, they replace display and trackers.
     """
+    saved_on_signal = [JITCheckpointCallback()] if args.enable_jit_checkpoint else []
     if own_loggers:
-        return [DefaultFlowCallback(), *given]
-    return [DefaultFlowCallback(), *tracker_callbacks(args), *given, _display(args)]
+        return [DefaultFlowCallback(), *saved_on_signal, *given]
+    return [DefaultFlowCallback(), *tracker_callbacks(args), *saved_on_signal, *given, _display(args)]
 
 
 def _display(args: TrainingArguments) -> object:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial, wraps
 from typing import Any, TypeVar
@@ -13,6 +12,7 @@ from hexloop.app.callbacks.base import EVENTS, TrainerCallback, TrainerControl, 
 from hexloop.app.callbacks.flow import FLOW_EVENTS, is_default_flow
 from hexloop.app.callbacks.trackers import CALLBACKS, TrackerCallback
 from hexloop.app.callbacks.trainer_state import TrainerState
+from hexloop.app.notices import notices_in_force
 from hexloop.domain import events
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import Problem, shown
@@ -86,12 +86,20 @@ class CallbackHandler:
         self.lr_scheduler = lr_scheduler
         self.train_dataloader: object = None
         self.eval_dataloader: object = None
+        self._notices = notices_in_force()
         self._dispatchers: WeakSet[EventDispatcher] = WeakSet()
         self._overriding: dict[str, tuple[Listener, ...]] = {}
         self._callbacks = WatchedList[object](self.refresh)
         for callback in callbacks:
             self.add_callback(callback)
         self.refresh()
+        if not any("DefaultFlowCallback" in _names_of(type(each)) for each in self._callbacks):  # of either library
+            self._notices.warn(
+                "no default flow",
+                "The callbacks have no DefaultFlowCallback, so the arguments do not decide when to log, evaluate and "
+                f"save; add one with add_callback(DefaultFlowCallback). The callbacks are:\n{self.callback_list}",
+                stacklevel=3,
+            )
 
     @property
     def callbacks(self) -> list[object]:
@@ -125,9 +133,10 @@ class CallbackHandler:
             )
             raise ConfigurationError(Problem(problem, kind=AttributeError))
         if type(added) in map(type, self._callbacks):
-            warnings.warn(
+            self._notices.warn(
+                "repeated callback",
                 f"The callbacks already contain a {type(added).__name__}, and both will be called; remove one if that "
-                "is not intended.",
+                f"is not intended. The callbacks are:\n{self.callback_list}",
                 stacklevel=3,
             )
         self._callbacks.append(added)

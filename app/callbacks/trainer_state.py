@@ -14,6 +14,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from attrs import define, evolve, field
 
+from hexloop.app.notices import HEXLOOPS, Notices
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import read_json
 from hexloop.domain.regular_files import read_file
@@ -362,7 +363,9 @@ def _rebuilt(callback: object, state: Any) -> object:
         ) from error
 
 
-def restore_states(callbacks: Iterable[object], exported: Mapping[str, Any]) -> list[object]:
+def restore_states(
+    callbacks: Iterable[object], exported: Mapping[str, Any], notices: Notices = HEXLOOPS
+) -> list[object]:
     """Return the callbacks in their order, those with a state in `exported` rebuilt from it.
 
     Several of one class take their states in order. Warns of states without a callback.
@@ -373,7 +376,8 @@ def restore_states(callbacks: Iterable[object], exported: Mapping[str, Any]) -> 
         states = left.get(type(callback).__name__)
         restored.append(_rebuilt(callback, states.pop(0)) if states and is_exportable(callback) else callback)
     if missing := sorted(name for name, states in left.items() if states):
-        warnings.warn(
+        notices.warn(
+            "missing callback",
             f"The checkpoint contains the state of callbacks that this run does not have: {', '.join(missing)}; it is "
             "ignored. Add the callbacks to resume them.",
             stacklevel=2,

@@ -16,11 +16,12 @@ import torch
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler, TrainerControl, export_states, restore_states
+from hexloop.app.notices import Notices
 from hexloop.app.run.checks import refuse_missing_checkpoint
 from hexloop.app.run.compatibility import AUTO, RunSetup, named_checkpoint
 from hexloop.app.run.journal import note_of_saves
 from hexloop.app.run.messages import log_best, logging_saves
-from hexloop.app.run.saving import ArgumentsFile, companion_files
+from hexloop.app.run.saving import ArgumentsFile, companion_files, warn_of_other_arguments
 from hexloop.app.wiring.checkpoint_files import CheckpointOverride, user_files
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.saved_setup import finish_in
@@ -288,6 +289,8 @@ def restore(parts: TrainerParts, run: Run[Any, Any], store: RunCheckpoints, resu
         state.due = []
         run.control.should_training_stop = True
     assert name is not None
+    if parts.args.should_log:
+        warn_of_other_arguments(parts, storage, name)
     parts.hooks.load_callback_state()
     store.call_loading_hooks(storage, name)
 
@@ -372,10 +375,14 @@ def callbacks_state(handler: CallbackHandler, control: TrainerControl, saving: b
 
 
 def restore_callbacks(
-    handler: CallbackHandler, control: TrainerControl, states: Mapping[str, Any], rebuild: bool = False
+    handler: CallbackHandler,
+    control: TrainerControl,
+    states: Mapping[str, Any],
+    notices: Notices,
+    rebuild: bool = False,
 ) -> None:
     """Restore the attributes of each callback, or with `rebuild` replace each by one that is built from its state."""
-    *restored, switches = restore_states([*handler.callbacks, control], states)
+    *restored, switches = restore_states([*handler.callbacks, control], states, notices)
     if rebuild:
         handler.callbacks = restored
         control.take_over(replace(cast(TrainerControl, switches), should_training_stop=control.should_training_stop))

@@ -1,31 +1,27 @@
-"""Whether a checkpoint fits a run: the size of its steps, the differences, and how accepted ones are handled."""
+"""Whether a checkpoint fits a run: the differences, and how accepted ones are handled."""
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, cast
+from contextlib import suppress
+from typing import Any
 
-from attrs import asdict, evolve, frozen
+from attrs import evolve
 
 from hexloop.app.callbacks import wrong_states
-from hexloop.app.wiring.data import global_batch_size, splits
+from hexloop.app.wiring.data import global_batch_size
 from hexloop.app.wiring.model import stretch_schedule
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.saved_setup import check_setup
 from hexloop.app.wiring.state import group_sizes, model_state, names_without_decay, own_class
-from hexloop.app.wiring.storage import as_location, read_setup, split_location, storage_for
-from hexloop.domain.checkpoints.reading import read_manifest
+from hexloop.app.wiring.storage import as_location, split_location, storage_for
 from hexloop.domain.checkpoints.selection import newest_first, publish_staged, readable_manifests
-from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError
-from hexloop.domain.ranks import run_on_rank0
+from hexloop.domain.errors import StorageError
 from hexloop.domain.run import Run
 from hexloop.domain.state import RunState
-from hexloop.ports.collectives import Json
 from hexloop.ports.state import Part
 from hexloop.ports.storage import Storage
 
@@ -63,100 +59,6 @@ def named_checkpoint(own: Storage, folder: str) -> tuple[Storage, str]:
     return own if is_own else storage_for(parent, signatures=capabilities.signatures), name
 
 
-@frozen
-class SavedStep:
-    """The size of an optimizer step of a checkpoint's run.
-
-    samples: of all processes. accumulation: micro-batches of a process. asked: `gradient_accumulation_steps` as the
-    user passed it, which differs if that run had itself resumed with another number of processes.
-    """
-
-    samples: int
-    processes: int
-    accumulation: int
-    asked: int
-
-    def only_processes_differ(self, processes: int, asked: int) -> bool:
-        """Return whether the arguments are the same, and only the number of processes is not."""
-        return asked == self.asked and (processes != self.processes or self.accumulation != self.asked)
-
-
-@contextmanager
-def same_global_batch(parts: TrainerParts, resume_from: str | bool | None) -> Iterator[int]:
-    """Adjust `gradient_accumulation_steps` for the run, so that its optimizer steps are as large as its checkpoint's.
-
-    This happens if the number of processes changed and the argument did not; `RunSetup.differences` handles a batch
-    size that was changed on purpose. Collective. Yields the value that the user passed. Raises ConfigurationError, with
-    the sizes that would work, if no number of accumulation steps does.
-    """
-    args = parts.args
-    asked = args.gradient_accumulation_steps
-    saved = _saved_step(parts, resume_from)
-    batch = global_batch_size(args, parts.train_batch_size)
-    on_purpose = "batch_size" in args.resume_despite or args.auto_find_batch_size
-    if saved is not None and saved.only_processes_differ(args.world_size, asked) and not on_purpose:
-        if saved.samples % batch:
-            raise ConfigurationError(_indivisible(parts, saved))
-        args.gradient_accumulation_steps = saved.samples // batch
-    if args.gradient_accumulation_steps != asked and args.should_log:
-        accumulation = args.gradient_accumulation_steps
-        logging.getLogger("hexloop").warning(
-            f"The checkpoint's run had optimizer steps of {batch * accumulation} samples; to keep that size with "
-            f"world_size={args.world_size}, gradient_accumulation_steps is {accumulation} instead of {asked}."
-        )
-    try:
-        yield asked
-    finally:
-        args.gradient_accumulation_steps = asked
-
-
-def _saved_step(parts: TrainerParts, resume_from: str | bool | None) -> SavedStep | None:
-    """Return what rank 0 finds, on all ranks; None if there is no checkpoint, or it does not contain the size."""
-
-    def found() -> Json:
-        if not resume_from:
-            return None
-        with suppress(CheckpointError, OSError, ValueError, LookupError, TypeError, ArithmeticError):
-            storage, name = likely_checkpoint(parts.adapters.storage, resume_from)
-            if name is not None:
-                processes = read_manifest(storage, name).world_size
-                setup = read_setup(storage, name)
-                samples, accumulation = setup["global_batch_size"], setup["global_batch_size"] // setup["batch_size"]
-                return cast(Json, asdict(SavedStep(samples, processes, accumulation, setup["asked_accumulation"])))
-        return None
-
-    saved = cast("dict[str, int] | None", run_on_rank0(parts.adapters.collectives, found))
-    return None if saved is None else SavedStep(**saved)
-
-
-def _indivisible(parts: TrainerParts, saved: SavedStep) -> str:
-    """Return why steps of this size cannot be built from the batches, and from which they can."""
-    args, size = parts.args, parts.train_batch_size
-    devices = size // args.per_device_train_batch_size
-    if splits(args):
-        processes, sizes = [], [args.world_size * each for each in _divisors(saved.samples, args.world_size)]
-    else:
-        processes, sizes = _divisors(saved.samples, size), _divisors(saved.samples, args.world_size * devices)
-    ways = [f"start {_listed(processes)} processes"] if processes else []
-    ways += [f"choose per_device_train_batch_size={_listed(sizes)}"] if sizes else []
-    ways.append("accept steps of another size by resume_despite=['batch_size']")
-    return (
-        f"The checkpoint's run had optimizer steps of {saved.samples} samples, which are not a multiple of the "
-        f"{global_batch_size(args, size)} samples of a batch with world_size={args.world_size} and "
-        f"per_device_train_batch_size={args.per_device_train_batch_size}; {', or '.join(ways)}."
-    )
-
-
-def _divisors(samples: int, unit: int) -> list[int]:
-    """Return all numbers n for which n * unit divides the samples."""
-    return [number for number in range(1, samples // unit + 1) if samples % (number * unit) == 0]
-
-
-def _listed(numbers: list[int]) -> str:
-    *first, last = map(str, numbers)
-    return f"{', '.join(first)} or {last}" if first else last
-
-
 # Differences between a run and its checkpoint
 
 MAY_CHANGE = frozenset(
@@ -164,6 +66,10 @@ MAY_CHANGE = frozenset(
     | {"foreach", "fused", "capturable", "differentiable"}
 )
 """Options of a parameter group that the schedule sets, or that do not change the results."""
+
+
+MOVES = ("batch_size", "data_length")
+"""The differences that lead to another sample in transformers, which counts steps."""
 
 
 class RunSetup:
@@ -205,7 +111,7 @@ class RunSetup:
         yield from self._beyond_the_data(saved, state)
         yield from wrong_states([*self._parts.callback_handler.callbacks, self._parts.control], state.callbacks)
         for name, difference in self._named_differences(saved, state):
-            if name not in self._accepted:
+            if name not in self._accepted and not self._moves(name):
                 yield (
                     f"{difference}. Resume with the settings of the checkpoint, or accept the difference with "
                     f"resume_despite=[{name!r}]."
@@ -233,7 +139,7 @@ class RunSetup:
                 )
         if self._differs(saved, "precision"):
             not_loaded.add("scaler")
-        if "imported_from" in saved:
+        if "imported_from" in saved or self._moved_by(saved, saved.get("global_batch_size")):
             not_loaded.add("data")
         for hook, components in LOADED_BY_HOOKS.items():
             if getattr(self._parts.hooks, hook).overridden:
@@ -241,9 +147,11 @@ class RunSetup:
         return not_loaded
 
     def adapt(self, saved: Mapping[str, Any], state: RunState) -> None:
-        """Continue at the same sample if the batch size differs."""
+        """Continue at the same sample if the batch size differs, or where transformers does if that is in force."""
         own = self._document["global_batch_size"]
-        if state.global_batch_size != own:
+        if moved_by := self._moved_by(saved, state.global_batch_size):
+            self._move(state, moved_by, "; ".join(text for _, text in self._named_differences(saved, state)))
+        elif state.global_batch_size != own:
             state.global_batch_size = own
             self._count_batches(state)
             self._stretch_plan(state)
@@ -303,6 +211,40 @@ class RunSetup:
             for name, value in own.items():
                 if name != "parameters" and before.get(name) != value:
                     live[name] = type(live[name])(value) if isinstance(live.get(name), tuple) else value
+
+    def _moves(self, name: str) -> bool:
+        """Return whether a difference that the user has not accepted by name leads to transformers' position."""
+        return name in MOVES and name not in self._accepted and not self._parts.notices.refuses(name)
+
+    def _moved_by(self, saved: Mapping[str, Any], samples: int | None) -> list[str]:
+        """Return the differences that lead to transformers' position; samples: of a step of the checkpoint's run."""
+        differs = {
+            "batch_size": samples not in (None, self._document["global_batch_size"]),
+            "data_length": self._differs(saved, "samples_per_epoch"),
+        }
+        return [name for name in MOVES if differs[name] and self._moves(name)]
+
+    def _move(self, state: RunState, moved_by: Sequence[str], differences: str) -> None:
+        """Continue where transformers does, after the same number of steps of this run's size, and warn of it.
+
+        It divides the steps done by those of an epoch, which is the whole run if the data have no length. What was due
+        at the boundary is not done.
+        """
+        plan, samples, size = self._run.plan, self._document["samples_per_epoch"], self._document["batch_size"]
+        left = state.epoch, state.position
+        state.epoch, steps = divmod(state.step, plan.steps_per_epoch or plan.total_steps)
+        state.batches = 0 if self._parts.args.ignore_data_skip else steps * plan.accumulation
+        state.position = state.batches * size if samples is None else min(state.batches * size, samples)
+        state.global_batch_size = self._document["global_batch_size"]
+        state.due, state.pass_complete, state.epoch_ended = [], False, False
+        if self._parts.args.should_log:
+            self._parts.notices.warn(
+                moved_by[0],
+                f"The run resumes at step {state.step} with other settings than its checkpoint: {differences}. As in "
+                f"transformers, which counts steps, it continues in epoch {state.epoch} after {state.position} "
+                f"samples. The checkpoint was written in epoch {left[0]} after {left[1]} samples, so samples may be "
+                f"skipped or repeated; resume_despite={list(moved_by)!r} continues at the sample of the checkpoint.",
+            )
 
     def _count_batches(self, state: RunState) -> None:
         """Count the samples read in the current epoch in batches of this run's size."""

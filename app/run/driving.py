@@ -174,7 +174,7 @@ def _keep_start(host: RunHost) -> Callable[[], None]:
             parts.optimizer.load_state_dict(deepcopy(optimizer))
         if lr_scheduler is not None:
             parts.lr_scheduler.load_state_dict(deepcopy(lr_scheduler))
-        restore_callbacks(parts.callback_handler, parts.control, deepcopy(callbacks))
+        restore_callbacks(parts.callback_handler, parts.control, deepcopy(callbacks), parts.notices)
         gc.collect()
         parts.adapters.device.release_memory()
 

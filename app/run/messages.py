@@ -1,16 +1,18 @@
-"""What a run reports on the logger `hexloop`: its start, what it loads, its evaluations, its saves, and its end.
+"""What a run logs: its start, what it loads, its evaluations, its saves, and its end.
 
-Facts have the names that transformers logs, so that programs that search a log find them.
+Lines with facts that transformers logs too are written as there, so that programs that parse a log find them. During a
+takeover they come from the same logger; everything else comes from the logger `hexloop`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks.console import duration_text, size_text, write_above_bars
+from hexloop.app.notices import OWN, Notices
 from hexloop.app.run.compatibility import AUTO
 from hexloop.app.wiring.data import example_count
 from hexloop.app.wiring.parts import TrainerParts
@@ -25,7 +27,7 @@ from hexloop.domain.state import RunState
 from hexloop.domain.wording import listed
 from hexloop.ports.storage import Storage
 
-LOGGER = logging.getLogger("hexloop")
+LOGGER = logging.getLogger(OWN)
 
 
 def _remove_secrets(record: logging.LogRecord) -> bool:
@@ -38,20 +40,22 @@ def _remove_secrets(record: logging.LogRecord) -> bool:
 LOGGER.addFilter(_remove_secrets)
 
 
-def set_log_level(args: TrainingArguments) -> None:
+def set_log_level(args: TrainingArguments, notices: Notices) -> None:
     """Set the level that the arguments define for this process on the logger `hexloop`, the parent of all others.
 
-    `passive` leaves the level as the application set it. If the logger has no handler, its messages go to standard
-    error, as in transformers.
+    During a takeover also on the logger `transformers`. `passive` leaves the level as the application set it. If a
+    logger has no handler, its messages go to standard error, as in transformers.
     """
     chosen = args.log_level if args.should_log else args.log_level_replica
     if chosen == "passive":
         return
-    LOGGER.setLevel(args.get_process_log_level())
-    if args.log_level != "passive" and not LOGGER.hasHandlers():
-        handler = MessagesAboveBars()
-        handler.setFormatter(logging.Formatter("[%(levelname)s] %(name)s: %(message)s"))
-        LOGGER.addHandler(handler)
+    names = {OWN, notices.logger.name.partition(".")[0]}
+    for logger in map(logging.getLogger, sorted(names)):
+        logger.setLevel(args.get_process_log_level())
+        if args.log_level != "passive" and not logger.hasHandlers():
+            handler = MessagesAboveBars()
+            handler.setFormatter(logging.Formatter("[%(levelname)s] %(name)s: %(message)s"))
+            logger.addHandler(handler)
 
 
 class MessagesAboveBars(logging.StreamHandler[Any]):
@@ -65,12 +69,16 @@ class MessagesAboveBars(logging.StreamHandler[Any]):
             self.handleError(record)
 
 
-def log_facts(title: str, facts: Mapping[str, object]) -> None:
-    """Log a title, and below it each fact in a line of its own; the names are aligned at the right."""
-    LOGGER.info("***** %s *****", title)
-    width = max(map(len, facts))
-    for name, value in facts.items():
-        LOGGER.info("  %s = %s", name.rjust(width), f"{value:,}" if isinstance(value, int) else value)
+def warn_of_unsmoothed_labels(model: Any, args: Any, notices: Notices) -> None:
+    """Warn that labels are not smoothed although the arguments ask for it, because a row has several of them."""
+    problem_type = getattr(getattr(model, "config", None), "problem_type", None)
+    if args.label_smoothing_factor and problem_type == "multi_label_classification":
+        notices.warn(
+            "label smoothing",
+            f"label_smoothing_factor={args.label_smoothing_factor} is disabled: label smoothing is not compatible with "
+            "multi-label classification, where a row has several labels at once.",
+            stacklevel=3,
+        )
 
 
 # The start
@@ -83,26 +91,27 @@ def log_start(parts: TrainerParts, run: Run[Any, Any], loader: Any, resumed: str
     """
     if resumed is None or parts.args.overwrite_output_dir:
         _warn_of_other_runs(parts, run.state)
-    if not LOGGER.isEnabledFor(logging.INFO):
+    logger = parts.notices.logger
+    if not logger.isEnabledFor(logging.INFO):
         return
     args, adapters, plan = parts.args, parts.adapters, run.plan
-    examples = example_count(loader)
-    if examples is None:
-        in_all = plan.total_steps * run.state.global_batch_size
-        of_data: object = f"{in_all:,} (in all steps, because the length of the data is not known)"
-    else:
-        of_data = examples
+    examples, in_all = example_count(loader), plan.total_steps * run.state.global_batch_size
     count = adapters.engine.element_count
     facts: dict[str, object] = {
-        "Model": type(parts.unwrapped_model).__name__,
-        "Num examples": of_data,
+        "Num examples": in_all if examples is None else examples,
         "Num Epochs": "not known" if plan.epochs is None else plan.epochs,
         "Num update steps per epoch": "not known" if plan.steps_per_epoch is None else plan.steps_per_epoch,
         "Instantaneous batch size per device": parts.train_batch_size // max(1, args.n_gpu),
-        "Total train batch size": run.state.global_batch_size,
+        "Total train batch size (w. parallel, distributed & accumulation)": run.state.global_batch_size,
         "Gradient Accumulation steps": plan.accumulation,
-        "Total optimization steps": f"{plan.total_steps:,}{' (max_steps)' if args.max_steps > 0 else ''}",
+        "Total optimization steps": plan.total_steps,
         "Number of trainable parameters": parts.hooks.get_num_trainable_parameters(),
+    }
+    if examples is None:
+        facts["Length of the data"] = "not known, so that the examples are those of all steps"
+    facts |= {
+        "Number of steps set by": "max_steps" if args.max_steps > 0 else "num_train_epochs",
+        "Model": type(parts.unwrapped_model).__name__,
         "Number of parameters": sum(map(count, parts.model.parameters())),
         "Device": adapters.device.name if args.n_gpu < 2 else f"{args.n_gpu} GPUs",
         "Precision": adapters.precision.name,
@@ -110,11 +119,14 @@ def log_start(parts: TrainerParts, run: Run[Any, Any], loader: Any, resumed: str
         "Number of processes": adapters.collectives.world_size,
         "Checkpoints": _saves(parts, run),
     }
+    logger.info("***** Running training *****")
+    for name, value in facts.items():
+        logger.info("  %s = %s", name, f"{value:,}" if isinstance(value, int) else value)
     if resumed is not None:
-        facts["Resuming training from checkpoint"] = resumed
-        facts["Optimization steps done"] = run.state.step
-        facts["Epochs done"] = f"{plan.epoch_at(run.state.epoch, run.state.batches):.2f}"
-    log_facts("Running training", facts)
+        epochs = plan.epoch_at(run.state.epoch, run.state.batches)
+        place = run.state.epoch, f"{run.state.step:,}"
+        logger.info("  Resuming training from checkpoint with epoch %s and global step %s", *place)
+        logger.info("  Checkpoint resumed from = %s, after %.2f epochs", resumed, epochs)
 
 
 def log_nothing_left(run: Run[Any, Any], resumed: str | None, resume_from: str | bool | None) -> None:
@@ -193,11 +205,13 @@ def _warn_of_other_runs(parts: TrainerParts, state: RunState) -> None:
 
 def log_evaluation(parts: TrainerParts, loader: Any, description: str) -> None:
     """Log how many examples an evaluation or prediction, as `description` says, predicts, in batches of which size."""
-    if not LOGGER.isEnabledFor(logging.INFO):
+    logger = parts.notices.logger
+    if not logger.isEnabledFor(logging.INFO):
         return
     examples = example_count(loader)
-    facts = {"Num examples": "Unknown" if examples is None else examples, "Batch size": parts.args.eval_batch_size}
-    log_facts(f"Running {description}", facts)
+    logger.info("***** Running %s *****", description)
+    logger.info("  Num examples: Unknown" if examples is None else f"  Num examples = {examples}")
+    logger.info("  Batch size = %s", parts.args.eval_batch_size)
 
 
 # Saves

@@ -13,15 +13,18 @@ from contextlib import suppress
 from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from attrs import define
 from safetensors.torch import save_file
 
+from hexloop.app.notices import Notices
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import is_sharded, named_weights, own_class, save_sharded, separated, weights_to_write
 from hexloop.app.wiring.storage import as_location, chunks_of, files_below, is_elsewhere, storage_for
-from hexloop.domain.json_documents import read_bytes
+from hexloop.domain.errors import IrregularFileError, StorageError
+from hexloop.domain.json_documents import read_bytes, read_json
 from hexloop.domain.redaction import redacted
 from hexloop.domain.regular_files import read_file, write_atomically
 from hexloop.ports.storage import File, Storage
@@ -264,13 +267,26 @@ def count_tokens(loader: Iterable[Any], max_steps: int | None) -> int:
     return counted
 
 
-def differences(args: Any, state: Any) -> list[str]:
-    """Return the intervals and the batch size that differ between the arguments and a state, as sentences."""
+def warn_of_other_arguments(parts: TrainerParts, storage: Storage, name: str) -> None:
+    """Warn of the intervals and of the batch size that a resumed run does not have in common with its checkpoint."""
+    with suppress(StorageError, ValueError, IrregularFileError):
+        saved = read_json(read_bytes(storage.read(f"{name}/{STATE}")), finite=False)
+        numbers = {each: saved.get(each) for each in (*INTERVALS, "train_batch_size")}
+        if all(value is None or type(value) in (int, float) for value in numbers.values()):
+            own = {each: getattr(parts.state, each) for each in INTERVALS}
+            sizes = {each: getattr(parts.args, each) for each in ("per_device_train_batch_size", "n_gpu")}
+            warn_of_differences(SimpleNamespace(**own, **sizes), SimpleNamespace(**numbers), parts.notices)
+
+
+def warn_of_differences(args: Any, state: Any, notices: Notices) -> None:
+    """Warn of each interval, and of the batch size, that differs between the arguments and a state, one a line."""
     pairs = [(name, getattr(args, name, None), getattr(state, name, None)) for name in INTERVALS]
     rows = None if state.train_batch_size is None else state.train_batch_size // max(1, args.n_gpu)
     pairs.append(("per_device_train_batch_size", args.per_device_train_batch_size, rows))
-    return [
-        f"{name} is {ours} in the arguments and {theirs} in the checkpoint"
+    found = [
+        f"  {name}: {ours} (from args) != {theirs} (from {STATE})"
         for name, ours, theirs in pairs
         if ours is not None and theirs is not None and ours != theirs
     ]
+    if found:
+        notices.warn("intervals", "\n".join([f"These arguments differ from the checkpoint's {STATE}:", *found]))

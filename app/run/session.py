@@ -15,13 +15,13 @@ from hexloop.app.callbacks.progress import ProgressDisplay
 from hexloop.app.control.listening import listener_for
 from hexloop.app.run import checks, messages
 from hexloop.app.run.checkpoints import RunCheckpoints, callbacks_state, mark_finished, refuse_unwritable, restore
-from hexloop.app.run.compatibility import same_global_batch
 from hexloop.app.run.determinism import GlobalState, flags_for, take_global_state
 from hexloop.app.run.guarding import guard_messages, make_guard
 from hexloop.app.run.journal import RunJournal, journal_for, totals_over_ranks
 from hexloop.app.run.memory_metrics import MemoryStages
 from hexloop.app.run.publishing import publishing_events
 from hexloop.app.run.stages import Report, Stages, after_each_step, choose_best_metric, wait_while_paused
+from hexloop.app.run.step_sizes import same_global_batch
 from hexloop.app.run.tracking import RunLoggers, run_loggers
 from hexloop.app.run.trained_parameters import TrainedParameters
 from hexloop.app.wiring.counting import RunCounters, make_counters
@@ -315,6 +315,7 @@ def _make_run(
         requests=parts.requests,
         max_norm=args.max_grad_norm,
         report=report,
+        warn=partial(parts.notices.warn, "no batches"),
         evaluate=_evaluation(parts),
         best=choose_best_metric(parts),
         schedule_observes=not parts.hooks.evaluate_in_run.overridden,

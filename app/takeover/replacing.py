@@ -24,6 +24,7 @@ from typing import Any, Self
 
 import hexloop
 from hexloop.app.joining import share_accelerate_state
+from hexloop.app.notices import TRANSFORMERS, put_in_force
 from hexloop.app.takeover.names import FAMILY_NAMES, HOLDERS, PACKAGE, TESTED, TRACKERS, is_tested, module_name
 
 _HOLDERS = frozenset(map(module_name, HOLDERS))
@@ -136,6 +137,7 @@ class _Replacement:
 
     def start(self) -> None:
         """Change the modules that have been imported, and each other one when it is."""
+        self._undo.append(put_in_force(TRANSFORMERS))
         self._undo.append(call_before(hexloop.TrainingArguments, "__post_init__", _set_reproduce))
         self._undo.append(call_after(hexloop.TrainingArguments, "__post_init__", _join_early))
         self._undo.append(_store_refused_values())

@@ -12,6 +12,7 @@ import torch
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
+from hexloop.app.notices import Notices
 from hexloop.app.run.determinism import seeded
 from hexloop.app.run.memory_metrics import MemoryStages
 from hexloop.app.run.session import RunOutcome, Session
@@ -81,6 +82,9 @@ class TrainerBase:
 
     outcome: RunOutcome | None = None
     """How the last run ended; None while one is live, and after one that raised."""
+
+    _notices: Notices
+    """How what transformers does with a warning is handled: as it was in force when the Trainer was created."""
 
     _memory: MemoryStages
     _dispatcher: EventDispatcher

@@ -354,6 +354,7 @@ class TrainerHooks(TrainerStages):
             modes=None if self._session is None else self._session.learner.modes,
             hub_model_id=self.hub_model_id,
             publisher=self._publisher,
+            notices=self._notices,
             backward=self._assigned("backward"),
         )
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -232,7 +232,7 @@ class TrainerInternals(TrainerData, TrainerPublishing):
         session = self._live("_load_callback_state")
         rebuild = self.args.restore_callback_states_from_checkpoint
         states = session.run.state.callbacks
-        checkpoints.restore_callbacks(self.callback_handler, self.control, states, rebuild)
+        checkpoints.restore_callbacks(self.callback_handler, self.control, states, self._notices, rebuild)
 
     def _load_resumed(self, checkpoint: str | None, method: str, *components: str) -> None:
         if checkpoint is None:
@@ -244,11 +244,11 @@ class TrainerInternals(TrainerData, TrainerPublishing):
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Log the keys that were missing in loaded weights, and those that the model does not have."""
-        log = logging.getLogger("hexloop").warning
+        log = partial(self._notices.warn, "other keys")
         if missing := getattr(load_result, "missing_keys", None):
-            log("The loaded weights have missing keys: %s. These keep the values that they had.", ", ".join(missing))
+            log(f"The loaded weights have missing keys: {', '.join(missing)}. These keep the values that they had.")
         if unexpected := getattr(load_result, "unexpected_keys", None):
-            log("The loaded weights have unexpected keys: %s. The model does not have them.", ", ".join(unexpected))
+            log(f"The loaded weights have unexpected keys: {', '.join(unexpected)}. The model does not have them.")
 
     # Model
 

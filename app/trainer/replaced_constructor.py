@@ -12,6 +12,7 @@ from typing import Any
 
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
 from hexloop.app.callbacks.flow import all_callbacks
+from hexloop.app.notices import notices_in_force
 from hexloop.app.run.memory_metrics import memory_stages_for
 from hexloop.app.wiring.adapters import Adapters, choose_adapters
 from hexloop.app.wiring.data import default_collator
@@ -81,6 +82,7 @@ MAKERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
         ),
         "callback_handler": _handler,
         "_dispatcher": _dispatcher,
+        "_notices": lambda trainer: notices_in_force(),
         "_memory": lambda trainer: memory_stages_for(trainer.args, trainer.adapters.device),
         "_requests": lambda trainer: Requests(),
         "_preparation": lambda trainer: PreparationTime(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import uuid
 from collections.abc import Callable, Generator, Sequence
@@ -13,12 +12,12 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.arguments import from_transformers
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
 from hexloop.app.callbacks.flow import all_callbacks
+from hexloop.app.notices import notices_in_force
 from hexloop.app.run import checks, driving, model_card, saving
 from hexloop.app.run.checkpoint_folders import make_output_folder
-from hexloop.app.run.checks import Refusals, refuse_missing_data, refuse_parts, refuse_untrainable_model
 from hexloop.app.run.determinism import enable_full_determinism, seeded
 from hexloop.app.run.memory_metrics import measured, memory_stages_for
-from hexloop.app.run.messages import set_log_level
+from hexloop.app.run.messages import set_log_level, warn_of_unsmoothed_labels
 from hexloop.app.run.session import Session
 from hexloop.app.run.stages import Finalized
 from hexloop.app.run.tracking import make_tracker_loggers
@@ -81,22 +80,23 @@ class Trainer(TrainerHooks, LegacyNames):
             processing_class = self.take_tokenizer(tokenizer, processing_class)
         checks.refuse_wrong_objects(args, callbacks, (model_init, compute_loss_func, compute_metrics))
         self.args = from_transformers(args or self.arguments_class("tmp_trainer"), self.arguments_class)
-        with Refusals() as refusals:
+        with checks.Refusals() as refusals:
             self.adapters = choose_adapters(self.args, injected)
             self._memory = memory_stages_for(self.args, self.adapters.device)
         with refusals:
             refuse_overridden_internals(type(self), Trainer)
         with refusals:
-            refuse_parts(model, model_init, optimizers, optimizer_cls_and_kwargs, data_collator)
+            checks.refuse_parts(model, model_init, optimizers, optimizer_cls_and_kwargs, data_collator)
         with refusals:
             refuse_metrics(self.args, compute_metrics)
         refusals.settle()
         self._session, self._requests, self._preparation = None, Requests(), PreparationTime()
+        self._notices = notices_in_force()
         self._kept_loaders = KeptLoaders()
         make_output_folder(self.args, self.adapters.storage, self.adapters.collectives.rank)
         self._memory.start("init")
         self.model_init = model_init
-        set_log_level(self.args)
+        set_log_level(self.args, self._notices)
         log_ineffective_arguments(self.args)
         log_retired_internals(type(self), Trainer)
         if self.args.reproduce is not None:
@@ -105,7 +105,8 @@ class Trainer(TrainerHooks, LegacyNames):
                 enable_full_determinism(self.args.seed)
         with seeded(self.adapters.device, self.args.seed):
             self.model = self.call_model_init() if model_init is not None else model
-        refuse_untrainable_model(self.model)
+        checks.refuse_untrainable_model(self.model)
+        warn_of_unsmoothed_labels(self.model, self.args, self._notices)
         self.model_wrapped = self.model
         self.note_model()
         self.create_accelerator_and_postprocess()
@@ -134,7 +135,7 @@ class Trainer(TrainerHooks, LegacyNames):
         handled = self.model, processing_class, self.optimizer, self.lr_scheduler
         self.callback_handler = CallbackHandler(listeners, *handled)
         self._dispatcher = EventDispatcher(self.callback_handler, self.args, self.state, self.control)
-        refuse_missing_data(self._collect_parts())
+        checks.refuse_missing_data(self._collect_parts())
         make_tracker_loggers(self._collect_parts())
         if is_overridden(self, "_validate_args"):
             self._validate_args()
@@ -355,8 +356,7 @@ class Trainer(TrainerHooks, LegacyNames):
 
     def compare_trainer_and_checkpoint_args(self, training_args: Any, trainer_state: Any) -> None:
         """Log a warning for each interval or batch size that differs from the state of a checkpoint."""
-        if found := saving.differences(training_args, trainer_state):
-            logging.getLogger("hexloop").warning("The resumed run differs from the checkpoint: %s.", "; ".join(found))
+        saving.warn_of_differences(training_args, trainer_state, self._notices)
 
     def create_model_card(
         self,

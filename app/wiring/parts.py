@@ -12,6 +12,7 @@ from hexloop.adapters.evaluator.torch.evaluator import Modes
 from hexloop.adapters.trainable.torch.names import unwrapped
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
+from hexloop.app.notices import Notices
 from hexloop.app.wiring.adapters import Adapters
 from hexloop.app.wiring.publishing import Publisher
 from hexloop.domain.requests import Requests
@@ -191,6 +192,7 @@ class TrainerParts:
     kept_loaders: the evaluation loaders whose workers persist, with `reproduce`. gathers_all_rows: whether evaluation
     with `reproduce` keeps the rows that fill up the batches of processes.
     signature_columns: the columns of the data that are kept; None for those that forward takes.
+    notices: how what transformers does with a warning is handled.
     train_batch_size: samples of a micro-batch of this process. trial: of a hyperparameter search. run, modes: the run
     in progress, and the modes that its evaluations change; None between runs. hub_model_id: the repository that was
     assigned or chosen. publisher: publishes on the hub. backward: called in every step with its
@@ -238,6 +240,7 @@ class TrainerParts:
     modes: Modes | None
     hub_model_id: str | None
     publisher: Publisher
+    notices: Notices
     backward: Callable[[Any], None] | None = None
 
     @property

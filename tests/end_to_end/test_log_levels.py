@@ -13,6 +13,7 @@ import pytest
 
 from hexloop import TrainingArguments
 from hexloop.app.environment import Surroundings
+from hexloop.app.notices import HEXLOOPS
 from hexloop.app.run.messages import set_log_level
 
 LOGGER = logging.getLogger("hexloop")
@@ -51,7 +52,7 @@ def test_the_level_of_a_process(surroundings: Surroundings, arguments: dict[str,
     """The main process of each node, or of all, uses log_level, others log_level_replica; passive changes nothing."""
     given = TrainingArguments("out", use_cpu=True, **arguments)  # type: ignore[arg-type]
     given.surroundings = surroundings
-    set_log_level(given)
+    set_log_level(given, HEXLOOPS)
     assert LOGGER.level == level
 
 

@@ -14,7 +14,7 @@ from attrs import evolve
 
 from hexloop import Trainer
 from hexloop.adapters.storage.local import LocalStorage
-from hexloop.app.run.compatibility import SavedStep
+from hexloop.app.run.step_sizes import SavedStep
 from hexloop.domain.checkpoints.manifest import MANIFEST
 from hexloop.domain.checkpoints.reading import read_manifest
 from hexloop.domain.errors import CheckpointError, ConfigurationError
