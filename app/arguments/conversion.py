@@ -53,6 +53,13 @@ def to_int(value: object) -> int:
     raise RefusalError("it takes a whole number", "give one")
 
 
+def whole_number(value: object) -> object:
+    """Return a whole number or None as it is. Raises RefusalError for other numbers, and for texts."""
+    if value is None or (isinstance(value, Integral) and not isinstance(value, bool)):
+        return value
+    raise RefusalError("it takes a whole number", "give one")
+
+
 def to_float(value: object) -> float:
     """Return a number, given as such or as text. An integer stays an integer, so that 500 steps print as 500."""
     if isinstance(value, str):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hexloop.app.arguments.choices import FSDPOption
-from hexloop.app.arguments.conversion import at_least, each_one_of, mapping_or_file, one_of
+from hexloop.app.arguments.conversion import at_least, each_one_of, mapping_or_file, one_of, whole_number
 from hexloop.app.arguments.data import DataArguments
 from hexloop.app.arguments.declaration import ArgumentGroup, argument, argument_group, rule
 from hexloop.app.environment import lower_variable
@@ -79,7 +79,10 @@ class MemoryArguments(ArgumentGroup):
     )
     use_cache: bool = argument(default=False, help="let the model cache keys and values in training, as in generation")
     torch_empty_cache_steps: int | None = argument(
-        default=None, check=at_least(1), help="optimizer steps between releases of cached device memory; never if unset"
+        default=None,
+        prepare=whole_number,
+        check=at_least(1),
+        help="optimizer steps between releases of cached device memory; never if unset",
     )
     skip_memory_metrics: bool = argument(default=True, help="leave memory usage out of the metrics")
     torch_compile: bool = argument(default=False, help="compile the model with torch.compile")

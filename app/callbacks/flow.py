@@ -145,7 +145,27 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
 
 
 class JITCheckpointCallback(TrainerCallback):
-    """Shows among the callbacks that `enable_jit_checkpoint` is set; the run itself saves and stops on SIGTERM."""
+    """Shows that `enable_jit_checkpoint` is set, as in transformers. The run saves and stops on SIGTERM by itself.
+
+    trainer: the Trainer that has it among its callbacks.
+    """
+
+    trainer: Any = None
+
+    def set_trainer(self, trainer: Any) -> None:
+        """Set the Trainer."""
+        self.trainer = trainer
+
+    def on_init_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Refuse a Trainer whose arguments do not set `enable_jit_checkpoint`, where it would have no effect.
+
+        Raises ConfigurationError.
+        """
+        if not args.enable_jit_checkpoint:
+            raise ConfigurationError(
+                "JITCheckpointCallback is among the callbacks, but enable_jit_checkpoint=False, so no checkpoint would "
+                "be saved on SIGTERM; set enable_jit_checkpoint=True instead of passing the callback."
+            )
 
 
 def all_callbacks(args: TrainingArguments, given: Sequence[object], own_loggers: bool) -> list[object]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-TESTED = ((5, 0), (5, 23))
+TESTED = ((5, 0), (5, 24))
 """The first and the last release of transformers, major and minor, that the tests have run with."""
 
 FAMILY: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -35,6 +35,7 @@ FAMILY: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "TrainerControl",
             "TrainerState",
         ),
+        "trainer_jit_checkpoint": ("JITCheckpointCallback",),
         "trainer_utils": (
             "EvalLoopOutput",
             "EvalPrediction",

@@ -95,7 +95,7 @@ class TrainerBase:
     """The live run; None between runs."""
 
     _kept_loaders: KeptLoaders
-    """Evaluation loaders whose workers persist; only with `reproduce`."""
+    """Evaluation loaders whose workers persist."""
 
     _accelerator: Any = None
     """What `accelerator` returns; None until it is needed."""

@@ -83,8 +83,23 @@ class TrainerData(TrainerBase):
 
         The standard sampler methods stand for the run's own order. batch_size: of one process, or with `split_batches`
         of all. description: of the data, in messages. dataloader_key: the name under which an evaluation loader with
-        persistent workers is kept, with `reproduce`; otherwise loaders are not kept.
+        persistent workers is kept: for the same data set, or with `reproduce` for any, as in transformers.
         """
+        args = self.args
+        keeps = dataloader_key is not None and args.dataloader_persistent_workers
+        make = partial(self._make_loader, dataset, description, batch_size, sampler_fn, is_training)
+        if dataloader_key is None or not keeps:
+            loader = make()
+        elif args.reproduce is not None:
+            loader = self._kept_loaders.get(dataloader_key, make)
+        else:
+            sources = dataset, self.data_collator, batch_size, args.dataloader_num_workers
+            loader = self._kept_loaders.of(dataloader_key, sources, make)
+        return self._through_prepare(loader)
+
+    def _make_loader(
+        self, dataset: Any, description: str, batch_size: int, sampler_fn: Callable[..., Any] | None, is_training: bool
+    ) -> Any:
         loaders = self._loader_factory()
         if is_overridden(self, "_remove_unused_columns") and hasattr(dataset, "remove_columns"):
             dataset = self._remove_unused_columns(dataset, description=description)
@@ -94,17 +109,13 @@ class TrainerData(TrainerBase):
             loaders = data.without_columns(loaders, collate)
         if self.args.reproduce is not None:
             sampler_for = (lambda _: None) if sampler_fn is None else partial(data.sampler_from, sampler_fn)
-            make = partial(loaders.loader, dataset, batch_size, sampler_for, is_training)
-            keeps = self.args.dataloader_persistent_workers
-            kept = make() if dataloader_key is None or not keeps else self._kept_loaders.get(dataloader_key, make)
-            return self._through_prepare(kept)
+            return loaders.loader(dataset, batch_size, sampler_for, is_training)
         size = data.global_batch_size(self.args, batch_size)
         if sampler_fn is not None and not _is_standard(sampler_fn):
             sampler = data.sampler_from(sampler_fn, dataset)
             if sampler is not None:
-                return self._through_prepare(loaders.sampled(dataset, batch_size, sampler, size))
-        loader = loaders.training(dataset, size) if is_training else loaders.evaluation(dataset, size)
-        return self._through_prepare(loader)
+                return loaders.sampled(dataset, batch_size, sampler, size)
+        return loaders.training(dataset, size) if is_training else loaders.evaluation(dataset, size)
 
     # Samplers
 

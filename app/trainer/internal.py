@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from attrs import frozen
 from torch import Tensor, nn
 
 from hexloop.app.run import checkpoints
@@ -16,9 +17,10 @@ from hexloop.app.trainer.publishing import TrainerPublishing
 from hexloop.app.wiring import checkpoint_files
 from hexloop.app.wiring.data import map_entries, prepared_inputs
 from hexloop.app.wiring.evaluation import PredictedBatch, predicted_items, run_loss
-from hexloop.app.wiring.model import best_metric
+from hexloop.app.wiring.model import add_embedding_noise, best_metric
 from hexloop.app.wiring.parts import is_overridden, standard
-from hexloop.domain.errors import RunStateError
+from hexloop.app.wiring.tensors import nested_arrays
+from hexloop.domain.errors import ConfigurationError, RunStateError
 
 NOT_WRITTEN = (
     "{method} writes nothing outside a save: hexloop writes this state into checkpoints by itself, without pickle. "
@@ -26,11 +28,21 @@ NOT_WRITTEN = (
 )
 
 
+@frozen
+class Removable:
+    """A hook, with the method that removes it."""
+
+    remove: Callable[[], None]
+
+
 class TrainerInternals(TrainerData, TrainerPublishing):
     """Internal methods, each called at the moment at which transformers calls it, if it is overridden.
 
     What an overridden method of a resume loads is not loaded by hexloop before; its standard version loads it.
     """
+
+    neftune_hook_handle: Removable | None = None
+    """The noise that `_activate_neftune` added; None outside of loops of user code."""
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
@@ -131,6 +143,21 @@ class TrainerInternals(TrainerData, TrainerPublishing):
     @standard
     def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
         """No-op: no hyperparameter search is in progress. If overridden, it receives each evaluation of a run."""
+
+    def _nested_gather(self, tensors: Any, name: str | None = None) -> Any:
+        """Return the tensors of all processes, concatenated, at any depth of lists, tuples and mappings; None for None.
+
+        name: ignored, as in transformers.
+        """
+        return None if tensors is None else self.accelerator.gather(tensors)
+
+    def _gather_and_numpify(self, tensors: Any, name: str | None = None) -> Any:
+        """Return what `_nested_gather` returns, as arrays."""
+        return nested_arrays(self._nested_gather(tensors))
+
+    def _pad_across_processes(self, tensor: Any, pad_index: int = -100) -> Any:
+        """Return the tensors of this process, padded to the longest of all processes in their second dimension."""
+        return self.accelerator.pad_across_processes(tensor, dim=1, pad_index=pad_index)
 
     # Folders and saves
 
@@ -251,6 +278,27 @@ class TrainerInternals(TrainerData, TrainerPublishing):
             log(f"The loaded weights have unexpected keys: {', '.join(unexpected)}. The model does not have them.")
 
     # Model
+
+    def _activate_neftune(self, model: Any) -> Any:
+        """Add the noise of `neftune_noise_alpha` to the embeddings of `model`, in training mode; return the model.
+
+        For loops of user code: a run adds and removes it by itself. `neftune_hook_handle.remove()` removes it. Raises
+        ConfigurationError if there is no `neftune_noise_alpha`, or the model does not name its embeddings.
+        """
+        alpha = self.neftune_noise_alpha
+        if alpha is None:
+            raise ConfigurationError("_activate_neftune needs the strength of the noise; set neftune_noise_alpha.")
+        self.neftune_hook_handle = Removable(add_embedding_noise(self.accelerator.unwrap_model(model), alpha))
+        return model
+
+    def _deactivate_neftune(self, model: Any) -> None:
+        """Remove the noise that `_activate_neftune` added. Raises RunStateError if it added none."""
+        if self.neftune_hook_handle is None:
+            raise RunStateError(
+                "_deactivate_neftune removes the noise that _activate_neftune added, but it added none."
+            )
+        self.neftune_hook_handle.remove()
+        self.neftune_hook_handle = None
 
     @standard
     def _move_model_to_device(self, model: Any, device: Any) -> None:

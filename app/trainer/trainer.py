@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Unpack
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.arguments import from_transformers
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
-from hexloop.app.callbacks.flow import all_callbacks
+from hexloop.app.callbacks.flow import JITCheckpointCallback, all_callbacks
 from hexloop.app.notices import notices_in_force
 from hexloop.app.run import checks, driving, model_card, saving
 from hexloop.app.run.checkpoint_folders import make_output_folder
@@ -33,7 +33,7 @@ from hexloop.app.wiring.adapters import Injected, choose_adapters
 from hexloop.app.wiring.combinations import log_ineffective_arguments
 from hexloop.app.wiring.data import default_collator, import_before_seeding
 from hexloop.app.wiring.evaluation import EvalLoopOutput, PredictionOutput, refuse_metrics
-from hexloop.app.wiring.model import default_label_names, unwrapped
+from hexloop.app.wiring.model import apply_liger_kernels, default_label_names, unwrapped
 from hexloop.app.wiring.parts import KeptLoaders, PreparationTime, is_overridden, standard
 from hexloop.app.wiring.state import is_sharded, refuse_unprepared
 from hexloop.domain.events import AnyEvent, Paused, TrainEnded
@@ -109,6 +109,7 @@ class Trainer(TrainerHooks, LegacyNames):
         warn_of_unsmoothed_labels(self.model, self.args, self._notices)
         self.model_wrapped = self.model
         self.note_model()
+        apply_liger_kernels(unwrapped(self.model), self.args)
         self.create_accelerator_and_postprocess()
         if is_overridden(self, "_move_model_to_device"):
             self._move_by_override()
@@ -134,6 +135,9 @@ class Trainer(TrainerHooks, LegacyNames):
         listeners = all_callbacks(self.args, callbacks or (), injected.get("loggers") is not None)
         handled = self.model, processing_class, self.optimizer, self.lr_scheduler
         self.callback_handler = CallbackHandler(listeners, *handled)
+        for each in listeners:
+            if isinstance(each, JITCheckpointCallback):
+                each.set_trainer(self)
         self._dispatcher = EventDispatcher(self.callback_handler, self.args, self.state, self.control)
         checks.refuse_missing_data(self._collect_parts())
         make_tracker_loggers(self._collect_parts())

@@ -22,6 +22,14 @@ STATE, ARGUMENTS = "trainer_state.json", "training_args.bin"
 SIGNS = (WEIGHTS, WEIGHTS_INDEX, OPTIMIZER, SCHEDULER, RANDOM, RANDOM_OF_FIRST, ARGUMENTS)
 """Files that only transformers' checkpoints contain; each has some of them."""
 
+WRITTEN_FROM = {
+    OPTIMIZER: "optimizer.safetensors, and optimizer in run_state.json",
+    SCHEDULER: "updates and scheduler in run_state.json",
+    SCALER: "scaler in run_state.json",
+    RANDOM: "random in run_state.json",
+}
+"""Where an export takes the content of each pickled file from."""
+
 
 def refuse_transformers_checkpoint(folder: str) -> None:
     """Raise CheckpointError, with the command to import it, if `folder` contains a checkpoint of transformers."""

@@ -21,6 +21,7 @@ from hexloop.adapters.evaluator.torch.evaluator import EvaluationOptions, Predic
 from hexloop.adapters.evaluator.torch.gathering import SingleRank, TruncatedRanks
 from hexloop.adapters.evaluator.torch.predictions import EvalLoopOutput, PredictionOutput
 from hexloop.adapters.trainable.torch.forward import (
+    cache_name,
     is_causal_language_model,
     shifts_by_loss_type,
     shifts_labels,
@@ -269,7 +270,7 @@ def standard_prediction_step(parts: TrainerParts) -> Callable[..., Any]:
         compute,
         wrap,
         parts.label_names,
-        () if config is None else getattr(config, "keys_to_ignore_at_inference", ("past_key_values",)),
+        () if config is None else getattr(config, "keys_to_ignore_at_inference", (cache_name(),)),
         parts.can_return_loss and (not parts.label_names or _labels_are_assumed(parts)),
     )
     if not parts.hooks.prepares_inputs:

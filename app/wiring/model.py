@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any, TypeAlias
+from weakref import WeakSet
 
 from attrs import evolve
 from torch.optim.lr_scheduler import LambdaLR
@@ -38,6 +39,7 @@ from hexloop.ports.device import Device
 from hexloop.ports.scheduler import Scheduler
 
 __all__ = [
+    "add_embedding_noise",
     "build_optimizer",
     "decayed_names",
     "default_label_names",
@@ -82,8 +84,7 @@ def patched(model: Any, args: TrainingArguments, processing_class: Any) -> Itera
     align_special_tokens(inner, processing_class)
     observers: list[Observer] = []
     with ExitStack() as patches:
-        if args.use_liger_kernel:
-            _apply_liger_kernels(inner, args.liger_kernel_config)
+        apply_liger_kernels(inner, args)
         if args.neftune_noise_alpha is not None:
             patches.callback(add_embedding_noise(inner, args.neftune_noise_alpha))
         if DebugOption.UNDERFLOW_OVERFLOW in args.debug:
@@ -109,12 +110,17 @@ def with_past(index: int, step: Callable[..., Any]) -> Callable[..., Any]:
     return predict
 
 
-def _apply_liger_kernels(model: Any, choice: dict[str, bool] | None) -> None:
-    """Replace the layers of a transformers model by those of the package liger-kernel, permanently.
+_WITH_LIGER_KERNELS = WeakSet[Any]()
 
-    choice: which layers, by the package's own names. Raises ConfigurationError if the package is not installed, or the
-    model is not one of transformers'.
+
+def apply_liger_kernels(model: Any, args: TrainingArguments) -> None:
+    """With `use_liger_kernel`, replace the layers of a transformers model by those of liger-kernel, once and for good.
+
+    `liger_kernel_config` says which layers, by the package's own names. Raises ConfigurationError if the package is not
+    installed, or the model is not one of transformers'.
     """
+    if not args.use_liger_kernel or model in _WITH_LIGER_KERNELS:
+        return
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # what a PEFT wrapper wraps
     problem = None
     if importlib.util.find_spec("liger_kernel") is None:
@@ -125,7 +131,8 @@ def _apply_liger_kernels(model: Any, choice: dict[str, bool] | None) -> None:
         raise ConfigurationError(f"use_liger_kernel=True {problem}.")
     from liger_kernel.transformers import _apply_liger_kernel_to_instance
 
-    _apply_liger_kernel_to_instance(model=inner, **(choice or {}))
+    _apply_liger_kernel_to_instance(model=inner, **(args.liger_kernel_config or {}))
+    _WITH_LIGER_KERNELS.add(model)
 
 
 def _checkpoint_activations(model: Any, options: Any) -> None:

@@ -189,7 +189,7 @@ class TrainerParts:
     model_wrapped: the model as the parallelism adapter prepared it; the model itself outside of a run.
     makes_optimizer, makes_scheduler: whether the arguments choose them. own_optimizer: whether the user set none.
     standard_optimizer, standard_scheduler: what the standard methods made, whether or not it is used.
-    kept_loaders: the evaluation loaders whose workers persist, with `reproduce`. gathers_all_rows: whether evaluation
+    kept_loaders: the evaluation loaders whose workers persist. gathers_all_rows: whether evaluation
     with `reproduce` keeps the rows that fill up the batches of processes.
     signature_columns: the columns of the data that are kept; None for those that forward takes.
     notices: how what transformers does with a warning is handled.

@@ -9,12 +9,22 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from hexloop.adapters.batches.torch.structure import map_entries
+
 
 def tensor_gatherer(device: str, announces: bool = True) -> Any:
     """Return what gathers and sums tensors of all processes. announces: it may report failures to the others."""
     from hexloop.adapters.collectives.torch.tensors import TensorRanks
 
     return TensorRanks(device, announces)
+
+
+def nested_arrays(values: Any) -> Any:
+    """Return nested tensors as numpy arrays on the host; those in bfloat16, which numpy lacks, in float32."""
+    if isinstance(values, Tensor):
+        detached = values.detach().cpu()
+        return (detached.float() if detached.dtype == torch.bfloat16 else detached).numpy()
+    return map_entries(nested_arrays, values)
 
 
 @frozen

@@ -21,7 +21,10 @@ from .app.callbacks import (
     TrainerControl as TrainerControl,
     TrainerState as TrainerState,
 )
-from .app.callbacks.flow import EarlyStoppingCallback as EarlyStoppingCallback
+from .app.callbacks.flow import (
+    EarlyStoppingCallback as EarlyStoppingCallback,
+    JITCheckpointCallback as JITCheckpointCallback,
+)
 from .app.callbacks.notebook import NotebookProgressCallback as NotebookProgressCallback
 from .app.callbacks.progress import PrinterCallback as PrinterCallback, ProgressCallback as ProgressCallback
 from .app.callbacks.trackers import (

@@ -255,6 +255,9 @@ def test_the_command_line_moves_runs(tmp_path: Path, capsys: pytest.CaptureFixtu
     )
     shown = capsys.readouterr().out
     assert f"Written: {tmp_path / 'there' / 'checkpoint-3'}\n" in shown
+    assert "  optimizer.pt: from optimizer.safetensors, and optimizer in run_state.json\n" in shown
+    assert "  scheduler.pt: from " in shown
+    assert "  rng_state.pth: from " in shown
     assert f"hexloop train RECIPE --resume {tmp_path / 'back' / 'checkpoint-3'}\n" in shown
     assert_same_run(trained(hexloop, tmp_path / "again", case, str(tmp_path / "back" / "checkpoint-3")), ours)
 

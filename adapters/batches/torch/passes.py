@@ -187,6 +187,14 @@ class KeptLoaders:
     _loaders: dict[str, Any] = field(factory=dict)
     _starts: dict[str, Streams] = field(factory=dict)
     _passes: dict[str, int] = field(factory=dict)
+    _sources: dict[str, tuple[Any, ...]] = field(factory=dict)
+
+    def of(self, name: str, sources: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """Return the loader of that name; make it if there is none that was made from the very same objects."""
+        known = self._sources.get(name, ())
+        if len(known) != len(sources) or any(one is not other for one, other in zip(known, sources, strict=True)):
+            self._loaders[name], self._sources[name] = make(), sources
+        return self._loaders[name]
 
     def get(self, name: str, make: Callable[[], Any]) -> Any:
         """Return the loader of that name; make it if there is none."""
@@ -210,6 +218,7 @@ class KeptLoaders:
     def restore(self, document: Mapping[str, tuple[Any, int]], loader_of: Callable[[str], Any]) -> None:
         """Read the loaders as often as a document says. loader_of: returns the loader of a name, by `get`."""
         self._loaders.clear()
+        self._sources.clear()
         with order.preserved_rng_states():
             for name, (start, count) in document.items():
                 order.restore_rng_states(start)

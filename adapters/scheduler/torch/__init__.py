@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from inspect import Parameter, signature
 from typing import Any, SupportsFloat
 
@@ -18,6 +17,7 @@ from attrs import asdict, define, field, frozen
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
+from hexloop.adapters.scheduler.torch.factors import factor_of
 from hexloop.adapters.scheduler.torch.saved_states import refuse_invalid_state, with_numbers, with_own_keys
 from hexloop.adapters.schemas import KEY, read_part, structured
 from hexloop.domain.errors import ConfigurationError
@@ -316,8 +316,7 @@ def lambda_of_shape(
     rate = optimizer.defaults.get("lr")
     base_rate = float("nan") if rate is None else float(rate)
     shape = build_shape(name, base_rate=base_rate, warmup_steps=warmup_steps, total_steps=total_steps, options=options)
-    # torch saves the attributes of the callable in the scheduler's state dict; a partial has none.
-    return LambdaLR(optimizer, partial(shape), last_epoch)
+    return LambdaLR(optimizer, factor_of(shape), last_epoch)
 
 
 class GreedyLR:

@@ -6,7 +6,6 @@ Each is of the class that transformers uses, so that scripts may read it, change
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from attrs import asdict, define, evolve, frozen
@@ -15,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from hexloop.adapters.scheduler.torch import GreedyLR
+from hexloop.adapters.scheduler.torch.factors import factor_of
 from hexloop.adapters.schemas import read_part
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.evaluation import BestMetric
@@ -63,7 +63,7 @@ def lambda_of(shape: Shape, optimizer: Any) -> LambdaLR:
     Raises ConfigurationError if `optimizer` is not a torch optimizer.
     """
     _refuse_other(optimizer)
-    scheduler = LambdaLR(optimizer, partial(shape))  # a partial, as in transformers: it has no attributes to save
+    scheduler = LambdaLR(optimizer, factor_of(shape))
     scheduler.base_lrs = [float(rate) for rate in scheduler.base_lrs]  # also of rates that are tensors
     return scheduler
 
@@ -105,7 +105,7 @@ class LambdaScheduler:
 
     def follow(self, shape: Shape) -> None:
         """Use another schedule from the next update on."""
-        self.scheduler.lr_lambdas = [partial(shape)] * len(self.scheduler.lr_lambdas)
+        self.scheduler.lr_lambdas = [factor_of(shape)] * len(self.scheduler.lr_lambdas)
 
     def export(self) -> Iterator[Part]:
         """Export how many steps the LambdaLR is ahead of the run; nothing if the number of updates determines all."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from attrs import frozen
@@ -221,3 +222,12 @@ def align_special_tokens(model: Any, processing_class: Any) -> None:
 def _declared(holder: Any, name: str) -> list[int | None]:
     value = getattr(holder, name, None)
     return value if isinstance(value, list) else [value]
+
+
+def cache_name() -> str:
+    """Return the output with the cache of keys and values, which transformers calls "cache" from release 5.24 on."""
+    try:
+        release = tuple(map(int, version("transformers").split(".")[:2]))
+    except (PackageNotFoundError, ValueError):
+        return "past_key_values"
+    return "cache" if release >= (5, 24) else "past_key_values"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import suppress
@@ -154,10 +155,13 @@ def import_(options: Namespace) -> ExitCode:
 
 
 def export(options: Namespace) -> ExitCode:
-    """Convert a checkpoint to the format of transformers' Trainer, and print its location."""
+    """Convert a checkpoint to the format of transformers' Trainer; print its location and where its files are from."""
     from hexloop.app.transformers_checkpoints.exporting import export_checkpoint
+    from hexloop.app.transformers_checkpoints.files import WRITTEN_FROM
 
-    print_lines(f"Written: {export_checkpoint(options.checkpoint, options.to, read_key(options.key, '--key'))}")
+    target = export_checkpoint(options.checkpoint, options.to, read_key(options.key, "--key"))
+    sources = [f"  {name}: from {source}" for name, source in WRITTEN_FROM.items() if name in os.listdir(target)]
+    print_lines(f"Written: {target}", *sources)
     return ExitCode.DONE
 
 
