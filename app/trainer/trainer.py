@@ -106,7 +106,7 @@ class Trainer(TrainerHooks, LegacyNames):
         with seeded(self.adapters.device, self.args.seed):
             self.model = self.call_model_init() if model_init is not None else model
         checks.refuse_untrainable_model(self.model)
-        warn_of_unsmoothed_labels(self.model, self.args, self._notices)
+        warn_of_unsmoothed_labels(unwrapped(self.model), self.args, self._notices)
         self.model_wrapped = self.model
         self.note_model()
         apply_liger_kernels(unwrapped(self.model), self.args)

@@ -19,6 +19,8 @@ from hexloop.domain.errors import ConfigurationError, RunStateError
 from tests.end_to_end.small.models import net, rows
 from tests.end_to_end.small.trainers import small_trainer
 
+pytestmark = pytest.mark.filterwarnings("ignore:These modules imported classes of transformers")
+
 SCHEDULES: dict[str, dict[str, Any]] = {
     "constant": {},
     "constant_with_warmup": {},
@@ -90,7 +92,7 @@ class Stream(IterableDataset[Any]):
 @pytest.mark.parametrize("data", [rows(10), Stream()], ids=["indexed", "stream"])
 def test_evaluation_loaders_with_persistent_workers_are_kept(data: Any, tmp_path: Path) -> None:
     """The same object for the same data, which is read from its start each time; others for other data or settings."""
-    kept = {"dataloader_persistent_workers": True, "dataloader_num_workers": 1}
+    kept: dict[str, Any] = {"dataloader_persistent_workers": True, "dataloader_num_workers": 1}
     trainer = small_trainer(tmp_path, parts={"eval_dataset": {"one": data, "other": rows(6)}}, **kept)
     one = trainer.get_eval_dataloader("one")
     first = trainer.evaluate(data)
@@ -110,7 +112,8 @@ def test_the_callback_of_just_in_time_checkpoints(tmp_path: Path) -> None:
     """It is among the callbacks, under the name that transformers gives it, and knows its Trainer."""
     with hexloop.takeover():
         from transformers.trainer_jit_checkpoint import JITCheckpointCallback as TakenOver
-    assert TakenOver is JITCheckpointCallback
+    taken_over: Any = TakenOver
+    assert taken_over is JITCheckpointCallback
     trainer = small_trainer(tmp_path, enable_jit_checkpoint=True)
     (found,) = [each for each in trainer.callback_handler.callbacks if isinstance(each, JITCheckpointCallback)]
     assert found.trainer is trainer
@@ -132,7 +135,7 @@ class Embedded(nn.Module):
     def get_input_embeddings(self) -> nn.Module:
         return self.embeddings
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.embeddings(x)
 
 
@@ -181,5 +184,6 @@ def test_the_cache_is_no_prediction(cache: str, tmp_path: Path) -> None:
     """It is left out under the name that the installed release of transformers gives it, as there."""
     predictions = small_trainer(tmp_path, parts={"model": WithCache(cache)}).predict(rows(4)).predictions
     args = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
-    theirs = transformers.Trainer(WithCache(cache), args).predict(rows(4)).predictions
+    data: Any = rows(4)
+    theirs = transformers.Trainer(WithCache(cache), args).predict(data).predictions
     assert isinstance(predictions, tuple) == isinstance(theirs, tuple)

@@ -18,6 +18,8 @@ from hexloop.domain.errors import CheckpointError, ConfigurationError
 from tests.end_to_end.small.models import net, rows
 from tests.end_to_end.small.trainers import DEFAULTS, small_trainer
 
+pytestmark = pytest.mark.filterwarnings("ignore:These modules imported classes of transformers")
+
 LIBRARIES = ("transformers", "takeover")
 
 
