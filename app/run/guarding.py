@@ -56,7 +56,7 @@ def make_guard(parts: TrainerParts, run: Run[Any, Any], loader: Any, settle_coun
 
     def restore(state: RunState) -> None:
         settle_counters()  # to the state that is given up
-        restore_callbacks(handler, control, deepcopy(state.callbacks))
+        restore_callbacks(handler, control, deepcopy(state.callbacks), parts.notices)
 
     kept = StateInMemory(exportables(parts, run), snapshots(parts), parts.adapters.device, complete, restore)
     return Guard(rules, make_window_values(parts), kept, partial(_indices, loader), partial(_leave_out, loader))
