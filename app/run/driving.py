@@ -6,6 +6,7 @@ import atexit
 import gc
 import inspect
 import logging
+import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
@@ -69,21 +70,51 @@ def drive(host: RunHost, resume_from: str | bool | None, run_name: str | None = 
         host.memory.abandon("train")
 
 
-def closed_at_exit(stream: Events) -> Events:
-    """Return `stream`, which is closed when the program exits, if it is still open then.
+class Stream(Generator[AnyEvent, None, None]):
+    """The events of a run as a generator that any thread may advance and close, one at a time.
 
+    `close` waits until a step that another thread is in has ended. An open stream is closed when the program exits:
     Python would close it later, when the globals of modules are already gone.
     """
-    reference = weakref.ref(stream)
 
-    def close() -> None:
-        left = reference()
-        if left is not None and inspect.getgeneratorstate(left) != inspect.GEN_RUNNING:  # in a daemon thread
-            left.close()
+    def __init__(self, events: Events) -> None:
+        self._events, self._turn = events, threading.RLock()
+        reference = weakref.ref(self)
 
-    atexit.register(close)
-    weakref.finalize(stream, atexit.unregister, close).atexit = False
-    return stream
+        def close() -> None:
+            left = reference()
+            if left is not None and left._turn.acquire(blocking=False):  # not if a daemon thread is in a step
+                left.close()
+
+        atexit.register(close)
+        weakref.finalize(self, atexit.unregister, close).atexit = False
+
+    def __next__(self) -> AnyEvent:
+        """Return the next event."""
+        with self._turn:
+            return next(self._events)
+
+    def send(self, value: None) -> AnyEvent:
+        """Return the next event."""
+        return next(self)
+
+    def throw(self, kind: Any, value: Any = None, traceback: Any = None) -> AnyEvent:
+        """Raise an exception where the run is, and return the next event."""
+        with self._turn:
+            return self._events.throw(kind if value is None else value)
+
+    def close(self) -> None:
+        """End the run and release everything, after the current step.
+
+        Raises RunStateError inside of a step of the run itself, such as in a callback.
+        """
+        with self._turn:
+            if inspect.getgeneratorstate(self._events) == inspect.GEN_RUNNING:
+                raise RunStateError(
+                    "A run cannot be closed inside of its own step, such as in a callback; use "
+                    "trainer.request_stop(), or close it after the step."
+                )
+            self._events.close()
 
 
 def refuse_second_run(run: Run[Any, Any] | None) -> None:

@@ -197,8 +197,8 @@ class Trainer(TrainerHooks, LegacyNames):
         self.ignore_keys_for_eval = ignore_keys_for_eval
         host = self._run_host()
         if self.args.auto_find_batch_size:
-            return driving.closed_at_exit(driving.find_batch_size(host, resume_from_checkpoint))
-        return driving.closed_at_exit(driving.drive(host, resume_from_checkpoint))
+            return driving.Stream(driving.find_batch_size(host, resume_from_checkpoint))
+        return driving.Stream(driving.drive(host, resume_from_checkpoint))
 
     # Requests to a live run, from any thread
 

@@ -57,6 +57,66 @@ def test_next_may_come_from_another_thread_each_time(tmp_path: Path) -> None:
     assert same_weights(weights(trainer), weights(drained))
 
 
+class Held(TrainerCallback):
+    """Holds its second step until it may go on."""
+
+    def __init__(self) -> None:
+        self.inside, self.may_go_on = threading.Event(), threading.Event()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 2:
+            self.inside.set()
+            assert self.may_go_on.wait(60)
+
+
+@pytest.mark.parametrize("way", ["close", "next", "throw"])
+def test_another_thread_waits_for_the_step(tmp_path: Path, way: str) -> None:
+    """A stream that another thread is in a step of is closed, or advanced, after the step."""
+    held = Held()
+    trainer = small_trainer(tmp_path, parts={"callbacks": [held]})
+    stream = trainer.stream()
+    acts = {"close": stream.close, "next": lambda: next(stream), "throw": lambda: stream.throw(BrokenError())}
+
+    def step() -> None:
+        while not isinstance(next(stream), StepEnded) or trainer.state.global_step < 2:
+            pass
+
+    stepping = threading.Thread(target=step)
+    stepping.start()
+    assert held.inside.wait(60)
+    problems = list[BaseException]()
+
+    def act() -> None:
+        try:
+            acts[way]()
+        except BaseException as error:
+            problems.append(error)
+
+    acting = threading.Thread(target=act)
+    acting.start()
+    acting.join(0.2)
+    assert acting.is_alive(), "it waits"
+    held.may_go_on.set()
+    for each in (stepping, acting):
+        each.join(60)
+    assert [type(each) for each in problems] == ([BrokenError] if way == "throw" else [])
+    assert trainer.state.global_step == 2
+    stream.close()
+    assert next(stream, None) is None
+
+
+def test_a_run_is_not_closed_inside_of_its_step(tmp_path: Path) -> None:
+    """A callback that closes the stream gets an error that names what to do."""
+
+    class Closes(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            stream.close()
+
+    stream = small_trainer(tmp_path, parts={"callbacks": [Closes()]}).stream()
+    with pytest.raises(RunStateError, match=r"use trainer\.request_stop"):
+        list(stream)
+
+
 def test_no_context_is_open_between_events(tmp_path: Path) -> None:
     """At every event gradients are enabled, and autocast and inference mode are off, evaluation included."""
     trainer = small_trainer(

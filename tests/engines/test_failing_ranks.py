@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import subprocess
+import sys
 import threading
 import time
 from importlib.metadata import version
@@ -18,6 +20,7 @@ from hexloop import TrainerCallback
 from hexloop.adapters.storage.faults import Effect, Fault
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.domain.checkpoints.reading import checkpoint_steps, verify
+from tests.engines.processes import PATIENCE, QUIET, free_port
 from tests.engines.several.training import Training, ended, fresh, run
 
 SAVES = {"save_strategy": "steps", "save_steps": 4}
@@ -145,6 +148,54 @@ def saved_steps(folder: Path) -> list[int]:
     """Return the steps of the checkpoints, after checking that all are complete."""
     storage = LocalStorage(folder)
     return sorted(verify(storage, f"checkpoint-{step}").manifest.step for step in checkpoint_steps(storage))
+
+
+CATCHING = """
+import sys
+from hexloop import Trainer, TrainerCallback, TrainingArguments
+from tests.end_to_end.small.models import net, rows
+
+
+class Fails(TrainerCallback):
+    def on_step_end(self, args, state, control, **_):
+        if state.global_step == 3 and sys.argv[2] in (str(args.process_index), "both"):
+            raise ValueError("a bug of its own")
+
+
+arguments = TrainingArguments(
+    output_dir=sys.argv[1], max_steps=20, save_steps=2, per_device_train_batch_size=1, use_cpu=True, disable_tqdm=True,
+    report_to=[], ddp_timeout=30,
+)
+trainer = Trainer(model=net(), args=arguments, train_dataset=rows(40), callbacks=[Fails()])
+try:
+    trainer.train()
+except Exception as error:
+    print(type(error).__name__, flush=True)
+"""
+
+
+@pytest.mark.parametrize("times", [2, pytest.param(20, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("failing", ["both", "1"])
+def test_a_script_that_catches_the_error_exits_normally(tmp_path: Path, failing: str, times: int) -> None:
+    """The interpreter ends by itself on every rank, with code 0: no thread is left inside of a collective."""
+    script = tmp_path / "script.py"
+    script.write_text(CATCHING)
+    for number in range(times):
+        environment = {**os.environ, **QUIET, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        processes = [
+            subprocess.Popen(
+                [sys.executable, script, tmp_path / f"run-{number}", failing],
+                env={**environment, "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in "01"
+        ]
+        ends = [(*process.communicate(timeout=PATIENCE), process.returncode) for process in processes]
+        assert [code for _, _, code in ends] == [0, 0], ends
+        caught = {out.strip() for out, _, _ in ends}
+        assert caught == ({"ValueError"} if failing == "both" else {"ValueError", "CollectiveError"})
 
 
 def test_a_failure_on_one_rank_is_reported_by_all(tmp_path: Path) -> None:

@@ -131,6 +131,7 @@ class TorchCollectives:
                 ending = dist.all_reduce(torch.zeros(1), group=self._group, async_op=True)
                 all_arrived = ending.wait(timedelta(seconds=LEAVE_TIMEOUT))
                 self._monitor.close()
+        self._monitor.wait_until_silent()
         self._group = None
         if self._mailbox is not None:
             self._mailbox.close()
@@ -187,6 +188,9 @@ def _value_of(data: Tensor) -> Json:
 PATIENCE = 3.0
 """Seconds for the live ranks to report that the operation failed for them too."""
 
+ANNOUNCED = 0.5
+"""Seconds in which the announcement of an end reaches this rank."""
+
 FOREVER = timedelta(days=365)
 
 
@@ -238,10 +242,21 @@ class PeerMonitor:
             self._announce_end([self._rank, cause[:2000]])
 
     def close(self) -> None:
-        """Stop listening: all ranks have finished."""
+        """Announce that all ranks have finished."""
         if self._rank == 0:
             self._announce_end(None)
-        self._listener.join(PATIENCE)
+
+    def wait_until_silent(self) -> None:
+        """Wait a few seconds for the thread that listens to end.
+
+        If it returned from the store while the interpreter ends, Python would end it inside of torch's code, which
+        aborts the process. After the loss of a process that could not announce its end, this one does.
+        """
+        self._listener.join(ANNOUNCED)
+        if self._listener.is_alive():
+            with suppress(RuntimeError):  # the host of the store has exited
+                self._store.compare_set("ended", "", json.dumps(None))
+            self._listener.join(PATIENCE)
 
     def _announce_end(self, failed: list[Any] | None) -> None:
         """Report to all ranks which rank failed and why, or that none did. The first report counts."""
