@@ -322,7 +322,8 @@ def test_wrong_names_are_refused_together(folder: Path, tmp_path: Path, capsys: 
 
 def test_run_that_cannot_be_read_is_refused_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A journal that is a pipe would block, and there is nothing else."""
-    os.mkfifo(tmp_path / ".hexloop/journal.jsonl")
+    (tmp_path / JOURNAL).parent.mkdir()
+    os.mkfifo(tmp_path / JOURNAL)
     reported(tmp_path, code=2)
     assert capsys.readouterr().err == (
         f"hexloop: You chose the run {tmp_path}, but journal.jsonl cannot be read: it is not a regular file, and only "
