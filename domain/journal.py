@@ -25,7 +25,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from itertools import chain, groupby
-from operator import eq, itemgetter, lt
+from operator import eq, gt, itemgetter, lt
 from typing import Any
 
 from attrs import define, field, frozen
@@ -187,7 +187,10 @@ def _column(parts: Sequence[tuple[int, Steps, Values]], limits: Sequence[int | N
     )
     if all(map(lt, all_steps, all_steps[1:])):
         return Column(all_steps, all_values)
-    latest = dict(sorted(zip(all_steps, all_values, strict=True), key=itemgetter(0)))  # stable: later ones replace
+    pairs: Iterable[tuple[int, Fact]] = zip(all_steps, all_values, strict=True)
+    if any(map(gt, all_steps, all_steps[1:])):
+        pairs = sorted(pairs, key=itemgetter(0))  # stable
+    latest = dict(pairs)  # later ones replace
     return Column(_numbers(list(latest)), list(latest.values()))
 
 

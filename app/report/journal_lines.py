@@ -31,12 +31,6 @@ LONGEST_NAME = 100
 SHORT = 64 << 10
 """Bytes of a line up to which it is read without counting what is in it, which takes three times as long."""
 
-STEP_NOTE = b'{"kind": "step"'
-"""The start of the notes with which journal='steps' records each step. No curve is drawn from them."""
-
-BETWEEN_STEPS = (b'{"kind": "logged"', b'{"kind": "losses"')
-"""The starts of the notes before which only the last note of a step says anything."""
-
 BATCH, BATCH_BYTES = 1_000, 1 << 20
 """How many lines are parsed at once, and how many bytes of them. It takes half of the time of one by one."""
 
@@ -155,20 +149,12 @@ class RunLines:
     def _take_lines(self, descriptor: int, size: int) -> None:
         """Take the lines from the offset up to a byte, as far as they are complete."""
         pending, reached, held = list[bytes](), 0, 0
-        step: int | None = None  # the place of a note of a step that the next one replaces
         for line, reached in self._lines(descriptor, size):
-            if line.startswith(STEP_NOTE):
-                if step is not None:
-                    held -= len(pending.pop(step))
-                    self.read.notes += 1
-                step = len(pending)
-            elif not line.startswith(BETWEEN_STEPS):
-                step = None
             pending.append(line)
             held += len(line)
             if len(pending) >= BATCH or held > BATCH_BYTES:
                 self._take_all(pending)
-                pending, held, step, self._offset = [], 0, None, max(reached, self._offset)
+                pending, held, self._offset = [], 0, max(reached, self._offset)
         self._take_all(pending)
         self._offset = max(reached, self._offset)
 

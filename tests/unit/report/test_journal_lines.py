@@ -152,7 +152,7 @@ def test_a_journal_whose_first_note_is_long_is_known(tmp_path: Path) -> None:
 
 
 def test_notes_of_steps_only_move_the_run(journal: Path) -> None:
-    """With journal='steps' most notes are of this kind; only the last one is parsed."""
+    """With journal='steps' most notes are of this kind; no curve is drawn from them."""
     append(journal, b"".join(line("step", step=step, time=float(step), batches=["x"]) for step in range(2, 50)))
     lines = RunLines(journal, journal_note)
     lines.refresh()
