@@ -141,6 +141,8 @@ class HexloopArguments(JournalArguments, BoardArguments, PreemptionArguments, Gu
     keyed_data_randomness: with loader workers or several processes, the random streams of each sample are keyed by its
         position. True does so in a single process without workers as well, so that any number of workers produces the
         same samples, at a cost of a few microseconds per sample.
+    dataloader_timeout: seconds to wait for a batch of a loader worker; then the run ends with an error. 0 waits without
+        end. A warning that names the worker and the data comes after 2 minutes in any case.
     predictions_folder: a folder in which evaluation keeps the arrays of predictions, labels and inputs as memory-mapped
         files, deleted together with the arrays. It allows evaluations that are larger than memory.
     save_async: write checkpoints in the background instead of making training wait. It takes memory for another copy of
@@ -177,6 +179,9 @@ class HexloopArguments(JournalArguments, BoardArguments, PreemptionArguments, Gu
     keyed_data_randomness: bool = argument(
         default=False, help="key each sample's random streams by its position even without loader workers"
     )
+    dataloader_timeout: float = argument(
+        default=0.0, check=at_least(0), help="seconds to wait for a batch of a loader worker; 0 waits forever"
+    )
     predictions_folder: str | None = argument(
         default=None, help="folder in which evaluation keeps predictions as memory-mapped files; in memory if unset"
     )
@@ -206,6 +211,13 @@ class HexloopArguments(JournalArguments, BoardArguments, PreemptionArguments, Gu
         super()._derive()
         if self.loss_weighting is None:
             self.loss_weighting = "exact" if self.reproduce is None else "reference"
+
+    @rule("dataloader_timeout", "dataloader_num_workers")
+    def _workers_to_wait_for(self) -> None:
+        if self.dataloader_timeout and getattr(self, "dataloader_num_workers", 1) == 0:
+            raise RefusalError(
+                "there are no workers to wait for", "give dataloader_num_workers a positive value, or leave it out"
+            )
 
     @rule("reproduce", "loss_weighting")
     def _weights_that_can_be_reproduced(self) -> None:

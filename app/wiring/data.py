@@ -129,6 +129,7 @@ def _torch_options(parts: TrainerParts) -> dict[str, Any]:
         "multiprocessing_context": args.dataloader_multiprocessing_context,
         "prefetch_factor": args.dataloader_prefetch_factor,
         "in_order": args.dataloader_in_order,
+        "timeout": args.dataloader_timeout,
     }
 
 

@@ -7,11 +7,14 @@ and the run could not save. Workers end when the main process is gone.
 
 from __future__ import annotations
 
+import logging
+import math
 import multiprocessing
 import multiprocessing.util
 import os
 import signal
 import threading
+import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -27,6 +30,7 @@ from hexloop.adapters.batches.torch.data_state import DataState, ReadCursor, enc
 from hexloop.adapters.batches.torch.order import KeyedDataset, OrderedBatchSampler, loader_and_samplers
 from hexloop.adapters.batches.torch.prepared import PreparedLoader, SampledLoader
 from hexloop.adapters.batches.torch.shares import CollatedShares, ShareCollate, SharesOfRanks
+from hexloop.domain.errors import RunStateError
 
 
 class ResumableLoader(PreparedLoader):
@@ -253,8 +257,18 @@ def initialize_shielded(initialize: Callable[[int], Any] | None, worker: int) ->
         initialize(worker)
 
 
+WARN_AFTER = 120.0
+"""Seconds of waiting for a batch after which a warning names the worker."""
+
+CHECK_EVERY = 5.0
+"""Seconds between two checks whether the workers are alive, as in torch."""
+
+
 class ShieldedIterator(_MultiProcessingDataLoaderIter):
-    """An iterator whose workers ignore `SIGNALS`; it ends them without SIGTERM."""
+    """An iterator whose workers ignore `SIGNALS`; it ends them without SIGTERM.
+
+    It warns if it waits for a batch for `WARN_AFTER` seconds, and raises RunStateError after the loader's `timeout`.
+    """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         with _blocked_signals():
@@ -265,6 +279,41 @@ class ShieldedIterator(_MultiProcessingDataLoaderIter):
         # At exit multiprocessing sends SIGTERM and waits, unless this runs first.
         multiprocessing.util.Finalize(self, _end, (weakref.ref(self),), exitpriority=100)
 
+    def _get_data(self) -> Any:
+        began, has_warned, limit = time.monotonic(), False, self._timeout or math.inf
+        while True:
+            waited = time.monotonic() - began
+            if waited >= limit:
+                stalled = self._stalled(waited)
+                self._shutdown_workers()  # which also ends a worker that cannot do so by itself
+                raise RunStateError(
+                    f"{stalled}, longer than dataloader_timeout={limit:g}. Look at what __iter__ "
+                    "or __getitem__ of the data waits for (a network, a lock), or set a longer timeout."
+                )
+            if waited >= WARN_AFTER and not has_warned:
+                has_warned = True
+                logging.getLogger("hexloop").warning(
+                    "%s. The run waits. Look at what the data waits for (a network, a lock); "
+                    "dataloader_timeout ends a run that waits too long.",
+                    self._stalled(waited),
+                )
+            pause = min(CHECK_EVERY, limit - waited, CHECK_EVERY if has_warned else WARN_AFTER - waited)
+            success, data = self._try_get_data(max(pause, 0.001))
+            if success:
+                return data
+            if self._pin_memory and not self._pin_memory_thread.is_alive():
+                raise RuntimeError("The thread that pins the memory of batches has ended.")
+
+    def _stalled(self, waited: float) -> str:
+        """Return which worker has returned nothing for how long, of which data."""
+        worker = self._task_info[self._rcvd_idx][0]
+        process, data = self._workers[worker], self._dataset
+        data = data.dataset if isinstance(data, KeyedDataset) or type(data).__name__ == "KeyedRows" else data
+        return (
+            f"Worker {worker} of {self._num_workers} (process {process.pid}, {_process_state(process.pid)}) has "
+            f"returned no batch of {type(data).__name__} for {waited:.0f} s"
+        )
+
     @property
     def _worker_init_fn(self) -> Callable[[int], None]:
         return partial(initialize_shielded, self._initialize)
@@ -272,6 +321,16 @@ class ShieldedIterator(_MultiProcessingDataLoaderIter):
     @_worker_init_fn.setter
     def _worker_init_fn(self, initialize: Callable[[int], Any] | None) -> None:
         self._initialize = initialize
+
+
+def _process_state(pid: int | None) -> str:
+    """Return what a process does, as far as the system says it."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            state = file.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return "running"
+    return {"T": "stopped by a signal", "D": "waiting for a device", "Z": "ended"}.get(state, "running")
 
 
 def _exit_with_main_process() -> None:

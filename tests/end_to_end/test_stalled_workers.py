@@ -1,0 +1,97 @@
+"""A loader worker that stops answering is named in a warning, and ends the run after `dataloader_timeout`."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from hexloop import ConfigurationError, RunStateError, TrainingArguments
+from hexloop.adapters.batches.torch import loader
+from tests.end_to_end.small.trainers import small_trainer
+
+stops: list[int] = []
+
+
+def stop(row: int) -> dict[str, Any]:
+    """Return a row; worker 1 stops itself once."""
+    info: Any = get_worker_info()
+    if info is not None and info.id == 1 and row >= 6 and not stops:
+        stops.append(row)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return {"x": torch.ones(4) * row, "labels": torch.ones(1)}
+
+
+class Rows(Dataset[Any]):
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, row: int) -> Any:
+        return stop(6 + row)
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        info: Any = get_worker_info()
+        return map(stop, range(info.id, 32, info.num_workers))
+
+
+class Continues(logging.Handler):
+    """Continues the stopped process that a warning names."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if "has returned no batch" in message:
+            self.messages.append(message)
+            os.kill(int(message.partition("(process ")[2].partition(",")[0]), signal.SIGCONT)
+
+
+@pytest.fixture
+def continues(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(loader, "WARN_AFTER", 0.5)
+    handler = Continues()
+    logging.getLogger("hexloop").addHandler(handler)
+    yield handler
+    logging.getLogger("hexloop").removeHandler(handler)
+
+
+@pytest.mark.parametrize("data", [Rows, Stream])
+def test_a_stopped_worker_ends_the_run_after_the_timeout(tmp_path: Path, data: Callable[[], Any]) -> None:
+    """The error names the worker, its state and the data; no process is left."""
+    trainer = small_trainer(
+        tmp_path, parts={"train_dataset": data()}, dataloader_num_workers=2, dataloader_timeout=1.0, max_steps=4
+    )
+    expected = rf"Worker 1 of 2 \(process \d+, stopped by a signal\) has returned no batch of {data.__name__} for 1 s"
+    with pytest.raises(RunStateError, match=expected) as raised:
+        trainer.train()
+    assert "dataloader_timeout=1" in str(raised.value)
+    pid = int(str(raised.value).partition("(process ")[2].partition(",")[0])
+    assert pid not in [child.pid for child in multiprocessing.active_children()]
+
+
+def test_by_default_there_is_a_warning(tmp_path: Path, continues: Continues) -> None:
+    """Once for a batch; the run resumes when the worker does."""
+    trainer = small_trainer(tmp_path, parts={"train_dataset": Stream()}, dataloader_num_workers=2, max_steps=3)
+    assert trainer.train().global_step == 3
+    assert len(continues.messages) >= 1
+    assert "Worker 1 of 2" in continues.messages[0]
+    assert "stopped by a signal" in continues.messages[0]
+    assert "Stream" in continues.messages[0]
+
+
+def test_the_timeout_needs_workers(tmp_path: Path) -> None:
+    """Without workers nothing is waited for."""
+    with pytest.raises(ConfigurationError, match="there are no workers to wait for"):
+        TrainingArguments(str(tmp_path), dataloader_timeout=3)
