@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, get_worker_info
@@ -298,7 +298,7 @@ class ShieldedIterator(_MultiProcessingDataLoaderIter):
                     self._stalled(waited),
                 )
             pause = min(CHECK_EVERY, limit - waited, CHECK_EVERY if has_warned else WARN_AFTER - waited)
-            success, data = self._try_get_data(max(pause, 0.001))
+            success, data = self._try_get_data(max(pause, 0.001))  # type: ignore[no-untyped-call]
             if success:
                 return data
             if self._pin_memory and not self._pin_memory_thread.is_alive():
@@ -307,7 +307,7 @@ class ShieldedIterator(_MultiProcessingDataLoaderIter):
     def _stalled(self, waited: float) -> str:
         """Return which worker has returned nothing for how long, of which data."""
         worker = self._task_info[self._rcvd_idx][0]
-        process, data = self._workers[worker], self._dataset
+        process, data = self._workers[worker], cast(Any, self._dataset)
         data = data.dataset if isinstance(data, KeyedDataset) or type(data).__name__ == "KeyedRows" else data
         return (
             f"Worker {worker} of {self._num_workers} (process {process.pid}, {_process_state(process.pid)}) has "
