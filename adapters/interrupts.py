@@ -99,7 +99,7 @@ class FileTouched:
     A file that is left over from an earlier stop does not count.
     """
 
-    path: str
+    path: str = field(converter=os.path.abspath)
     _before: tuple[int, int] | None = field(default=None, init=False)
 
     def begin(self) -> None:

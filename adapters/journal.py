@@ -129,7 +129,7 @@ class JsonLinesJournal:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = Path(path)
+        self._path = Path(path).absolute()
         self._file: int | None = None
         self._index: int | None = None
         self._ahead: WindowsAhead | None = None

@@ -23,7 +23,7 @@ class JsonLines:
     in_loop = True
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = Path(path)
+        self._path = Path(path).absolute()
 
     def start(self, run: RunInformation) -> str | None:
         """Append the line of the event."""

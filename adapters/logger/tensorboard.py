@@ -46,7 +46,7 @@ class TensorBoard:
             raise ConfigurationError(
                 "Logging to tensorboard requires a package that is not installed; pip install 'hexloop[tensorboard]'."
             )
-        self._chosen_folder = None if folder is None else os.path.expanduser(folder)
+        self._chosen_folder = None if folder is None else _located(os.path.expanduser(folder))
         self._folder = self._chosen_folder or os.path.join(FOLDER, _new_name())
         self._given = cast(_Writer | None, tb_writer)
         self._writer: _Writer | None = None
@@ -105,6 +105,11 @@ class TensorBoard:
     def _opened(self, purge_step: int | None = None) -> _Writer:
         module = import_module("torch.utils.tensorboard" if find_spec("tensorboard") else "tensorboardX")
         return cast(_Writer, module.SummaryWriter(self._folder, purge_step=purge_step))
+
+
+def _located(folder: str) -> str:
+    """Return a path made absolute, so that the program may change its working folder; a URL as it is."""
+    return folder if "://" in folder else os.path.abspath(folder)
 
 
 def _new_name(trial: str | None = None) -> str:

@@ -179,7 +179,7 @@ def _allowed(name: str) -> str:
 
 
 def _is_chosen(run: RunInformation) -> bool:
-    return run.chosen_name is not None and run.chosen_name != run.folder
+    return run.chosen_name is not None and run.chosen_name not in (run.folder, run.configuration.get("output_dir"))
 
 
 def _arguments(run: RunInformation) -> dict[str, object]:

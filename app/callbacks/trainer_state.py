@@ -58,6 +58,9 @@ class RunView:
     checkpoints_folder = ""
     """The folder of the run's checkpoints; the Trainer sets it."""
 
+    spelled: Callable[[str], str] = str
+    """Returns that folder as the user wrote it, or absolute where that leads elsewhere now; the Trainer sets it."""
+
     _run: FollowedRun
     _set_epoch: tuple[tuple[int, int], float] | None
 
@@ -116,7 +119,7 @@ def checkpoint_field() -> RunField[str | None]:
 
     def read(view: RunView) -> str | None:
         name = view._run.state.best_checkpoint
-        return name if name is None else os.path.join(view.checkpoints_folder, name)
+        return name if name is None else os.path.join(view.spelled(view.checkpoints_folder), name)
 
     def write(view: RunView, path: str | None) -> None:
         if path is not None:

@@ -19,6 +19,7 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.command_line import ExitCode
 from hexloop.app.printing import print_lines, print_text
 from hexloop.app.recipe import Recipe, read_recipe
+from hexloop.app.trainer.attributes import folder_of
 from hexloop.app.wiring.checkpoint_files import CheckpointFiles, load_model_weights
 from hexloop.app.wiring.storage import is_elsewhere, is_missing, joined, split_location, storage_for
 from hexloop.domain.checkpoints.manifest import Lineage
@@ -174,7 +175,7 @@ def _metrics_text(metrics: Mapping[str, Any], checkpoint: str | None) -> str:
 
 def _write_metrics(text: bytes, output: str | None, trainer: hexloop.Trainer) -> str:
     """Write the metrics to the file `output`, by default in the output folder, and return its location."""
-    folder = str(trainer.args.output_dir)
+    folder = folder_of(trainer)
     if output is None and is_elsewhere(folder):
         trainer.adapters.storage.remove(RESULTS)
         trainer.adapters.storage.write(RESULTS, [text])

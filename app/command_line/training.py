@@ -22,6 +22,7 @@ from hexloop.app.printing import print_lines, print_text
 from hexloop.app.recipe import read_recipe
 from hexloop.app.run.checkpoints import finished_at
 from hexloop.app.run.session import RunOutcome
+from hexloop.app.trainer.attributes import folder_of
 from hexloop.app.wiring.adapters import choose_interrupts, choose_storage
 from hexloop.app.wiring.storage import as_location, is_elsewhere, scheme_of
 from hexloop.domain.checkpoints.manifest import checkpoint_name
@@ -106,8 +107,8 @@ def run(options: Namespace) -> ExitCode:
     if prints:
         print_text(_summary(trainer, trainer.outcome), to=sys.stdout)
         if options.report:
-            _write_report(str(trainer.args.output_dir))
-        files = _written_since(str(trainer.args.output_dir), started)
+            _write_report(folder_of(trainer))
+        files = _written_since(folder_of(trainer), started)
         print_text(_closing_line(trainer, options, progress, files), to=sys.stdout)
     return ExitCode(trainer.outcome.exit_code)
 
@@ -118,7 +119,7 @@ def drive(trainer: hexloop.Trainer, resume: str | bool | None, progress: Progres
 
     adapters = trainer.adapters
     if trainer.args.interrupts is None:
-        adapters.interrupts = choose_interrupts(trainer.args, adapters.clock, [], default_signals=SIGNALS)
+        adapters.interrupts = choose_interrupts(trainer.args, adapters.clock, [], SIGNALS, trainer._started_in)
     adapters.interrupts = AnnouncedInterrupts(adapters.interrupts)
     with closing(trainer.stream(resume)) as events:
         for event in events:

@@ -52,11 +52,20 @@ def likely_checkpoint(own: Storage, resume_from: str | bool) -> tuple[Storage, s
 def named_checkpoint(own: Storage, folder: str) -> tuple[Storage, str]:
     """Return the storage and the name of the checkpoint at a path or URL, on the run's own storage or any other."""
     capabilities = own.capabilities
-    if capabilities.local_folder is None and os.sep not in folder:
+    if _is_name(own, folder):
         return own, folder
     parent, name = split_location(folder)
     is_own = parent == as_location(capabilities.local_folder or capabilities.location)
     return own if is_own else storage_for(parent, signatures=capabilities.signatures), name
+
+
+def absolute_name(own: Storage, folder: str) -> str:
+    """Return a checkpoint's path made absolute, or its URL; the name of one in a remote storage as it is."""
+    return folder if _is_name(own, folder) else as_location(folder)
+
+
+def _is_name(own: Storage, folder: str) -> bool:
+    return own.capabilities.local_folder is None and os.sep not in folder
 
 
 # Differences between a run and its checkpoint

@@ -73,7 +73,7 @@ def as_list(value: str | Iterable[str] | None) -> list[str]:
 
 def write_model_card(parts: TrainerParts, facts: CardFacts) -> None:
     """Write the card to the output folder. The tags of an earlier card there are kept."""
-    folder = Path(str(parts.args.output_dir))
+    folder = Path(parts.folder)
     path = folder / CARD
     facts = _completed(parts, facts)
     library = None

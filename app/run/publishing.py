@@ -103,7 +103,7 @@ def publishing_events(
 
     def push(name: str) -> None:
         with _reporting(name):
-            parts.hooks.push_from_checkpoint(os.path.join(str(args.output_dir), name))
+            parts.hooks.push_from_checkpoint(os.path.join(parts.folder, name))
             note_pushed(parts.publisher.folder, name)
 
     def on_began(event: TrainBegan) -> None:
@@ -228,7 +228,7 @@ def push_folder(
     parts: TrainerParts, message: str, revision: str | None, private: bool | None, review: bool = False
 ) -> Intent:
     """Enter a push of the files in the output folder into the outbox, which keeps a copy of them. On rank 0."""
-    source = Path(as_location(str(parts.args.output_dir)))
+    source = Path(parts.folder)
 
     def fill(folder: Path) -> None:
         shutil.copytree(source, folder, dirs_exist_ok=True, ignore=lambda at, names: _left_out(source, at, names))

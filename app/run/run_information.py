@@ -20,7 +20,7 @@ def information_of(parts: TrainerParts, run: Run[Any, Any]) -> RunInformation:
     return RunInformation(
         name=redact(args.run_name or str(args.output_dir)),
         configuration=redacted(_json_like(args.to_dict())),
-        folder=redact(str(args.output_dir)),
+        folder=redact(parts.folder),
         total_steps=run.plan.total_steps,
         step=run.state.step,
         run=run.state.run,

@@ -129,7 +129,7 @@ def companion_files(parts: TrainerParts, arguments: ArgumentsFile) -> Iterator[F
 
 def _storage_for(parts: TrainerParts, url: str) -> Storage:
     """Return the storage of a URL: the run's own if it is the output folder."""
-    own = as_location(url) == as_location(str(parts.args.output_dir))
+    own = as_location(url) == parts.folder
     return parts.adapters.storage if own else storage_for(url)
 
 
@@ -231,7 +231,7 @@ def _document(metrics: Mapping[str, Any]) -> bytes:
 
 
 def _saved_results(parts: TrainerParts) -> dict[str, Any]:
-    folder = str(parts.args.output_dir)
+    folder = parts.folder
     if is_elsewhere(folder):
         storage = _storage_for(parts, folder)
         exists = any(entry.name == ALL_RESULTS for entry in storage.list(""))
@@ -245,7 +245,7 @@ def _saved_results(parts: TrainerParts) -> dict[str, Any]:
 
 def _write(parts: TrainerParts, name: str, data: bytes, folder: str | None = None) -> None:
     """Write a file of a folder, by default the output folder."""
-    folder = folder or str(parts.args.output_dir)
+    folder = folder or parts.folder
     if is_elsewhere(folder):
         _replace(_storage_for(parts, folder), [File(name, [data])])
     else:

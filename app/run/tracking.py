@@ -235,11 +235,11 @@ class RunLoggers:
         ends_at = time.monotonic() + (min(grace, AFTER_A_STOP) if outcome.kind in ("stopped", "preempted") else grace)
         left = self._finish_tracking(outcome, ends_at)
         if outcome.kind == "finished" and self.parts.adapters.collectives.rank == 0:
-            folder, own = state_folder(str(self.parts.args.output_dir)), spool_name(self.run.state.run)
-            location = str(self.parts.args.output_dir)
+            folder, own = state_folder(self.parts.folder), spool_name(self.run.state.run)
+            location = self.parts.folder
             left += deliver_logs_of_others(folder, own, ends_at - time.monotonic(), location)
         if left:
-            warnings.warn(what_is_left(left, str(self.parts.args.output_dir)), stacklevel=2)
+            warnings.warn(what_is_left(left, self.parts.folder), stacklevel=2)
 
     def _finish_tracking(self, outcome: Outcome, ends_at: float) -> list[Left]:
         """Finish the loggers in the background, wait until this time, and return what is left."""
@@ -262,7 +262,7 @@ def make_tracker_loggers(parts: TrainerParts) -> None:
     """
     for callback in _trackers(parts):
         try:
-            logger_of(callback, parts.args)
+            logger_of(callback, parts.args, parts.started_in)
         except ConfigurationError as error:
             if parts.args.report_to != ["all"]:
                 raise
@@ -284,7 +284,7 @@ def run_loggers(parts: TrainerParts, run: Run[Any, Any]) -> RunLoggers:
     }
     for callback in _trackers(parts):
         name = unused_name(callback.tracker_name or type(callback).__name__, receivers)
-        receivers[name] = receiver_of(name, logger_of(callback, parts.args), facts_of(callback))
+        receivers[name] = receiver_of(name, logger_of(callback, parts.args, parts.started_in), facts_of(callback))
         loggers.callbacks[name] = callback
         callback.tracked_run, callback._initialized = TrackedRunOf(loggers, name), False
         if replaces(callback, "on_log"):
@@ -300,13 +300,13 @@ def run_loggers(parts: TrainerParts, run: Run[Any, Any]) -> RunLoggers:
 def _track(loggers: RunLoggers, receivers: Mapping[str, Receiver]) -> None:
     """Start loggers in the background, but those whose callbacks override `setup`, which decides when they start."""
     parts, state = loggers.parts, loggers.run.state
-    tracking = tracking_in(open_spool(str(parts.args.output_dir), state.run))
+    tracking = tracking_in(open_spool(parts.folder, state.run))
     tracking.resume(state.step)
     loggers.tracking = tracking
     for receiver in receivers.values():
         chosen = maker_in(receiver.facts)
         if chosen.get(VALUES) or chosen.get(OPTIONS):
-            note_logger(state_folder(str(parts.args.output_dir)), chosen)
+            note_logger(state_folder(parts.folder), chosen)
     loggers.deferred.update(receivers)
     for name in receivers:
         callback = loggers.callbacks.get(name)

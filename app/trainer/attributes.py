@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, TypeVar, overload
@@ -42,6 +43,22 @@ class TrainerAttributes(TrainerBase):
     """Operations since the last `store_flos`; always 0, because `state.total_flos` contains them."""
 
     _own_gather_function: Callable[..., Any] | None = None
+
+    # Paths
+
+    @property
+    def _folder(self) -> str:
+        """The absolute path or the URL of the output folder, wherever the program is now."""
+        return self._started_in.locate(str(self.args.output_dir))
+
+    def _received(self, path: str | os.PathLike[str] | None) -> str:
+        """Return a path that a method received, by default the output folder.
+
+        It is spelled as the user wrote it while it leads to the same place, and else absolute. `output_dir`, as it is
+        written, and what begins with it, mean the output folder also after the program has changed its working folder.
+        """
+        folder = str(self.args.output_dir)
+        return self._started_in.receive(os.fspath(path) if path else folder, folder)
 
     @property
     def accelerator(self) -> Any:
@@ -174,3 +191,8 @@ class TrainerAttributes(TrainerBase):
     def _loss_shifts_labels(self) -> bool:
         """Whether the loss compares each position with the next label."""
         return standard_loss(self._collect_parts()).shifted
+
+
+def folder_of(trainer: TrainerAttributes) -> str:
+    """Return the absolute path or the URL of a Trainer's output folder."""
+    return trainer._folder

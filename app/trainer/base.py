@@ -31,6 +31,7 @@ from hexloop.app.wiring.model import (
 )
 from hexloop.app.wiring.parts import KeptLoaders, PreparationTime, is_overridden, standard
 from hexloop.app.wiring.state import is_sharded
+from hexloop.app.wiring.storage import WorkingFolder
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.requests import Requests
 from hexloop.domain.wording import Problem
@@ -85,6 +86,9 @@ class TrainerBase:
 
     _notices: Notices
     """How what transformers does with a warning is handled: as it was in force when the Trainer was created."""
+
+    _started_in: WorkingFolder
+    """The working folder in which the Trainer was made, from which the paths of its arguments are resolved."""
 
     _memory: MemoryStages
     _dispatcher: EventDispatcher

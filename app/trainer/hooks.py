@@ -262,7 +262,7 @@ class TrainerHooks(TrainerStages):
     @standard
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Write the model's files, with the weights in `state_dict` if given. `save_model` calls it."""
-        saving.save_model(self._collect_parts(), output_dir or str(self.args.output_dir), state_dict)
+        saving.save_model(self._collect_parts(), self._received(output_dir), state_dict)
 
     @standard
     def _save_checkpoint(self, model: Any, trial: Any = None, metrics: Any = None) -> None:
@@ -313,6 +313,7 @@ class TrainerHooks(TrainerStages):
         """Collect the attributes and hooks as they are now."""
         return TrainerParts(
             args=self.args,
+            started_in=self._started_in,
             adapters=self.adapters,
             hooks=Hooks.of(self),
             model=self.model,

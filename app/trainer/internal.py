@@ -164,7 +164,7 @@ class TrainerInternals(TrainerData, TrainerPublishing):
     @standard
     def _get_output_dir(self, trial: Any = None) -> str:
         """Return the folder of the run's checkpoints. If overridden, each run saves to the folder that it returns."""
-        return str(self.args.output_dir)
+        return self._received(None)
 
     @standard
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
@@ -195,15 +195,16 @@ class TrainerInternals(TrainerData, TrainerPublishing):
 
         use_mtime: by the time of the folder's last change, instead of the step.
         """
-        folder = str(self.args.output_dir) if output_dir is None else output_dir
-        return sorted_checkpoints(folder, checkpoint_prefix, use_mtime, self.state.best_model_checkpoint)
+        return sorted_checkpoints(
+            self._received(output_dir), checkpoint_prefix, use_mtime, self.state.best_model_checkpoint
+        )
 
     def _rotate_checkpoints(self, use_mtime: bool = False, output_dir: str | None = None) -> None:
         """Remove the oldest checkpoints of this Trainer's run that exceed `save_total_limit`, but never the best.
 
         Runs do this by themselves after each save. Raises CheckpointError if the newest checkpoint is damaged.
         """
-        rotate(self._collect_parts(), output_dir)
+        rotate(self._collect_parts(), None if output_dir is None else self._received(output_dir))
 
     # Loading
 
@@ -217,6 +218,7 @@ class TrainerInternals(TrainerData, TrainerPublishing):
             self._session.checkpoints.load_components(("model",))
             return
         target = self._collect_parts().unwrapped_model if model is None else model
+        resume_from_checkpoint = self._received(resume_from_checkpoint)
         self._issue_warnings_after_load(checkpoint_files.load_folder_weights(target, resume_from_checkpoint))
 
     @standard

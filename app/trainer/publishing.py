@@ -39,7 +39,7 @@ class TrainerPublishing(TrainerAttributes):
     def _publisher(self) -> Publisher:
         """What publishes on the hub of `adapters`, through the outbox of the output folder."""
         storage, hub = self.adapters.storage, self.adapters.hub
-        folder = storage.capabilities.local_folder or state_folder(str(self.args.output_dir))
+        folder = storage.capabilities.local_folder or state_folder(self._folder)
         known = self._own_publisher
         if known is None or known.folder != folder:
             known = self._own_publisher = Publisher(hub, folder, storage)

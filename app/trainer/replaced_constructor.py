@@ -18,6 +18,7 @@ from hexloop.app.wiring.adapters import Adapters, choose_adapters
 from hexloop.app.wiring.data import default_collator
 from hexloop.app.wiring.model import default_label_names
 from hexloop.app.wiring.parts import KeptLoaders, PreparationTime
+from hexloop.app.wiring.storage import WorkingFolder
 from hexloop.domain.requests import Requests
 
 NONE = (
@@ -70,6 +71,7 @@ def _of_model(name: str) -> Callable[[Any], Any]:
 MAKERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
     {
         **dict.fromkeys(NONE, lambda trainer: None),
+        "_started_in": lambda trainer: WorkingFolder(),
         "adapters": _adapters,
         "model_wrapped": lambda trainer: trainer.model,
         "data_collator": lambda trainer: default_collator(trainer.processing_class),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, cast
 
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.run.compatibility import likely_checkpoint
+from hexloop.app.run.compatibility import AUTO, absolute_name, likely_checkpoint
 from hexloop.app.run.messages import resumed_from
 from hexloop.app.run.stages import Finalized
 from hexloop.app.trainer.internal import TrainerInternals
@@ -110,10 +110,17 @@ class TrainerStages(TrainerInternals):
         storage = self.adapters.storage
         return resumed_from(storage, resume_from, likely_checkpoint(storage, resume_from)[1])
 
+    def _named_location(self, resume_from: str | bool | None) -> str | bool | None:
+        """Return what a run is to resume from, with the path of a checkpoint made absolute."""
+        if not resume_from or resume_from is True or resume_from == AUTO:
+            return resume_from
+        return absolute_name(self.adapters.storage, self._received(resume_from))
+
     def _use_folder(self, folder: str) -> None:
         """Let the next run save to `folder`."""
         current = self.adapters.storage.capabilities
-        if as_location(folder) != as_location(current.local_folder or current.location):
+        folder = self._started_in.locate(folder)
+        if folder != as_location(current.local_folder or current.location):
             self.adapters.storage = storage_for(folder, signatures=current.signatures)
             self.state.checkpoints_folder = folder
 

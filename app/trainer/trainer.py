@@ -36,6 +36,7 @@ from hexloop.app.wiring.evaluation import EvalLoopOutput, PredictionOutput, refu
 from hexloop.app.wiring.model import apply_liger_kernels, default_label_names, unwrapped
 from hexloop.app.wiring.parts import KeptLoaders, PreparationTime, is_overridden, standard
 from hexloop.app.wiring.state import is_sharded, refuse_unprepared
+from hexloop.app.wiring.storage import WorkingFolder
 from hexloop.domain.events import AnyEvent, Paused, TrainEnded
 from hexloop.domain.redaction import remember_secrets, secret_values
 from hexloop.domain.requests import Requests, SaveRequest
@@ -75,6 +76,7 @@ class Trainer(TrainerHooks, LegacyNames):
         tokenizer: Any = None,
         **injected: Unpack[Injected],
     ) -> None:
+        self._started_in = WorkingFolder()
         remember_secrets(secret_values(os.environ))
         if tokenizer is not None:
             processing_class = self.take_tokenizer(tokenizer, processing_class)
@@ -131,7 +133,7 @@ class Trainer(TrainerHooks, LegacyNames):
         self.state = TrainerState(
             is_local_process_zero=self.is_local_process_zero(), is_world_process_zero=self.is_world_process_zero()
         )
-        self.state.checkpoints_folder = str(self.args.output_dir)
+        self.state.checkpoints_folder, self.state.spelled = str(self.args.output_dir), self._started_in.spelled
         listeners = all_callbacks(self.args, callbacks or (), injected.get("loggers") is not None)
         handled = self.model, processing_class, self.optimizer, self.lr_scheduler
         self.callback_handler = CallbackHandler(listeners, *handled)
@@ -167,6 +169,7 @@ class Trainer(TrainerHooks, LegacyNames):
         if kwargs:
             resume_from_checkpoint = old_model_path(kwargs)
         self._trial = trial
+        resume_from_checkpoint = self._named_location(resume_from_checkpoint)
         if is_overridden(self, "_hp_search_setup"):
             self._hp_search_setup(trial)
         return self._train_to_the_end(resume_from_checkpoint, ignore_keys_for_eval)
@@ -195,10 +198,8 @@ class Trainer(TrainerHooks, LegacyNames):
         if is_overridden(self, "_get_output_dir"):
             self._use_folder(str(self._get_output_dir(self._trial)))
         self.ignore_keys_for_eval = ignore_keys_for_eval
-        host = self._run_host()
-        if self.args.auto_find_batch_size:
-            return driving.Stream(driving.find_batch_size(host, resume_from_checkpoint))
-        return driving.Stream(driving.drive(host, resume_from_checkpoint))
+        drive = driving.find_batch_size if self.args.auto_find_batch_size else driving.drive
+        return driving.Stream(drive(self._run_host(), self._named_location(resume_from_checkpoint)))
 
     # Requests to a live run, from any thread
 
@@ -316,11 +317,10 @@ class Trainer(TrainerHooks, LegacyNames):
         With `push_to_hub`, the model is also published.
         """
         refuse_unprepared(self.adapters, self.model)
-        folder = str(self.args.output_dir)
         if self.args.should_save or is_sharded(self.adapters.parallelism, self.model):
-            self._save(output_dir or folder)
+            self._save(self._received(output_dir))
         if self.args.push_to_hub and not _internal_call:
-            self._publish_saved_model(output_dir in (None, folder))
+            self._publish_saved_model(output_dir in (None, str(self.args.output_dir)))
 
     @standard
     def new_run_name(self) -> str:

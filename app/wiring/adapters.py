@@ -36,7 +36,7 @@ from hexloop.app.joining import join
 from hexloop.app.trackers import LOCAL_FOLDER, TRACKERS, available_trackers, missing_package
 from hexloop.app.wiring.combinations import Setting, refused_combinations
 from hexloop.app.wiring.signing import read_key, refuse_forgeable_digests
-from hexloop.app.wiring.storage import is_elsewhere, joined, storage_for
+from hexloop.app.wiring.storage import WorkingFolder, as_location, is_elsewhere, joined, storage_for
 from hexloop.app.wiring.trackers import logging_folder, named_loggers
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.fail_safe import FailSafeJournal
@@ -298,11 +298,16 @@ Other names get the adapter that computes in the tensors' own dtypes. `combinati
 
 
 def choose_interrupts(
-    args: TrainingArguments, clock: Clock, problems: list[str], default_signals: Sequence[str] = ()
+    args: TrainingArguments,
+    clock: Clock,
+    problems: list[str],
+    default_signals: Sequence[str] = (),
+    started_in: WorkingFolder | None = None,
 ) -> Interrupts:
     """Return what may stop the run: signals, a stop file, a deadline.
 
-    default_signals: used if the arguments do not name any. Adds to `problems` if this system lacks a signal.
+    default_signals: used if the arguments do not name any. started_in: where a relative `stop_file` starts, by default
+    here. Adds to `problems` if this system lacks a signal.
     """
     names = list(default_signals if args.interrupts is None else args.interrupts)
     if args.enable_jit_checkpoint and "SIGTERM" not in names:
@@ -314,10 +319,11 @@ def choose_interrupts(
             "stop_file."
         )
     sources: list[Interrupts] = []
+    started_in = WorkingFolder() if started_in is None else started_in
     if known:
         sources.append(SignalInterrupts([signal.Signals[name] for name in known]))
     if args.stop_file is not None:
-        sources.append(PolledInterrupts(FileTouched(args.stop_file)))
+        sources.append(PolledInterrupts(FileTouched(started_in.locate(args.stop_file))))
     if args.stop_after is not None:
         sources.append(PolledInterrupts(Deadline(args.stop_after, args.stop_margin, clock)))
     if len(sources) > 1:
@@ -381,7 +387,7 @@ def choose_loggers(args: TrainingArguments, problems: list[str]) -> dict[str, Lo
 
 
 LOGGERS: dict[str, Callable[[TrainingArguments], Logger]] = {
-    "json_lines": lambda args: JsonLines(joined(str(args.output_dir), LOG)),
+    "json_lines": lambda args: JsonLines(joined(as_location(str(args.output_dir)), LOG)),
     "console": lambda args: Console(sys.stdout),
 }
 """From a name in `report_to` to the logger, for those that are no trackers."""

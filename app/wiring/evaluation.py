@@ -42,6 +42,7 @@ from hexloop.app.wiring.data import evaluation_batches
 from hexloop.app.wiring.model import default_label_names, with_past
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import is_sharded, refuse_unprepared
+from hexloop.app.wiring.storage import WorkingFolder
 from hexloop.app.wiring.tensors import tensor_gatherer
 from hexloop.app.wiring.transfer import batch_transfer
 from hexloop.domain.errors import ConfigurationError
@@ -320,7 +321,7 @@ def make_evaluator(
         main_input=parts.main_input_name,
         dtype=_evaluation_dtype(args) if parts.run is None else None,
         expected_rows=rows or 0,
-        folder=_created(args.predictions_folder),
+        folder=_created(args.predictions_folder, parts.started_in),
         preparation_seconds=parts.preparation.seconds,
         label_names=parts.label_names,
         warn=logging.getLogger("hexloop").warning if args.should_log else lambda _message: None,
@@ -378,8 +379,9 @@ def _evaluation_dtype(args: TrainingArguments) -> torch.dtype | None:
     return torch.float16 if args.fp16_full_eval else None
 
 
-def _created(folder: str | None) -> str | None:
-    """Create the folder if needed and return its path. Raises ConfigurationError if it cannot be created."""
+def _created(folder: str | None, started_in: WorkingFolder) -> str | None:
+    """Create the folder if needed and return its absolute path. Raises ConfigurationError if it cannot be created."""
+    folder = None if folder is None else started_in.locate(folder)
     try:
         if folder is not None:
             os.makedirs(folder, exist_ok=True)

@@ -15,6 +15,7 @@ from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerContr
 from hexloop.app.notices import Notices
 from hexloop.app.wiring.adapters import Adapters
 from hexloop.app.wiring.publishing import Publisher
+from hexloop.app.wiring.storage import WorkingFolder
 from hexloop.domain.requests import Requests
 from hexloop.domain.run import Run
 
@@ -186,6 +187,7 @@ class TrainerParts:
     Functions of the app take this value, or only the values that they need, instead of the Trainer. It is collected
     when a run, an evaluation or a save starts, because users may assign attributes after construction.
 
+    started_in: the working folder in which the Trainer was made, from which the paths of `args` are resolved.
     model_wrapped: the model as the parallelism adapter prepared it; the model itself outside of a run.
     makes_optimizer, makes_scheduler: whether the arguments choose them. own_optimizer: whether the user set none.
     standard_optimizer, standard_scheduler: what the standard methods made, whether or not it is used.
@@ -200,6 +202,7 @@ class TrainerParts:
     """
 
     args: TrainingArguments
+    started_in: WorkingFolder
     adapters: Adapters
     hooks: Hooks
     model: Any
@@ -242,6 +245,11 @@ class TrainerParts:
     publisher: Publisher
     notices: Notices
     backward: Callable[[Any], None] | None = None
+
+    @property
+    def folder(self) -> str:
+        """The output folder: an absolute path, or a URL."""
+        return self.started_in.locate(str(self.args.output_dir))
 
     @property
     def has_own_loss(self) -> bool:

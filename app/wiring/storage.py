@@ -15,6 +15,8 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import url2pathname
 
+from attrs import field, frozen
+
 from hexloop.adapters.contents.run_documents import SETUP, RunDocuments
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.adapters.storage.signed import SignedStorage
@@ -30,6 +32,8 @@ from hexloop.ports.storage import Storage
 
 _CHAIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?:::|://.*::[A-Za-z][A-Za-z0-9+.-]+://)")
 """A chain of URLs, as fsspec accepts it, such as simplecache::s3://bucket or zip://inner::https://host/outer.zip."""
+
+_SEPARATORS = os.sep + (os.altsep or "")
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:::[A-Za-z0-9+.:-]*)?://")
 """A scheme has at least two characters; one would be a drive letter of Windows."""
@@ -52,6 +56,46 @@ def as_location(location: str | os.PathLike[str]) -> str:
     if is_elsewhere(location):
         return location.rstrip("/")
     return os.path.abspath(_path_of(location))
+
+
+def _current_folder() -> str:
+    """Return the working folder, "" if it has been removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
+@frozen
+class WorkingFolder:
+    """The working folder of a moment, from which relative paths are resolved, also after the program has left it.
+
+    path: absolute; "" for the folder in which the program is at each call.
+    """
+
+    path: str = field(factory=_current_folder)
+
+    def locate(self, location: str | os.PathLike[str]) -> str:
+        """Return a path made absolute, or a URL without trailing slashes."""
+        location = os.fspath(location)
+        if is_elsewhere(location):
+            return location.rstrip("/")
+        return os.path.abspath(os.path.join(self.path, _path_of(location)))
+
+    def spelled(self, location: str) -> str:
+        """Return a path as it is written while it leads to the same place, and else the absolute one."""
+        located = self.locate(location)
+        return location if located == as_location(location) else located
+
+    def receive(self, location: str, folder: str) -> str:
+        """Return where a path that a method received leads, spelled like `spelled`.
+
+        One that is `folder`, as it is written, or begins with it, is resolved from here, like `folder` itself, and any
+        other one from the present working folder.
+        """
+        root = folder.rstrip(_SEPARATORS)
+        is_below = (location.rstrip(_SEPARATORS) + os.sep).startswith(tuple(root + each for each in _SEPARATORS))
+        return self.spelled(location) if root and is_below else location
 
 
 def split_location(location: str | os.PathLike[str]) -> tuple[str, str]:

@@ -19,6 +19,7 @@ from hexloop.app.callbacks.trackers import TrackerCallback
 from hexloop.app.engines import find_plugin
 from hexloop.app.trackers import TRACKERS
 from hexloop.app.wiring.outboxes import state_folder, take_lock
+from hexloop.app.wiring.storage import WorkingFolder
 from hexloop.domain.background_logger import Receiver
 from hexloop.domain.delivery import Backoff
 from hexloop.domain.errors import ConfigurationError
@@ -64,12 +65,16 @@ def unused_name(name: str, taken: Iterable[str]) -> str:
     return found
 
 
-def logger_of(callback: TrackerCallback, args: TrainingArguments) -> Logger:
-    """Return the logger of a callback, which is made once. Raises ConfigurationError if its library is too old."""
+def logger_of(callback: TrackerCallback, args: TrainingArguments, started_in: WorkingFolder) -> Logger:
+    """Return the logger of a callback, which is made once. Relative paths of the arguments start at `started_in`.
+
+    Raises ConfigurationError if its library is too old.
+    """
     if callback.logger is None:
         options = callback.options
         if callback.tracker_name == "tensorboard" and not (callback.values or options):
-            options = {"folder": logging_folder(args)}
+            chosen = logging_folder(args)
+            options = {"folder": started_in.locate(chosen) if chosen else None}
         callback.logger = make_logger(callback.tracker_name, callback.values, options)
     return callback.logger
 
