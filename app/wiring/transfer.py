@@ -87,9 +87,10 @@ def _check_names(parts: TrainerParts, parameters: Mapping[str, Parameter], names
         for name, each in parameters.items()
         if each.kind in BY_NAME and each.default is Parameter.empty and name not in names
     ]
-    left_out = [name for name in _columns(parts.train_dataset) if name not in names]
-    texts = _texts(parts.train_dataset, left_out)
     only_labels = set(names) <= {*parts.label_names, "labels"} and parts.main_input_name in takes
+    suspicious = missing or only_labels  # reading a sample may draw random numbers, so only then
+    left_out = [name for name in _columns(parts.train_dataset) if name not in names] if suspicious else []
+    texts = _texts(parts.train_dataset, left_out) if left_out else []
     if texts and (set(missing) & set(texts) or (only_labels and not missing)):
         raise InputsError(
             f"The batch has only {enumeration(names)}: the data's {_columns_text(texts)} left out, because {forward} "
