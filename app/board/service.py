@@ -9,6 +9,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from hmac import compare_digest
 from importlib.resources import files
@@ -81,11 +82,13 @@ class Answer:
 class SharedAnswers:
     """Answers for any number of viewers, each made once. Used by the thread of the event loop only.
 
+    One thread makes them: curves are read under a lock anyway, and each thread would keep memory of its own.
     kept: the last ones, by what they show.
     """
 
     kept: OrderedDict[tuple[str, ...], Answer] = field(factory=OrderedDict)
     _making: dict[tuple[str, ...], asyncio.Task[Answer]] = field(factory=dict)
+    _maker: ThreadPoolExecutor = field(factory=lambda: ThreadPoolExecutor(1, "pages"))
 
     async def get(self, key: tuple[str, ...], version: str, make: Callable[[], tuple[str, str]]) -> Answer:
         """Return the answer that was made last if it is of this version and fresh; otherwise make it, in a thread.
@@ -102,7 +105,8 @@ class SharedAnswers:
 
     async def _make(self, key: tuple[str, ...], make: Callable[[], tuple[str, str]]) -> Answer:
         try:
-            version, body = await asyncio.to_thread(lambda: _encoded(*make()))
+            loop = asyncio.get_running_loop()
+            version, body = await loop.run_in_executor(self._maker, lambda: _encoded(*make()))
         finally:
             del self._making[key]
         self.kept[key] = answer = Answer(version, body, time.monotonic())

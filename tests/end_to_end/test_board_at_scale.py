@@ -9,11 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.test_board import get
+from hexloop.domain.journal_index import INDEX, WindowsAhead
+from tests.end_to_end.test_board import board, get
 
 RUNS, LOGS = 200, 100_000
 SLOWER = 10
@@ -97,3 +99,46 @@ def test_many_long_runs(started: tuple[str, int], many: Path) -> None:
     used = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
     assert used is not None
     assert int(used[1]) < 300 * 1024
+
+
+LONG = 1_000_000
+VIEWERS = 100
+
+
+@pytest.mark.matrix
+def test_many_viewers_of_a_long_run(tmp_path: Path) -> None:
+    """A million logs, indexed as a run does it; a hundred viewers ask together for what is new: within 300 MB."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    ahead = WindowsAhead(0)
+    with (folder / "journal.jsonl").open("wb") as journal, (folder / INDEX).open("wb") as index:
+        for number in range(LONG):
+            facts = {
+                "step": number,
+                "values": {"loss": 1 / (number + 1), "grad_norm": number % 7, "learning_rate": 0.1},
+            }
+            note = {"kind": "logged", **facts} if number else {"kind": "began", "run": "a", "step": 0, "settings": {}}
+            line = json.dumps({"time": 1e9 + number, **note, "random": "0efe3124859f7763"}).encode() + b"\n"
+            journal.write(line)
+            if (window := ahead.add(line)) is not None:
+                index.write(window.line())
+    with board(tmp_path) as address, ThreadPoolExecutor(VIEWERS) as viewers:
+        assert f"{LONG - 1:,}" in get(address, "runs?run=run")[1]
+        for number in range(3):
+            with (folder / "journal.jsonl").open("a") as journal:
+                note = {"kind": "logged", "time": 2e9, "step": LONG + number, "values": {"loss": 0.25}}
+                journal.write(f"{json.dumps(note)}\n")
+            answers = list(viewers.map(lambda _: get(address, "updates?run=run"), range(VIEWERS)))
+            assert {status for status, _, _ in answers} == {200}
+            assert all(f"{LONG + number:,}" in text for _, text, _ in answers)
+        (process,) = [each for each in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _serves(each, tmp_path)]
+        used = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
+    assert used is not None
+    assert int(used[1]) < 300 * 1024
+
+
+def _serves(process: int, folder: Path) -> bool:
+    try:
+        return f"board\0{folder}\0" in Path(f"/proc/{process}/cmdline").read_text()
+    except OSError:
+        return False

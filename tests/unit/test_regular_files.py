@@ -139,6 +139,18 @@ def test_lines_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: i
     assert list(lines_of(path)) == [b"one"]
 
 
+def test_a_file_of_lines_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After as many bytes as are read at a time; the error names the limit."""
+    monkeypatch.setattr(regular_files, "CHUNK", 4)
+    path = tmp_path / "lines"
+    path.write_bytes(b"one\ntwo\nthree\n")
+    assert list(lines_of(path, 14)) == [b"one", b"two", b"three"]
+    lines = lines_of(path, 10)
+    assert [next(lines), next(lines)] == [b"one", b"two"]
+    with pytest.raises(OSError, match="it is longer than 10 bytes; log_bytes raises this limit"):
+        next(lines)
+
+
 def test_a_line_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the line and the limit."""
     monkeypatch.setattr(regular_files, "CHUNK", 4)

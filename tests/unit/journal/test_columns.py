@@ -133,6 +133,12 @@ def test_the_first_difference_is_that_of_single_observations(
     assert comparison.last == max((step for step, _, _ in common), default=0)
 
 
+def test_what_comes_before_any_run_is_ignored() -> None:
+    """Also a return to an earlier step."""
+    back: dict[str, Any] = {"kind": "irregular", "step": 5, "back_to": 2}
+    assert timelines([back, {"kind": "step", "step": 1, "batches": [], "learning_rate": 1.0}]) == {}
+
+
 def test_names_beyond_a_number_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A journal with a new name in every note takes no memory for each."""
     monkeypatch.setattr(journal, "MOST_NAMES", 2)
