@@ -92,6 +92,10 @@ class StopCondition(Protocol):
         ...
 
 
+def _absolute(path: str | os.PathLike[str]) -> str:
+    return os.path.abspath(path)
+
+
 @define
 class FileTouched:
     """Holds once the file `path` is created or touched after `begin`.
@@ -99,7 +103,7 @@ class FileTouched:
     A file that is left over from an earlier stop does not count.
     """
 
-    path: str = field(converter=os.path.abspath)
+    path: str = field(converter=_absolute)
     _before: tuple[int, int] | None = field(default=None, init=False)
 
     def begin(self) -> None:
