@@ -159,6 +159,19 @@ class CallbackHandler:
         if self.pop_callback(callback) is None and not isinstance(callback, type):
             raise ValueError(f"{callback!r} is not among the callbacks: {', '.join(self.callback_list.splitlines())}.")
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy takes over: the callbacks and the objects that they receive, without loaders of a run."""
+        own = {name: value for name, value in vars(self).items() if name not in ("_dispatchers", "_overriding")}
+        return {**own, "_callbacks": list(self._callbacks), "train_dataloader": None, "eval_dataloader": None}
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        """Take over the callbacks and attributes of another handler, without its dispatchers."""
+        self._dispatchers, self._overriding = WeakSet(), {}
+        self._callbacks = WatchedList[object](self.refresh)
+        list.extend(self._callbacks, kept.pop("_callbacks"))
+        vars(self).update(kept)
+        self.refresh()
+
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name == "call_event":  # set on this instance: every event goes through it

@@ -66,6 +66,10 @@ class TrackerCallback(TrainerCallback):
             return getattr(self.logger, own, None)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy takes over; it makes a logger of its own."""
+        return {**vars(self), "logger": None, "tracked_run": None, "_initialized": False}
+
     @passive
     def setup(self, args: Any, state: Any, model: Any = None, **kwargs: Any) -> None:
         """Start the tracker's run, and wait until it has started, for a bounded time. No-op between runs."""

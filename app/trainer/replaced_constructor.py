@@ -1,7 +1,7 @@
 """The attributes of a Trainer whose class replaces the constructor and does not call it, such as trl's PPOTrainer.
 
 Such a class sets the attributes that it needs, and usually its own `train`. The others get the constructor's values
-when they are first read.
+when they are first read, as do those that a copy of a Trainer makes again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NONE = (
 def _adapters(trainer: Any) -> Adapters:
     if trainer.args.world_size is None:  # trl's PPOConfig declares a field of this name, which its trainer sets later
         trainer.args.world_size = trainer.args.surroundings.world_size
-    return choose_adapters(trainer.args, {})
+    return choose_adapters(trainer.args, vars(trainer).get("_passed", {}), trainer._started_in)
 
 
 def _handler(trainer: Any) -> CallbackHandler:

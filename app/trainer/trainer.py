@@ -27,7 +27,7 @@ from hexloop.app.trainer.compatibility import (
     old_model_path,
     refuse_overridden_internals,
 )
-from hexloop.app.trainer.hooks import TrainerHooks
+from hexloop.app.trainer.copies import PassedAdapters, TrainerCopies
 from hexloop.app.trainer.stages import TrainOutput, output_of
 from hexloop.app.wiring.adapters import Injected, choose_adapters
 from hexloop.app.wiring.combinations import log_ineffective_arguments
@@ -44,7 +44,7 @@ from hexloop.domain.run import Evaluation
 from hexloop.ports.logger import Record
 
 
-class Trainer(TrainerHooks, LegacyNames):
+class Trainer(TrainerCopies, LegacyNames):
     """Trains, evaluates and predicts, with the constructor, methods and hooks of transformers' Trainer.
 
     Every method may be overridden; methods that are not overridden cost nothing. Adapters may be injected by keyword
@@ -76,14 +76,14 @@ class Trainer(TrainerHooks, LegacyNames):
         tokenizer: Any = None,
         **injected: Unpack[Injected],
     ) -> None:
-        self._started_in = WorkingFolder()
+        self._started_in, self._passed = WorkingFolder(), PassedAdapters(injected)
         remember_secrets(secret_values(os.environ))
         if tokenizer is not None:
             processing_class = self.take_tokenizer(tokenizer, processing_class)
         checks.refuse_wrong_objects(args, callbacks, (model_init, compute_loss_func, compute_metrics))
         self.args = from_transformers(args or self.arguments_class("tmp_trainer"), self.arguments_class)
         with checks.Refusals() as refusals:
-            self.adapters = choose_adapters(self.args, injected)
+            self.adapters = choose_adapters(self.args, injected, self._started_in)
             self._memory = memory_stages_for(self.args, self.adapters.device)
         with refusals:
             refuse_overridden_internals(type(self), Trainer)

@@ -36,7 +36,7 @@ from hexloop.app.joining import join
 from hexloop.app.trackers import LOCAL_FOLDER, TRACKERS, available_trackers, missing_package
 from hexloop.app.wiring.combinations import Setting, refused_combinations
 from hexloop.app.wiring.signing import read_key, refuse_forgeable_digests
-from hexloop.app.wiring.storage import WorkingFolder, as_location, is_elsewhere, joined, storage_for
+from hexloop.app.wiring.storage import WorkingFolder, is_elsewhere, joined, storage_for
 from hexloop.app.wiring.trackers import logging_folder, named_loggers
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.fail_safe import FailSafeJournal
@@ -95,9 +95,10 @@ class Adapters:
     """The engine that the arguments choose, even if another parallelism was passed."""
 
 
-def choose_adapters(args: TrainingArguments, injected: Injected) -> Adapters:
+def choose_adapters(args: TrainingArguments, injected: Injected, started_in: WorkingFolder | None = None) -> Adapters:
     """Return an adapter for every port.
 
+    started_in: where the relative paths of the arguments start, by default here.
     Raises ConfigurationError with all problems: a missing device, a precision that the device does not support, an
     unknown logger, a combination that the table in `combinations` rejects. Raises TypeError for an unknown keyword.
     """
@@ -105,11 +106,12 @@ def choose_adapters(args: TrainingArguments, injected: Injected) -> Adapters:
         raise TypeError(f"Trainer() got an unexpected keyword argument {unknown[0]!r}; {_remedy(unknown[0], args)}")
     problems: list[str] = []
     refuse_wrong_adapters(injected)
-    given_loggers = injected.get("loggers")
-    loggers = choose_loggers(args, problems) if given_loggers is None else named_loggers(given_loggers)
+    given_loggers, started_in = injected.get("loggers"), WorkingFolder() if started_in is None else started_in
+    folder = started_in.locate(args.output_dir or "trainer_output")
+    loggers = choose_loggers(args, problems, folder) if given_loggers is None else named_loggers(given_loggers)
     try:
         device = injected.get("device") or choose_device(args)
-        storage = choose_storage(args, injected.get("storage"))
+        storage = choose_storage(args, injected.get("storage"), folder)
     except ConfigurationError as error:
         raise ConfigurationError([*error.problems, *problems]) from error
     engine = engine_for(args)
@@ -121,7 +123,7 @@ def choose_adapters(args: TrainingArguments, injected: Injected) -> Adapters:
     setting = Setting(args, device.capabilities, precision.name, parallelism.capabilities)
     problems += refused_combinations(setting)
     clock = injected.get("clock") or SystemClock()
-    interrupts = injected.get("interrupts") or choose_interrupts(args, clock, problems)
+    interrupts = injected.get("interrupts") or choose_interrupts(args, clock, problems, started_in=started_in)
     journal = injected.get("journal") or choose_journal(args, storage, problems)
     if problems:
         raise ConfigurationError(problems)
@@ -207,11 +209,11 @@ def _parallelism(
         return SingleProcess()
 
 
-def choose_storage(args: TrainingArguments, given: Storage | None = None) -> Storage:
-    """Return the storage that was given, or that of the output folder, with the key that the arguments name."""
+def choose_storage(args: TrainingArguments, given: Storage | None = None, folder: str | None = None) -> Storage:
+    """Return the given storage, or that of `folder`, by default the output folder, with the key of the arguments."""
     signatures = read_key(args.checkpoint_key)
     if given is None:
-        return storage_for(args.output_dir or "trainer_output", signatures=signatures)
+        return storage_for(folder or args.output_dir or "trainer_output", signatures=signatures)
     if signatures is None:
         return given
     refuse_forgeable_digests(given)
@@ -348,7 +350,7 @@ def choose_journal(args: TrainingArguments, storage: Storage, problems: list[str
     return JsonLinesJournal(own_file(folder, JOURNAL))
 
 
-def choose_loggers(args: TrainingArguments, problems: list[str]) -> dict[str, Logger]:
+def choose_loggers(args: TrainingArguments, problems: list[str], folder: str) -> dict[str, Logger]:
     """Return the loggers that `report_to` names, hexloop's or those of installed packages, without trackers.
 
     Adds to `problems` for each name that is unknown or cannot be used. Trackers have callbacks, which make their
@@ -368,7 +370,7 @@ def choose_loggers(args: TrainingArguments, problems: list[str]) -> dict[str, Lo
                 "Pass loggers=[...] with a local folder to the Trainer."
             )
         elif name in LOGGERS:
-            loggers[name] = LOGGERS[name](args)
+            loggers[name] = LOGGERS[name](folder)
         elif plugin is not None:
             loggers[name] = plugin()
         elif name in TRACKERS:
@@ -386,8 +388,8 @@ def choose_loggers(args: TrainingArguments, problems: list[str]) -> dict[str, Lo
     return loggers
 
 
-LOGGERS: dict[str, Callable[[TrainingArguments], Logger]] = {
-    "json_lines": lambda args: JsonLines(joined(as_location(str(args.output_dir)), LOG)),
-    "console": lambda args: Console(sys.stdout),
+LOGGERS: dict[str, Callable[[str], Logger]] = {
+    "json_lines": lambda folder: JsonLines(joined(folder, LOG)),
+    "console": lambda folder: Console(sys.stdout),
 }
-"""From a name in `report_to` to the logger, for those that are no trackers."""
+"""From a name in `report_to` to the logger, given the output folder, for those that are no trackers."""
