@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from functools import wraps
@@ -165,16 +166,30 @@ def watch_writes(allowed: Callable[[str], bool], recorder: Recorder, script: str
         recorder.write("elsewhere", path=absolute, line=_line_of(script))
         raise WritesElsewhere(REFUSED)
 
+    opening = threading.local()
+    open_file = os.open
+
+    @wraps(open_file)
+    def open_in(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        opening.folder = dir_fd  # auditing passes it for all events but this
+        try:
+            return open_file(path, flags, mode, dir_fd=dir_fd)
+        finally:
+            opening.folder = None
+
     def hook(event: str, values: tuple[Any, ...]) -> None:
         if event == "open":
             path, _, flags = values
             if isinstance(flags, int) and flags & _WRITING:
-                refuse(path)
+                refuse(path, getattr(opening, "folder", None))
         elif event in _CHANGES and not (event == "os.mkdir" and os.path.isdir(values[0])):
             for each in _CHANGES[event]:
                 refuse(values[each], values[-1])
 
     sys.addaudithook(hook)
+    if open_file in os.supports_dir_fd:
+        os.supports_dir_fd.add(open_in)
+    _replace(os, "open", open_in)
     import safetensors.torch
     import torch
 
