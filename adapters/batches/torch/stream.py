@@ -16,6 +16,16 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from hexloop.adapters.batches.torch.data_state import Progress, ReadPosition, is_stateful, no_progress
+from hexloop.adapters.batches.torch.division import (
+    ASKED,
+    NO_ROW,
+    UNLIKE,
+    Division,
+    Watch,
+    late_question,
+    note_of,
+    report_once,
+)
 from hexloop.adapters.batches.torch.loader import (
     SKIPPED,
     ResumableLoader,
@@ -52,7 +62,7 @@ class StreamLoader(ResumableLoader):
         **options: Any,
     ) -> None:
         workers = options.get("num_workers", 0)
-        self.rows = KeyedRows(dataset, key_seed, workers)
+        self.rows = KeyedRows(dataset, key_seed, workers, batch_size)
         self.turns = shards[0].world_size if in_turns else 1
         self._ranks = [shard.rank for shard in shards]
         several = shards[0].world_size > 1
@@ -205,7 +215,14 @@ class StreamLoader(ResumableLoader):
     def _from_workers(self, current: ReadPosition) -> Iterator[tuple[Share, ...]]:
         each: WorkerBatch
         skipped, total = 0, sum(start.skips for start in self.rows.starts)
+        if self.num_workers > 1 and self._iterator is None:  # else persistent workers keep what they agreed on
+            self.rows.division = Division(self.num_workers)
+        division = self.rows.division
         for each in super().__iter__():
+            if division is not None and division.is_settled:
+                if 0 in self._ranks:
+                    report_once(division.problem(self.user_dataset))
+                division = None
             if skipped < total and each.skipped:
                 skipped = min(skipped + each.skipped, total)
                 self._progress(skipped, total)
@@ -235,10 +252,13 @@ class KeyedRows(IterableDataset[Any]):
     """The rows of `dataset` as workers read them, each with its own random streams if there is a `key_seed`.
 
     starts: where the first iteration of each worker starts. last_key: the key of the row that was read last.
+    division: how several workers divide the rows. batch_size: rows of a batch, for that.
     """
 
-    def __init__(self, dataset: Any, key_seed: int | None, workers: int) -> None:
-        self.dataset, self.key_seed = dataset, key_seed
+    def __init__(self, dataset: Any, key_seed: int | None, workers: int, batch_size: int) -> None:
+        self.dataset, self.key_seed, self.batch_size = dataset, key_seed, batch_size
+        self.division: Division | None = None
+        self._agreed: bool | None = None  # in a worker: whether the rows are divided, once it is known
         self.starts = [WorkerStart()] * workers
         self.epoch: Tensor = torch.zeros((), dtype=torch.int64)
         if workers:
@@ -260,11 +280,63 @@ class KeyedRows(IterableDataset[Any]):
         set_epoch(self.dataset, epoch)
         for _ in range(start.waits):
             yield SKIPPED
+        division = self.division
         if start.ended:
+            if division is not None:
+                division.end(worker)
             return
-        rows = restarted(self.dataset) if start.new_pass else iter(self.dataset)
-        for number, row in enumerate(self.keyed(rows, epoch, start.read, worker)):
+        rows = self._opened(epoch, worker, start) if division is None else self._divided(epoch, worker, start, division)
+        for number, row in enumerate(rows):
             yield SKIPPED if number < start.skips else row
+
+    def _opened(self, epoch: int, worker: int, start: WorkerStart) -> Iterator[Any]:
+        rows = restarted(self.dataset) if start.new_pass else iter(self.dataset)
+        return self.keyed(rows, epoch, start.read, worker)
+
+    def _divided(self, epoch: int, worker: int, start: WorkerStart, division: Division) -> Iterator[Any]:
+        """Yield the rows of one of several workers; if all read the same rows, whole batches in turn.
+
+        Rows that are the same in all workers are read with the random streams of a single reader. Those of a dataset
+        that asks for its worker are read as by `_opened`: with the worker's own random streams, from when it asks.
+        """
+        readers, number, end = self._readers, start.read, object()
+        stateful, streams = is_stateful(self.dataset), rng_states()
+        is_own, rows = stateful or self._agreed is False, None
+
+        def seed() -> None:
+            if self.key_seed is not None:
+                self.last_key = sample_key(self.key_seed, epoch, number * readers + worker if is_own else number)
+                seed_streams(self.last_key)
+
+        def ask() -> None:
+            nonlocal is_own
+            if not is_own:
+                is_own = True
+                seed() if rows is not None else restore_rng_states(streams)
+
+        watch = Watch(ask)
+        try:
+            if not is_own:
+                seed()
+            with watch:
+                rows = restarted(self.dataset) if start.new_pass else iter(self.dataset)
+            while True:
+                seed()
+                with watch:
+                    row = next(rows, end)
+                if self._agreed is None:
+                    note = ASKED if watch.asked else NO_ROW if row is end else UNLIKE if stateful else note_of(row)
+                    self._agreed = division.agree(worker, note, waits=not stateful)
+                    is_own = not self._agreed
+                if row is end:
+                    return
+                if self._agreed and watch.asked:
+                    raise late_question()
+                if not self._agreed or number // self.batch_size % readers == worker:
+                    yield row
+                number += 1
+        finally:
+            division.end(worker)
 
     def keyed(self, rows: Iterator[Any], epoch: int, read: int = 0, worker: int = 0) -> Iterator[Any]:
         """Return the rows after the first `read` of a worker, each read with its own random streams."""

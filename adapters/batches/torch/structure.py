@@ -116,9 +116,18 @@ def batch_fingerprint(batch: Any) -> str | None:
             digest.update(f"{name} {leaf.dtype} {leaf.shape}\n".encode())
             digest.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
         else:
-            plain = leaf is None or isinstance(leaf, str | bytes | int | float)
+            plain = leaf is None or isinstance(leaf, np.generic | str | bytes | int | float)
             digest.update(f"{name} {repr(leaf) if plain else type(leaf).__name__}\n".encode())
     return digest.hexdigest()
+
+
+def is_comparable(batch: Any) -> bool:
+    """Return whether the fingerprint of a batch covers all its values."""
+    kinds = (Tensor, np.number, np.bool_, str, bytes, int, float)
+    return all(
+        leaf is None or isinstance(leaf, kinds) or (isinstance(leaf, np.ndarray) and leaf.dtype != object)
+        for _, leaf in _leaves("", batch)
+    )
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
