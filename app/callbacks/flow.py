@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -172,17 +173,53 @@ def all_callbacks(args: TrainingArguments, given: Sequence[object], own_loggers:
     """Return the default flow, trackers, the callback of `enable_jit_checkpoint`, the user's, and the progress display.
 
     The display is a progress bar (in a notebook with a table), or printed logs with `disable_tqdm`. If the user passed
-    loggers, they replace display and trackers.
+    loggers, they replace display and trackers. During a takeover, what the program has assigned to the defaults of
+    `transformers.trainer` comes in the place of ours.
     """
+    assigned = _assigned("DEFAULT_CALLBACKS")
+    flow = [_own_or(each, DefaultFlowCallback) for each in ((None,) if assigned is None else assigned)]
     saved_on_signal = [JITCheckpointCallback()] if args.enable_jit_checkpoint else []
     if own_loggers:
-        return [DefaultFlowCallback(), *saved_on_signal, *given]
-    return [DefaultFlowCallback(), *tracker_callbacks(args), *saved_on_signal, *given, _display(args)]
+        return [*flow, *saved_on_signal, *given]
+    return [*flow, *tracker_callbacks(args), *saved_on_signal, *given, _display(args)]
 
 
 def _display(args: TrainingArguments) -> object:
     if args.disable_tqdm:
-        return PrinterCallback()
+        return _own_or(_assigned("PrinterCallback"), PrinterCallback)
     from hexloop.app.callbacks.notebook import NotebookProgressCallback, in_notebook
 
-    return NotebookProgressCallback() if in_notebook() else ProgressCallback()
+    own = NotebookProgressCallback if in_notebook() else ProgressCallback
+    return _own_or(_assigned("DEFAULT_PROGRESS_CALLBACK"), own)
+
+
+def _assigned(name: str) -> Any:
+    """Return a default of `transformers.trainer` as the program sees it during a takeover; None otherwise.
+
+    Libraries assign these before they make a Trainer, because transformers has no argument for them.
+    """
+    module = sys.modules.get("transformers.trainer") if notices_in_force().as_transformers else None
+    if module is None:
+        return None
+    replaced = vars(type(module)).get(name)  # a name that the takeover replaces is a property of the module's class
+    found = getattr(replaced, "assigned", None) if replaced is not None else vars(module).get(name)
+    return found if isinstance(found, list | tuple | type | TrainerCallback) else None
+
+
+def _own_or(callback: Any, own: type[Any]) -> object:
+    """Return an assigned default callback, or a new `own` if it is None or the one of transformers."""
+    kind = callback if isinstance(callback, type) else type(callback)
+    if callback is None:
+        return own()
+    if kind.__module__.partition(".")[0] == "transformers" and kind.__name__ in OF_TRANSFORMERS:
+        return (OF_TRANSFORMERS[kind.__name__] or own)()
+    return callback() if isinstance(callback, type) else callback
+
+
+OF_TRANSFORMERS: Mapping[str, type[Any] | None] = {
+    "DefaultFlowCallback": DefaultFlowCallback,
+    "PrinterCallback": PrinterCallback,
+    "ProgressCallback": None,
+    "NotebookProgressCallback": None,
+}
+"""The default callbacks of transformers, and those in their places; None for the display that fits."""
