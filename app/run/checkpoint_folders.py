@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.wiring.parts import TrainerParts
@@ -14,6 +17,9 @@ from hexloop.domain.checkpoints.commit import CheckpointPolicy
 from hexloop.domain.checkpoints.selection import runs_in
 from hexloop.domain.checkpoints.survey import newest_to_keep, remove, surplus
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.events import AnyEvent, CheckpointPublished, Saved
+from hexloop.domain.folders import Folder
+from hexloop.domain.wording import shown
 from hexloop.ports.storage import Storage
 
 
@@ -70,3 +76,44 @@ def rotate(parts: TrainerParts, folder: str | None) -> None:
     names = surplus(storage, newest, CheckpointPolicy(limit), state.best_checkpoint)
     for _ in remove(storage, newest, names):
         pass
+
+
+def changes_in_on_save(parts: TrainerParts) -> Mapping[type[AnyEvent], Callable[[Any], None]]:
+    """Return the event handlers that warn, once, of a checkpoint whose files a callback changes in `on_save`.
+
+    It is complete by then, and a changed file does not have the digest of the manifest, so that no run would resume
+    from it. Only the status of its files is read, on rank 0, if there is such a callback.
+    """
+    root = parts.adapters.storage.capabilities.local_folder
+    if root is None or parts.adapters.collectives.rank != 0:
+        return {}
+    before: dict[str, dict[str, tuple[int, ...]]] = {}
+    warned: list[str] = []
+
+    def note(event: Saved) -> None:
+        before.clear()
+        if parts.callback_handler.overriding("on_save") and not warned:
+            before[event.name] = _stamps(Folder(root, event.name))
+
+    def compare(event: CheckpointPublished) -> None:
+        earlier = before.pop(event.name, {})
+        now = _stamps(Folder(root, event.name)) if earlier else {}
+        if changed := sorted(path for path, stamp in earlier.items() if now and now.get(path) != stamp):
+            warned.append(event.name)
+            warnings.warn(
+                f"A callback changed files of {event.name} in on_save, after the checkpoint was complete: "
+                f"{shown(changed)}. It no longer matches its manifest, so a run refuses to resume from it, and from "
+                "every later one that is changed in this way. Write such files in an overridden save_model or _save, "
+                "whose files become part of each checkpoint; on_save may add files, or write to another folder.",
+                stacklevel=2,
+            )
+
+    return {Saved: note, CheckpointPublished: compare}
+
+
+def _stamps(folder: Folder) -> dict[str, tuple[int, ...]]:
+    """Return what changes with a file, by its path in the folder; nothing if the folder cannot be read."""
+    try:
+        return {path: (each.st_size, each.st_mtime_ns, each.st_ino) for path, each in folder.files()}
+    except OSError:
+        return {}

@@ -14,6 +14,7 @@ from hexloop.app.callbacks import CallbackHandler
 from hexloop.app.callbacks.progress import ProgressDisplay
 from hexloop.app.control.listening import listener_for
 from hexloop.app.run import checks, messages
+from hexloop.app.run.checkpoint_folders import changes_in_on_save
 from hexloop.app.run.checkpoints import RunCheckpoints, callbacks_state, mark_finished, refuse_unwritable, restore
 from hexloop.app.run.determinism import GlobalState, flags_for, take_global_state
 from hexloop.app.run.guarding import guard_messages, make_guard
@@ -223,7 +224,7 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         messages.log_nothing_left(run, resumed, resume_from)
         stop_reporting = session.start_reporting()
         outcome = _watch_outcome(host, session)
-        followers = publishing_events(parts, run, checkpoints.latest), session.logger_events
+        followers = changes_in_on_save(parts), publishing_events(parts, run, checkpoints.latest), session.logger_events
         checkpoints.make_room = parts.publisher.make_room
         checkpoints.on_late = [each[CheckpointPublished] for each in followers if CheckpointPublished in each]
         follow_commands, stop_commands = _listen(parts, run)
