@@ -92,7 +92,7 @@ class BoundedLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Construct a mapping. Raises ConstructorError for one whose keys have equal hashes; see `keyed`."""
         try:
-            keyed([(self.construct_object(key, deep=True), None) for key, _ in node.value])
+            keyed([(self.construct_object(key, deep=True), None) for key, _ in node.value if key.tag != MERGE])
         except ValueError as error:
             raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from None
         except TypeError:
@@ -110,6 +110,10 @@ class BoundedLoader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(
                 None, None, f"{value!r} is not a value of {node.tag.rpartition(':')[2]}: {error}", node.start_mark
             ) from error
+
+
+MERGE = "tag:yaml.org,2002:merge"
+"""The tag of the key that merges another mapping."""
 
 
 class CoreSchemaLoader(BoundedLoader):

@@ -108,7 +108,7 @@ def run(options: Namespace) -> ExitCode:
         print_text(_summary(trainer, trainer.outcome), to=sys.stdout)
         if options.report:
             _write_report(folder_of(trainer))
-        files = _written_since(folder_of(trainer), started)
+        files = _written_since(folder_of(trainer), str(trainer.args.output_dir), started)
         print_text(_closing_line(trainer, options, progress, files), to=sys.stdout)
     return ExitCode(trainer.outcome.exit_code)
 
@@ -224,19 +224,19 @@ def _last_saved(trainer: hexloop.Trainer, progress: Progress) -> int | None:
         return progress.published
 
 
-def _written_since(folder: str, since: float) -> list[str]:
+def _written_since(folder: str, shown: str, since: float) -> list[str]:
     """Return the result files that were written to a folder after `since`, in seconds since the epoch.
 
-    Returns none if the folder is not on this machine.
+    shown: the folder as the user wrote it. Returns none if the folder is not on this machine.
     """
     if is_elsewhere(folder):
         return []
     folder = as_location(folder) if scheme_of(folder) else folder
     found = [
-        str(path)
+        os.path.join(shown, path.name)
         for path in sorted(Path(folder).glob("*"))
         if path.is_file() and path.name not in EARLIER.values() and not path.name.startswith(".")
         if path.stat().st_mtime >= since - 1
     ]
     events = [path for path in Path(folder).rglob("events.out.tfevents.*") if path.stat().st_mtime >= since - 1]
-    return found + [f"`tensorboard --logdir {shlex.quote(folder)}`"] * bool(events)
+    return found + [f"`tensorboard --logdir {shlex.quote(shown)}`"] * bool(events)

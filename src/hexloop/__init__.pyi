@@ -113,6 +113,7 @@ from .domain.events import (
     EvaluationBegan as EvaluationBegan,
     EvaluationInterrupted as EvaluationInterrupted,
     Event as Event,
+    IrregularWindow as IrregularWindow,
     Logged as Logged,
     MicroStepEnded as MicroStepEnded,
     Paused as Paused,
@@ -125,6 +126,7 @@ from .domain.events import (
     StepEnded as StepEnded,
     TrainBegan as TrainBegan,
     TrainEnded as TrainEnded,
+    WindowLeftOut as WindowLeftOut,
 )
 
 __version__: str

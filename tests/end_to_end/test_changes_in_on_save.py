@@ -17,7 +17,7 @@ from tests.end_to_end.small.trainers import small_trainer
 
 
 def replace_weights(folder: Path) -> None:
-    """Write the weights anew, under names of the callback's own, as LLaMA-Factory does for value heads."""
+    """Replace the weights by some under names of the callback's own, as LLaMA-Factory does for value heads."""
     path = folder / "model.safetensors"
     save_file({f"mine.{name}": each.clone() for name, each in load_file(path).items()}, path)
 

@@ -17,7 +17,7 @@ from hexloop.domain.checkpoints.manifest import MANIFEST, marks_unfinished
 from hexloop.domain.delivery import PAUSES, Backoff, Delivery
 from hexloop.domain.errors import ConfigurationError, StorageError
 from hexloop.domain.outbox import Intent, Outbox, is_within, move_earlier_outbox
-from hexloop.domain.run_folder import OUTBOX, OWN
+from hexloop.domain.run_folder import OUTBOX, OWN, own_name
 from hexloop.ports.storage import Entry, Publication, Storage, StorageCapabilities, Stored
 
 UNRESPONSIVE_SECONDS = 60.0
@@ -130,9 +130,11 @@ class TieredStorage:
         """Return the names in a folder of either tier; see `Storage.list`."""
         entries = {entry.name: entry for entry in self._remote.list(folder)}
         entries |= {entry.name: entry for entry in self._fast.list(folder)}
-        outbox = OUTBOX.rpartition("/")
-        if folder == outbox[0]:
-            entries.pop(outbox[2], None)
+        own = {entry.name for entry in self._fast.list(OWN)} if folder in ("", OWN) else set()
+        if folder == OWN:
+            entries.pop(own_name(OUTBOX), None)
+        elif own == {own_name(OUTBOX)} and not folder:
+            entries.pop(OWN, None)
         return tuple(entry for _, entry in sorted(entries.items()))
 
     def move(self, source: str, destination: str) -> None:

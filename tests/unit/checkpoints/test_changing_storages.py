@@ -23,6 +23,8 @@ from hexloop.domain.checkpoints.survey import (
 )
 from hexloop.domain.errors import DamagedCheckpointError, IrregularFileError, MissingFileError, StorageError
 from hexloop.domain.limits import reading_limits
+from hexloop.domain.outbox import is_within
+from hexloop.domain.run_folder import OWN, own_name, within_own
 from hexloop.ports.storage import Entry, Publication, Stored
 from tests.unit.checkpoints.small_store import checkpoint_names, names, save_all
 
@@ -43,7 +45,8 @@ class Changing(MemoryStorage):
     lists_sizes: bool = True
 
     def _meet(self, path: str) -> None:
-        name = path.partition("/")[0]
+        name = own_name(path).partition("/")[0]
+        name = within_own(name) if is_within(path, OWN) else name
         if name in self.elsewhere:
             raise IrregularFileError(f"{path} leads out of the storage.")
         if name in self.failing:
@@ -65,7 +68,9 @@ class Changing(MemoryStorage):
         found = super().list(folder)
         if not self.lists_sizes:
             found = tuple(Entry(entry.name, entry.is_folder) for entry in found)
-        return found if folder else (*found, *(Entry(name, True) for name in sorted(self.elsewhere)))
+        names = [own_name(name) for name in sorted(self.elsewhere) if is_within(name, OWN) == (folder == OWN)]
+        own = [Entry(OWN, True)] if not folder and any(is_within(name, OWN) for name in self.elsewhere) else []
+        return (*own, *found, *(Entry(name, True) for name in names)) if folder in ("", OWN) else found
 
     def move(self, source: str, destination: str) -> None:
         self._meet(source)

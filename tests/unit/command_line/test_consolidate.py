@@ -90,7 +90,7 @@ def test_checkpoint_is_not_modified(commands: Commands, tmp_path: Path) -> None:
     before = tree(tmp_path / "runs/checkpoint-5")
     assert commands("checkpoints", "consolidate", "runs/checkpoint-5", "--output", "models/mine").code == 0
     assert tree(tmp_path / "runs/checkpoint-5") == before
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["checkpoint-5"]
+    assert [path.name for path in (tmp_path / "runs").glob("[!.]*")] == ["checkpoint-5"]
     assert [path.name for path in (tmp_path / "models").iterdir()] == ["mine"]
 
 
@@ -128,7 +128,7 @@ def test_incomplete_checkpoints_are_rejected(commands: Commands, tmp_path: Path)
     missing = commands("checkpoints", "consolidate", "runs/checkpoint-6")
     assert missing.code == 2
     assert "there is no such folder" in missing.errors
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["checkpoint-5"]
+    assert [path.name for path in (tmp_path / "runs").glob("[!.]*")] == ["checkpoint-5"]
 
 
 def test_nothing_is_overwritten(commands: Commands, tmp_path: Path) -> None:

@@ -80,11 +80,11 @@ def test_missing_runs_are_reported_in_one_error(commands: Commands) -> None:
 def test_same_command_on_a_finished_run_does_nothing(commands: Commands, recipe: str) -> None:
     """A finished run is reported with exit code 0 and not trained; a longer run resumes."""
     assert commands("train", recipe, "--resume", "auto").code == 0
-    before = Path("out", "journal.jsonl").read_bytes()
+    before = Path("out", ".hexloop", "journal.jsonl").read_bytes()
     again = commands("train", recipe, "--resume", "auto")
     assert again.code == 0
     assert again.output.startswith("steps.yaml: this run finished after 9 steps; its checkpoints are in out.")
-    assert Path("out", "journal.jsonl").read_bytes() == before
+    assert Path("out", ".hexloop", "journal.jsonl").read_bytes() == before
     longer = commands("train", recipe, "--resume", "auto", "--max_steps", "12")
     assert longer.code == 0
     assert "Done after 12 of 12 steps." in longer.output
