@@ -35,7 +35,7 @@ class OldFlow(ORIGINALS.DefaultFlowCallback):  # type: ignore[misc]
 
 
 def kinds(folder: Path, **given: Any) -> list[type[Any]]:
-    trainer = hexloop.Trainer(net(), hexloop.TrainingArguments(folder, **DEFAULTS | given), train_dataset=rows(8))
+    trainer = hexloop.Trainer(net(), hexloop.TrainingArguments(str(folder), **DEFAULTS | given), train_dataset=rows(8))
     return [type(each) for each in trainer.callback_handler.callbacks]
 
 
@@ -87,6 +87,6 @@ def test_an_assigned_flow_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     with hexloop.takeover():
         monkeypatch.setattr(MODULE, "DEFAULT_CALLBACKS", [Stops])
-        arguments = hexloop.TrainingArguments(tmp_path, **DEFAULTS | {"max_steps": 6})
+        arguments = hexloop.TrainingArguments(str(tmp_path), **DEFAULTS | {"max_steps": 6})
         trainer = hexloop.Trainer(net(), arguments, train_dataset=rows(32))
         assert trainer.train().global_step == 2
