@@ -453,7 +453,8 @@ def test_a_failed_save_does_not_end_the_run(tmp_path: Path) -> None:
     )
     with pytest.warns(UserWarning, match="checkpoint-1 was not saved"):
         assert trainer.train().global_step == 3
-    assert [entry.name for entry in failing_once.list("") if entry.is_folder] == ["checkpoint-2", "checkpoint-3"]
+    folders = [entry.name for entry in failing_once.list("") if entry.is_folder]
+    assert folders == [".hexloop", "checkpoint-2", "checkpoint-3"]
 
 
 class Looking(hexloop.TrainerCallback):

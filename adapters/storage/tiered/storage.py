@@ -315,6 +315,8 @@ class Remote:
                 self._listings.clear()
 
     def _listing(self, folder: str) -> tuple[Entry, ...]:
+        if folder == OWN and Entry(OWN, True) not in self._listing(""):
+            return ()  # saves a request, which a storage that does not respond would refuse
         with self._lock:
             if folder in self._listings:
                 return self._listings[folder]
