@@ -271,6 +271,8 @@ def warn_of_other_arguments(parts: TrainerParts, storage: Storage, name: str) ->
     """Warn of the intervals and of the batch size that a resumed run does not have in common with its checkpoint."""
     with suppress(StorageError, ValueError, IrregularFileError):
         saved = read_json(read_bytes(storage.read(f"{name}/{STATE}")), finite=False)
+        if not isinstance(saved, dict):
+            return
         numbers = {each: saved.get(each) for each in (*INTERVALS, "train_batch_size")}
         if all(value is None or type(value) in (int, float) for value in numbers.values()):
             own = {each: getattr(parts.state, each) for each in INTERVALS}

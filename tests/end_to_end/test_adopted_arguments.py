@@ -34,5 +34,5 @@ def test_the_run_matches_one_with_hexloop_s_arguments(tmp_path: Path) -> None:
 
 def test_other_types_of_arguments_are_refused() -> None:
     """The error says which types a Trainer accepts."""
-    with pytest.raises(hexloop.ConfigurationError, match="a Trainer takes TrainingArguments"):
+    with pytest.raises(hexloop.ConfigurationError, match="pass TrainingArguments"):
         hexloop.Trainer(net(), "out")  # type: ignore[arg-type]

@@ -62,7 +62,8 @@ def test_a_run_resumes_from_a_hub_checkpoint(hub: HubServer, whole: Any, tmp_pat
 def test_a_version_can_be_named(hub: HubServer) -> None:
     """A URL with a branch reads that version."""
     storage = storage_for(f"{URL}@main")
-    assert [entry.name for entry in storage.list("") if entry.is_folder] == ["checkpoint-2", "checkpoint-4"]
+    names = [entry.name for entry in storage.list("") if entry.is_folder]
+    assert names == [".hexloop", "checkpoint-2", "checkpoint-4"]
     assert verify(storage, "checkpoint-2").manifest.step == 2
     with pytest.raises(CheckpointError, match="the folder does not exist"):
         verify(storage_for(f"{URL}@elsewhere"), "checkpoint-2")

@@ -155,6 +155,6 @@ def test_an_interval_changed_since_the_checkpoint_is_reported(tmp_path: Path, ca
         state.save_steps, state.train_batch_size = 3, 8
         trainer.compare_trainer_and_checkpoint_args(trainer.args, state)
     (message,) = caplog.messages
-    assert "save_steps is 7 in the arguments and 3 in the checkpoint" in message
+    assert "save_steps: 7 (from args) != 3 (from trainer_state.json)" in message
     assert "per_device_train_batch_size is 4 in the arguments and 8" in message
     assert "logging_steps" not in message

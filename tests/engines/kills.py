@@ -302,7 +302,8 @@ def kill_runs(folder: Path, job: Job, kills: int, each: int, tell: Any = lambda 
         killed.finish()
         expected, came_to = whole.end(), killed.end()
         assert came_to.keys() == expected.keys()
-        assert [name for name in expected if came_to[name] != expected[name]] == []
+        different = {name: (came_to[name], each) for name, each in expected.items() if came_to[name] != each}
+        assert not different, different
         counts.runs += 1
         tell(f"a save takes {pace.save:.3f} s, three with their start {pace.start:.2f} s; {counts.reported()}")
         whole.clear()

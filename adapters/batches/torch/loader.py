@@ -52,6 +52,10 @@ class ResumableLoader(PreparedLoader):
         self.check_worker_number_rationality()
         return ShieldedIterator(self)
 
+    def renew(self) -> None:
+        """Let the seeds of workers start again, as those of a new loader."""
+        self.generator.manual_seed(torch.Generator().initial_seed())
+
     def stop_workers(self) -> None:
         """End the workers now; the next epoch starts new ones."""
         kept, self._iterator = self._iterator, None

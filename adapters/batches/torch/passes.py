@@ -14,6 +14,7 @@ from torch.utils.data import IterableDataset
 
 from hexloop.adapters.batches.torch import order
 from hexloop.adapters.batches.torch.collate import DataCollatorWithPadding, collate_columns, default_data_collator
+from hexloop.adapters.batches.torch.loader import ResumableLoader
 from hexloop.domain.ranges import Between, Count
 
 Streams = tuple[Any, Any, torch.Tensor]
@@ -190,10 +191,15 @@ class KeptLoaders:
     _sources: dict[str, tuple[Any, ...]] = field(factory=dict)
 
     def of(self, name: str, sources: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        """Return the loader of that name; make it if there is none that was made from the very same objects."""
+        """Return the loader of that name; make it if there is none that was made from the very same objects.
+
+        Each pass over it draws what the first one drew, as after a resume, which makes another loader.
+        """
         known = self._sources.get(name, ())
         if len(known) != len(sources) or any(one is not other for one, other in zip(known, sources, strict=True)):
             self._loaders[name], self._sources[name] = make(), sources
+        elif isinstance(loader := self._loaders[name], ResumableLoader):
+            loader.renew()
         return self._loaders[name]
 
     def get(self, name: str, make: Callable[[], Any]) -> Any:

@@ -168,6 +168,7 @@ def test_the_best_model_is_loaded_only_if_it_is_signed(tmp_path: Path, secret: s
     with (
         pytest.warns(UserWarning, match=r"ends with its last weights.*changed without the key"),
         pytest.warns(UserWarning, match="completion marker of the run could not be written"),
+        pytest.warns(UserWarning, match="changed files of checkpoint-4 in on_save"),
     ):
         trainer.train()
 

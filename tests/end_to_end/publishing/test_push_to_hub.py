@@ -463,6 +463,7 @@ def test_commits_are_fewer_than_the_hub_takes_in_an_hour() -> None:
 def test_a_full_outbox_is_reported_and_the_run_continues(tmp_path: Path) -> None:
     """If a push cannot be kept, a warning says so."""
     trainer = small_trainer(tmp_path, parts={"hub": MemoryHub()}, **SAVING)
+    (tmp_path / ".hexloop").mkdir(exist_ok=True)
     (tmp_path / ".hexloop/outbox").write_text("not a folder")
     with pytest.warns(UserWarning, match=r"Publishing checkpoint-4 failed: .*The run continues"):
         trainer.train()
