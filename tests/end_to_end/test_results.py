@@ -156,5 +156,5 @@ def test_an_interval_changed_since_the_checkpoint_is_reported(tmp_path: Path, ca
         trainer.compare_trainer_and_checkpoint_args(trainer.args, state)
     (message,) = caplog.messages
     assert "save_steps: 7 (from args) != 3 (from trainer_state.json)" in message
-    assert "per_device_train_batch_size is 4 in the arguments and 8" in message
+    assert "per_device_train_batch_size: 4 (from args) != 8 (from trainer_state.json)" in message
     assert "logging_steps" not in message
