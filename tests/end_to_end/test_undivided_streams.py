@@ -181,6 +181,7 @@ def test_no_worker_waits_for_one_that_failed() -> None:
         batches(Fails(), 2)
 
 
+@pytest.mark.matrix
 def test_the_seed_of_a_run_is_not_needed(reported: Any) -> None:
     """In an evaluation by one process the random streams are not keyed."""
     loader = StreamLoader(Undivided(), 4, list, num_workers=2, in_turns=True)
