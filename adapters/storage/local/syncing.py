@@ -27,8 +27,8 @@ FILES_PER_THREAD = 3
 FEWEST = 3
 """Files and folders for which syncing the whole file system is worth it."""
 
-MOST_UNWRITTEN = 1 << 25
-"""Bytes, of all programs, that the system may hold in memory if the whole file system is synced: about 0.1 s."""
+MOST_UNWRITTEN = 1 << 23
+"""Bytes, of all programs, that the system may hold in memory if the whole file system is synced: some 0.04 s."""
 
 REPORTS_ERRORS = (5, 8)
 """The first version of Linux whose syncfs reports that a file could not be written."""
