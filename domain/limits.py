@@ -38,7 +38,7 @@ class Limits:
     note_bytes: int = field(default=64 << 10, metadata={"help": "size of a note such as `damaged.txt`"})
     recipe_bytes: int = field(default=MIB, metadata={"help": "size of a recipe or arguments file"})
     recipe_depth: int = field(default=50, metadata={"help": "nesting of lists and mappings in a recipe"})
-    recipe_values: int = field(default=100_000, metadata={"help": "values in a recipe, with its aliases expanded"})
+    recipe_values: int = field(default=20_000, metadata={"help": "values in a recipe, with its aliases expanded"})
     import_memory_bytes: int = field(
         default=512 * MIB, metadata={"help": "memory of the process that reads pickled files"}
     )

@@ -29,7 +29,7 @@ from hexloop.ports.storage import Entry, Storage
 MOST = 1 << 63
 """The largest number of an intent: it takes 20 digits in the name of a file."""
 
-MOST_INTENTS = 10_000
+MOST_INTENTS = 2_000
 """How many files with intents are looked at."""
 
 MOST_BYTES = 32 << 20

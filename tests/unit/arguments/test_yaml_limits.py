@@ -23,7 +23,8 @@ def aliases(levels: int) -> str:
 
 
 FILES = {
-    "aliases of aliases": (aliases(20), "with its aliases expanded it has more than 100000 values; recipe_values"),
+    "aliases of aliases": (aliases(20), "with its aliases expanded it has more than 20000 values; recipe_values"),
+    "many keys": ("".join(f"key {number}: 1\n" for number in range(50_000)), "more than 20000 values"),
     "an alias of its own collection": ("a: &a [*a]", "an alias stands for a collection that contains it"),
     "many levels": ("[" * 20_000, "nested in more than 50 levels; recipe_depth raises this limit"),
     "many levels of mappings": ("".join(f"{' ' * level}a:\n" for level in range(60)), "nested in more than 50 levels"),
