@@ -61,7 +61,12 @@ def read_start(chunks: Iterable[bytes | memoryview], limit: int) -> bytes:
     return bytes(data)
 
 
-def read_json(data: bytes, finite: bool = True, marked: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+def read_json(
+    data: bytes,
+    finite: bool = True,
+    marked: Callable[[dict[str, Any]], Any] | None = None,
+    proportional: bool = True,
+) -> Any:
     """Parse a UTF-8 JSON document strictly, in time and memory proportional to its size.
 
     Raises ValueError if it is not valid JSON, has a duplicate key in an object, holds a number that JSON does not
@@ -69,8 +74,9 @@ def read_json(data: bytes, finite: bool = True, marked: Callable[[dict[str, Any]
     `document_bytes`, `document_depth`, `document_values` and `document_digits`.
     finite: refuse NaN and infinity; other libraries write these as bare words.
     marked: returns what an object with a single key stands for; called for those within others first.
+    proportional: let a long document have a value for every 8 bytes besides `document_values`.
     """
-    _refuse_beyond_limits(data)
+    _refuse_beyond_limits(data, proportional)
     try:
         value = json.loads(
             data.decode("utf-8"),
@@ -97,7 +103,7 @@ _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _NOT_BRACKETS = bytes(code for code in range(256) if code not in _STEPS)
 
 
-def _refuse_beyond_limits(data: bytes) -> None:
+def _refuse_beyond_limits(data: bytes, proportional: bool) -> None:
     """Raise ValueError for a document that is too large, before objects are made of it."""
     bounds = limits()
     short = len(data) <= min(bounds.document_bytes, bounds.document_values, bounds.document_digits)
@@ -105,7 +111,7 @@ def _refuse_beyond_limits(data: bytes) -> None:
         return  # as are the lines of a journal
     if len(data) > bounds.document_bytes:
         raise ValueError(f"it is longer than {bounds.document_bytes} bytes; document_bytes raises this limit")
-    most = bounds.document_values + len(data) // _BYTES_OF_A_VALUE
+    most = bounds.document_values + (len(data) // _BYTES_OF_A_VALUE if proportional else 0)
     many = f"it has more than {most} values; document_values raises this limit"
     if data.count(b'"') - data.count(b'\\"') > 2 * most:
         raise ValueError(many)

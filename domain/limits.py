@@ -25,7 +25,10 @@ class Limits:
     document_bytes: int = field(default=128 * MIB, metadata={"help": "size of a JSON document"})
     document_depth: int = field(default=100, metadata={"help": "nesting of lists and objects in a JSON document"})
     document_values: int = field(
-        default=1_000_000, metadata={"help": "values in a JSON document, keys included, besides one for every 8 bytes"}
+        default=1_000_000,
+        metadata={
+            "help": "values in a JSON document, keys included, besides one for every 8 bytes of all but optimizers"
+        },
     )
     document_digits: int = field(default=1_000, metadata={"help": "digits of a number in a JSON document"})
     tensor_header_bytes: int = field(default=100 * MIB, metadata={"help": "size of the header of a safetensors file"})

@@ -10,7 +10,7 @@ from attrs import field, frozen
 
 from hexloop.adapters.contents.documents import RUN_STATE, encode, encode_parts, encode_state
 from hexloop.adapters.contents.file_names import RANKS_OWN, Inheritance, RankFiles, UserFiles, own_files, renamed
-from hexloop.adapters.contents.run_documents import SETUP, STATE, RunDocuments, documents_file
+from hexloop.adapters.contents.run_documents import OPTIMIZER, SETUP, STATE, RunDocuments, documents_file
 from hexloop.adapters.contents.safetensors_files import (
     MODEL,
     Stream,
@@ -31,8 +31,6 @@ from hexloop.ports.contents import OpenFile
 from hexloop.ports.snapshots import Snapshots
 from hexloop.ports.state import JSON, Exportable, Part
 from hexloop.ports.storage import File
-
-OPTIMIZER = "optimizer"
 
 MOST_FILES = 3
 """Files that a message lists."""

@@ -63,14 +63,22 @@ def to_bytes(value: Any) -> bytes:
     return (json.dumps(_plain(value, "the document"), allow_nan=False) + "\n").encode()
 
 
-def read(chunks: Iterable[bytes | memoryview], path: str = "It") -> Any:
+def read_whole(chunks: Iterable[bytes | memoryview], path: str) -> bytes:
+    """Return the bytes of a file. Raises CheckpointError if there are more than any document has."""
+    try:
+        return read_bytes(chunks)
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not a JSON document: {error}.") from error
+
+
+def read(chunks: Iterable[bytes | memoryview], path: str = "It", proportional: bool = True) -> Any:
     """Return the value that `to_bytes` encoded.
 
-    path: names the file in messages.
+    path: names the file in messages. proportional: see `read_json`.
     Raises CheckpointError if the bytes are not a JSON document, or if there are more than any document has.
     """
     try:
-        return read_json(read_bytes(chunks), marked=_restored)
+        return read_json(read_bytes(chunks), marked=_restored, proportional=proportional)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CheckpointError(f"{path} is not a JSON document: {error}.") from error
 

@@ -8,7 +8,7 @@ component that has one. Each document has its own schema version. Checkpoints of
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from attrs import define, field
@@ -24,9 +24,15 @@ from hexloop.ports.storage import File
 STATE, SETUP = "run_state", "run_setup"
 """The names of the documents that belong to no component."""
 
+OPTIMIZER = "optimizer"
+"""The component, and the name of its document."""
+
 FILE_VERSION = 2
 """The schema version of a file with several documents. In a file of version 1, there is only the run state."""
 
+_FIRST = re.compile(rb'\{"schema_version": \d{1,6}')
+_STATE_ALONE = b'{"schema_version": 1,'
+_LINE = re.compile(rb'"(\w{1,200})": (\{[^\n]*\})')
 _OF_RANK = re.compile(r"(.+?)(-rank-\d{5})?")
 
 
@@ -65,10 +71,15 @@ class RunDocuments:
         if self.are_together:
             component, path = _located(name)
             document = self._documents_in(path).get(component)
-            return {} if document is None else migrated(component, document, f"{component} in {path}")
+            if document is None:
+                return {}
+            return migrated(component, _parsed(component, document, path), f"{component} in {path}")
         names, open_file = own_files(name, self.names_of(name), self._open_file)
         path = f"{name}.json"
-        return {} if path not in names else migrated(name, documents.read(open_file(path), path), path)
+        if path not in names:
+            return {}
+        document = documents.read(open_file(path), path, proportional=name != OPTIMIZER)
+        return migrated(name, document, path)
 
     def names_of(self, component: str) -> Collection[str]:
         """Return the names of the files of a component; those of the model's weights have other names, too."""
@@ -89,7 +100,7 @@ class RunDocuments:
         for path in sorted(path for path in self._names if is_documents_file(path)) if self.are_together else ():
             suffix = path.removeprefix("run_state").removesuffix(".json")
             for name, document in self._documents_in(path).items():
-                yield f"{name}{suffix}", document
+                yield f"{name}{suffix}", _parsed(name, document, path)
 
     @property
     def are_together(self) -> bool:
@@ -97,7 +108,7 @@ class RunDocuments:
         return RUN_STATE in self._names and self._content(RUN_STATE).get(VERSION) != 1
 
     def _documents_in(self, path: str) -> dict[str, Any]:
-        """Return the documents in a file by name; none if the file does not exist."""
+        """Return the documents in a file by name, each as its JSON or parsed; none if the file does not exist."""
         if path not in self._names:
             return {}
         content = migrate(self._content(path), {}, FILE_VERSION)
@@ -106,11 +117,36 @@ class RunDocuments:
 
     def _content(self, path: str) -> dict[str, Any]:
         if path not in self._files:
-            content = documents.read(self._open_file(path), path)
-            if not isinstance(content, dict):
-                raise CheckpointError(f"{path} is not a JSON object.")
+            content = _content(self._open_file(path), path)
             self._files = {name: held for name, held in self._files.items() if name == RUN_STATE} | {path: content}
         return self._files[path]
+
+
+def _content(chunks: Iterable[bytes | memoryview], path: str) -> dict[str, Any]:
+    """Return the entries of a file. Documents that have a line of their own stay JSON, until they are needed.
+
+    Raises CheckpointError if the file is invalid, as far as it was parsed.
+    """
+    data = documents.read_whole(chunks, path)
+    first, *lines = data.removesuffix(b"}\n").split(b",\n")
+    found = [_LINE.fullmatch(line) for line in lines]
+    if not (lines and _FIRST.fullmatch(first) and all(found) and data.endswith(b"}\n")):
+        content = documents.read([data], path, proportional=data.startswith(_STATE_ALONE))
+        if not isinstance(content, dict):
+            raise CheckpointError(f"{path} is not a JSON object.")
+        return content
+    by_name = {match[1].decode(): match[2] for match in found if match}
+    if len(by_name) != len(lines) or VERSION in by_name:
+        raise CheckpointError(f"{path} is not a JSON document: it has a document twice.")
+    entries: dict[str, Any] = documents.read([first, b"}"], path)
+    return entries | by_name
+
+
+def _parsed(name: str, document: Any, path: str) -> Any:
+    """Return a document, which may be JSON still. The optimizer's has few values, however many bytes it has."""
+    if not isinstance(document, bytes):
+        return document
+    return documents.read([document], f"{name} in {path}", proportional=name != OPTIMIZER)
 
 
 def is_documents_file(path: str) -> bool:
