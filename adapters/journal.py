@@ -16,13 +16,11 @@ from attrs import Factory, frozen
 
 from hexloop.adapters.schemas import Open, structured
 from hexloop.domain.checkpoints.manifest import MOST_STEPS
-from hexloop.domain.folders import Folder
+from hexloop.domain.folders import place_of
 from hexloop.domain.journal_index import INDEX, WindowsAhead
 from hexloop.domain.json_documents import finite_json, read_json
 from hexloop.domain.limits import limits
 from hexloop.domain.ranges import Count
-from hexloop.domain.regular_files import lines_of, open_lines
-from hexloop.domain.run_folder import OWN
 from hexloop.ports.journal import Fact
 
 __path__: list[str] = []  # lets hexloop._moved serve old paths such as hexloop.adapters.journal.json_lines
@@ -154,11 +152,8 @@ class JsonLinesJournal:
 
     def _opened(self, name: str) -> int:
         """Open a file beside the journal to append to it. The hidden folder may be a link that another user made."""
-        folder = Folder(self._path.parent.parent, self._path.parent.name)
-        if folder.inside == OWN:
-            return folder.open_lines(name, 0o600)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        return open_lines(self._path.with_name(name), 0o600)
+        folder, _ = place_of(self._path)
+        return folder.open_lines(name, 0o600)
 
     def _add_to_index(self, file: int, line: bytes) -> None:
         """Index the lines up to this one if they are enough."""
@@ -195,7 +190,7 @@ def notes_in(path: str | os.PathLike[str]) -> Iterator[dict[str, Fact]]:
     Raises OSError if the file does not exist, is a link or not a regular file, has a line that is longer than the limit
     `line_bytes`, or is longer than the limit `log_bytes`.
     """
-    for line in lines_of(path, limits().log_bytes):
+    for line in _lines_of(path):
         try:
             note = _strictly_read(line)
         except ValueError:
@@ -216,13 +211,18 @@ PLAIN_BYTES = 1_000
 _INFINITE = frozenset({math.inf, -math.inf})
 
 
+def _lines_of(path: str | os.PathLike[str]) -> Iterator[bytes]:
+    folder, name = place_of(path)
+    return folder.lines(name, most=limits().log_bytes)
+
+
 def line_batches(path: str | os.PathLike[str]) -> Iterator[list[bytes]]:
     """Yield the lines of a journal in order, some at a time.
 
     Raises OSError as `notes_in` does, and, with the number EFBIG, beyond the limit `log_bytes`.
     """
     batch, size = list[bytes](), 0
-    for line in lines_of(path, limits().log_bytes):
+    for line in _lines_of(path):
         batch.append(line)
         size += len(line)
         if len(batch) == BATCH or size > BATCH_BYTES:

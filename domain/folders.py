@@ -26,6 +26,7 @@ from hexloop.domain.regular_files import (
     open_lines,
     open_regular,
 )
+from hexloop.domain.run_folder import OWN
 from hexloop.ports.storage import Entry
 
 MOST_ENTRIES = 10_000
@@ -35,6 +36,13 @@ DEEPEST = 50
 """How many folders may be nested in what is removed or walked through."""
 
 _HAS_HANDLES = {os.open, os.mkdir, os.unlink, os.rename, os.stat} <= os.supports_dir_fd and os.scandir in os.supports_fd
+
+
+def place_of(path: str | os.PathLike[str]) -> tuple[Folder, str]:
+    """Return the folder of a file of a run, and its name there. hexloop's own folder must not be a link."""
+    above, name = os.path.split(_absolute(path))
+    root, own = os.path.split(above)
+    return (Folder(root, own) if own == OWN else Folder(above)), name
 
 
 def _absolute(path: str | os.PathLike[str]) -> str:
@@ -137,11 +145,15 @@ class Folder:
         finally:
             os.close(descriptor)
 
-    def lines(self, path: str, start: int = 0, longest: int | None = None) -> Iterator[bytes]:
-        """Yield the lines of a file from byte `start` on, without their ends; see `regular_files.lines_of`."""
+    def lines(self, path: str, start: int = 0, longest: int | None = None, most: int | None = None) -> Iterator[bytes]:
+        """Yield the lines of a file from byte `start` on, without their ends.
+
+        longest: bytes of a line, by default the limit `line_bytes`. most: bytes altogether; no bound if unset.
+        Raises OSError, with the number EFBIG beyond them.
+        """
         descriptor = self.open(path)
         try:
-            yield from lines_in(descriptor, self.location(path), start, longest or limits().line_bytes)
+            yield from lines_in(descriptor, self.location(path), start, longest or limits().line_bytes, most)
         finally:
             os.close(descriptor)
 

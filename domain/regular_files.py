@@ -87,20 +87,11 @@ def read_file(path: str | os.PathLike[str], limit: str = "document_bytes") -> by
         return b"".join(chunks_of(descriptor))
 
 
-def lines_of(path: str | os.PathLike[str], most: int | None = None) -> Iterator[bytes]:
-    """Yield the lines of a regular file, not through a link, without their ends.
-
-    Raises OSError, with the number EFBIG for a line that is longer than the limit `line_bytes`, and after more than
-    `most` bytes, the limit `log_bytes`.
-    """
-    with _opened(path) as descriptor:
-        yield from lines_in(descriptor, str(path), 0, limits().line_bytes, most)
-
-
 def lines_in(descriptor: int, path: str, start: int, longest: int, most: int | None = None) -> Iterator[bytes]:
-    """Yield the lines of an open file from byte `start` on; see `lines_of`. path: of the file, for messages.
+    """Yield the lines of an open file from byte `start` on, without their ends. path: of the file, for messages.
 
-    Raises OSError, with the number EFBIG for a line of more than `longest` bytes, and after more than `most` bytes.
+    Raises OSError, with the number EFBIG for a line of more than `longest` bytes, and after more than `most` bytes, the
+    limits `line_bytes` and `log_bytes`.
     """
     held, number, read = bytearray(), 0, 0
     for chunk in chunks_of(descriptor, start):

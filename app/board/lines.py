@@ -16,7 +16,7 @@ from hexloop.app.report.history import number_of
 from hexloop.app.report.markup import Markup, joined, tag, text_lines
 from hexloop.app.report.page import Content, Section
 from hexloop.app.report.timeline import moment
-from hexloop.domain.regular_files import open_regular
+from hexloop.domain.folders import place_of
 from hexloop.domain.run_folder import JOURNAL, LOG, own_file
 
 TEXTS = re.compile(r"[^.].*\.(?:log|out|err)")
@@ -69,7 +69,8 @@ def last_lines(path: Path, end: int | None = None, most: int = MOST_LINES) -> Li
 
     A line that is longer than what is read at once is given in pieces. Raises OSError.
     """
-    descriptor = open_regular(path)
+    above, name = place_of(path)
+    descriptor = above.open(name)
     try:
         size = os.fstat(descriptor).st_size
         end = size if end is None else min(max(end, 0), size)

@@ -14,10 +14,11 @@ from attrs import define, field
 
 from hexloop.app.report.history import RunHistory
 from hexloop.domain import journal_index
+from hexloop.domain.folders import place_of
 from hexloop.domain.journal_index import INDEX, Window, block_in, digest_of, parts_of, windows_in
 from hexloop.domain.json_documents import read_json
 from hexloop.domain.limits import limits
-from hexloop.domain.regular_files import CHUNK, open_regular
+from hexloop.domain.regular_files import CHUNK
 
 MOST_RUNS = 100
 """How many runs of one journal are kept, the newest."""
@@ -89,7 +90,7 @@ class RunLines:
 
         Raises OSError if the file does not exist, or is not a regular file.
         """
-        descriptor = open_regular(self.path)
+        descriptor = _opened(self.path)
         try:
             status = os.fstat(descriptor)
             if self._identity != (status.st_dev, status.st_ino) or status.st_size < self._offset:
@@ -164,7 +165,7 @@ class RunLines:
         Curves and sessions are then incomplete, but what the last run is doing is known. Raises OSError as `refresh`
         does.
         """
-        descriptor = open_regular(self.path)
+        descriptor = _opened(self.path)
         try:
             size = os.fstat(descriptor).st_size
             start = 0
@@ -284,10 +285,15 @@ def lines_between(descriptor: int, start: int, end: int, read: LinesRead) -> Ite
             dropping = True
 
 
+def _opened(path: Path) -> int:
+    folder, name = place_of(path)
+    return folder.open(name)
+
+
 def _windows_beside(journal: Path, start: int, size: int) -> Iterator[Window]:
     """Yield the windows of the index of a journal of this size, from byte `start` on."""
     try:
-        descriptor = open_regular(journal.with_name(INDEX))
+        descriptor = _opened(journal.with_name(INDEX))
     except OSError:
         return
     try:

@@ -11,17 +11,22 @@ from pathlib import Path
 import pytest
 
 from hexloop.domain import regular_files
+from hexloop.domain.folders import place_of
 from hexloop.domain.limits import reading_limits
 from hexloop.domain.regular_files import (
     NotRegularError,
     chunks_of,
     is_link,
-    lines_of,
     open_lines,
     open_regular,
     read_file,
     write_atomically,
 )
+
+
+def lines_of(path: Path, most: int | None = None) -> Iterator[bytes]:
+    folder, name = place_of(path)
+    return folder.lines(name, most=most)
 
 
 @contextmanager

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hexloop.adapters.journal import JsonLinesJournal, line_batches, notes_in
+from hexloop.app.board.lines import last_lines
 from hexloop.app.report.journal_lines import MOST_RUNS, TAIL, RunLines, journal_note, log_note
 from hexloop.domain.limits import reading_limits
+from hexloop.domain.regular_files import NotRegularError
+from hexloop.domain.run_folder import JOURNAL
 
 
 def line(kind: str, **facts: Any) -> bytes:
@@ -218,3 +223,26 @@ def test_only_regular_files_are_read(journal: Path, kind: str) -> None:
         path.mkdir()
     with pytest.raises(OSError, match=r"link|regular|No such file"):
         RunLines(path, journal_note).refresh()
+
+
+def test_a_hidden_folder_that_is_a_link_is_not_followed(journal: Path, tmp_path: Path) -> None:
+    """It may lead to another user's run; every reader of a journal refuses it, and so does its writer."""
+    run, other = tmp_path / "run", tmp_path / "other"
+    run.mkdir()
+    other.mkdir()
+    planted = run / JOURNAL
+    (other / planted.name).write_bytes(journal.read_bytes())
+    planted.parent.symlink_to(other)
+    before = os.listdir(other)
+    uses: list[Callable[[Path], object]] = [
+        lambda path: RunLines(path, journal_note).refresh(),
+        lambda path: RunLines(path, journal_note).read_edges(),
+        lambda path: next(notes_in(path)),
+        lambda path: next(line_batches(path)),
+        last_lines,
+        lambda path: JsonLinesJournal(path).note("began", run="one"),
+    ]
+    for use in uses:
+        with pytest.raises(NotRegularError, match="link"):
+            use(planted)
+    assert os.listdir(other) == before
