@@ -17,15 +17,19 @@ from random import Random
 from attrs import asdict, evolve
 
 from hexloop.adapters.spool import ENTRIES, FACTS, NUMBER, POSITION, FileSpool
+from hexloop.adapters.storage.local import LocalStorage
+from hexloop.adapters.storage.tiered.storage import Action as Transfer
+from hexloop.adapters.storage.tiered.storage import Remote
 from hexloop.app.control.files import Action, CommandFolder, RefusedCommand, RunCommand
 from hexloop.app.wiring.log_delivery import waiting_logs
 from hexloop.app.wiring.outboxes import HUB, PUSH, dropped_in, intents_of, names_in, open_outbox
 from hexloop.app.wiring.pushes import Push, subject_of
 from hexloop.app.wiring.trackers import LOGS, locked_spool, made_from
 from hexloop.domain.background_logger import items_in
+from hexloop.domain.checkpoints.manifest import MANIFEST
 from hexloop.domain.errors import HexloopError
 from hexloop.domain.log_entries import Item, entry_of, remains, run_entry, run_of
-from hexloop.domain.outbox import Intent
+from hexloop.domain.outbox import Intent, Outbox, is_within
 from hexloop.domain.printable import printable
 from hexloop.domain.run_folder import OUTBOX
 from hexloop.ports.logger import Outcome, Record, RunInformation, SavedModel
@@ -128,6 +132,53 @@ def intent() -> Intent:
     """A push that waits."""
     push = Push("https://huggingface.co", "me/model", "End of training", ["model"])
     return Intent(1, PUSH, "me/model", f"{OUTBOX}/{HUB}/hold-1", details=asdict(push))
+
+
+def transfer(data: bytes) -> None:
+    """An entry between tiers changes nothing in the fast one, and in the slow one only what it names."""
+    state = _emptied("transfer")
+    for tier in ("fast", "slow"):
+        for number in (1, 2):
+            checkpoint = state / tier / f"checkpoint-{number}"
+            checkpoint.mkdir(parents=True)
+            (checkpoint / MANIFEST).write_bytes(b"{}")
+            (checkpoint / "weights").write_bytes(tier.encode())
+    place = state / "fast" / OUTBOX
+    place.mkdir(parents=True)
+    (place / move().name).write_bytes(data)
+    fast, slow = LocalStorage(state / "fast"), LocalStorage(state / "slow")
+    outbox = Outbox(fast, actions=frozenset(Transfer))
+    before, there = _bytes_in(state / "fast"), _bytes_in(state / "slow")
+    for each in outbox.pending():
+        with suppress(HexloopError, OSError):
+            Remote(fast, slow, outbox).carry_out(each)
+        named = [path for path in (each.path, each.target) if path]
+        there = {path: kept for path, kept in there.items() if not any(is_within(path, name) for name in named)}
+    assert _bytes_in(state / "fast") == before
+    after = _bytes_in(state / "slow")
+    assert there.items() <= after.items()
+    assert data not in after.values()
+    assert not (state / "slow" / OUTBOX).exists()
+    assert sorted(path.name for path in state.iterdir()) == ["fast", "slow"]
+
+
+def move() -> Intent:
+    """A checkpoint that is to be renamed in the slow tier."""
+    return Intent(1, Transfer.MOVE, "checkpoint-1", target="checkpoint-3")
+
+
+def _transfers() -> list[bytes]:
+    kinds = [
+        move(), Intent(1, Transfer.SEND, "checkpoint-1", "checkpoint-1"), Intent(1, Transfer.REMOVE, "checkpoint-2"),
+        Intent(1, Transfer.SEND, "checkpoint-4", f"{OUTBOX}/held-1"), Intent(1, Transfer.REMOVE, ""),
+        Intent(1, Transfer.MOVE, "checkpoint-1", target=""), Intent(1, Transfer.SEND, "all", ".hexloop"),
+    ]  # fmt: skip
+    return [json.dumps(asdict(each)).encode() for each in kinds]
+
+
+def _bytes_in(place: Path) -> dict[str, bytes]:
+    """Return the files of a folder."""
+    return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
 
 PLANTED = ("link", "folder link", "hard link", "pipe", "sparse", "folder", "deep", "many", "text")
@@ -245,5 +296,6 @@ QUEUES = (
     Target("board_commands", commands, changed_json, first=lambda: [json.dumps(command()).encode()]),
     Target("spool", spool, first=spools),
     Target("outbox", outbox, changed_json, first=lambda: [json.dumps(asdict(intent())).encode()]),
+    Target("transfer", transfer, changed_json, first=_transfers),
     Target("hostile_folder", hostile_folder, _other_plan, 200, structured=True, first=_plans),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import warnings
@@ -19,6 +20,8 @@ from hexloop.domain.errors import ConfigurationError, StorageError
 from hexloop.domain.outbox import Intent, Outbox, is_within, move_earlier_outbox
 from hexloop.domain.run_folder import OUTBOX, OWN, own_name
 from hexloop.ports.storage import Entry, Publication, Storage, StorageCapabilities, Stored
+
+_logger = logging.getLogger("hexloop.outbox")
 
 UNRESPONSIVE_SECONDS = 60.0
 """Seconds for which a slow tier that did not respond is not asked for listings again."""
@@ -253,6 +256,9 @@ class Remote:
 
     def carry_out(self, intent: Intent) -> None:
         """Carry out an intent. If its source is moved meanwhile, the upload starts again from there."""
+        if not _is_possible(intent):
+            _logger.warning("%s in %s is not carried out: no program of hexloop has made it.", intent.name, OUTBOX)
+            return
         if intent.action == Action.MOVE:
             self.move(intent.path, intent.target)
             return
@@ -346,6 +352,16 @@ def _is_local_only(path: str) -> bool:
         inner = "/".join(path.split("/")[:2])
         return path == OWN or inner == OUTBOX or marks_unfinished(inner)
     return path.startswith(".")
+
+
+def _is_possible(intent: Intent) -> bool:
+    """Return whether hexloop can have made an intent. Others may write to the folder that has the outbox."""
+    if intent.action == Action.REMOVE:
+        return bool(intent.path) and not is_within(intent.path, OUTBOX) and not is_within(OUTBOX, intent.path)
+    if intent.action == Action.MOVE:
+        return not any(not path or _is_local_only(path) for path in (intent.path, intent.target))
+    is_source = bool(intent.source) and not is_within(OUTBOX, intent.source)
+    return is_source and bool(intent.path) and not _is_local_only(intent.path)
 
 
 def _refuse_outbox(path: str) -> None:
