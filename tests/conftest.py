@@ -1,9 +1,11 @@
-"""Settings of every test process, made before torch is imported, and the hypothesis profile."""
+"""Settings of every test process, made before torch is imported; the hypothesis profile; the mark `one_in`."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 
+import pytest
 from hypothesis import settings
 
 # One thread per process: tests run in parallel on few cores, and float sums keep their order.
@@ -14,3 +16,16 @@ for name in ("OMP_NUM_THREADS", "HF_HUB_DISABLE_XET"):
 # No test fails for being slow on a busy machine; pytest-timeout ends a test that hangs.
 settings.register_profile("hexloop", deadline=None)
 settings.load_profile("hexloop")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all cases of a test as `matrix`, except for one in so many, where it has the mark `one_in`."""
+    cases = Counter[str]()
+    for item in items:
+        mark = item.get_closest_marker("one_in")
+        if mark is None or item.get_closest_marker("matrix") is not None:
+            continue
+        name = item.nodeid.partition("[")[0]
+        if cases[name] % mark.args[0]:
+            item.add_marker("matrix")
+        cases[name] += 1

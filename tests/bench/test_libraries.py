@@ -20,6 +20,7 @@ NEEDS = {
 STEPS = 5
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.filterwarnings("ignore")  # warnings of the other libraries
 @pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.parametrize("library", LIBRARIES)

@@ -48,6 +48,7 @@ def fitting(folder: Path, size: int, **given: Any) -> Any:
     return small_trainer(folder, per_device_train_batch_size=size, **given)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("given", [{}, {"gradient_accumulation_steps": 2}, {"optim": "sgd", "logging_steps": 2}])
 def test_the_run_matches_one_with_the_size_that_fits(tmp_path: Path, given: dict[str, Any]) -> None:
     """8, 7 and 6 do not fit and 5 does: weights and history equal those of a run with 5 from the start."""

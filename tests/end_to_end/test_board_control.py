@@ -188,6 +188,7 @@ def test_files_that_are_no_commands_never_matter(tmp_path: Path) -> None:
     run.end()
 
 
+@pytest.mark.matrix
 def test_a_killed_run_does_not_obey_twice(tmp_path: Path) -> None:
     """A stop that the killed process had not taken does not stop the run that is started again."""
     script = (

@@ -64,6 +64,7 @@ sys.exit(trainer.outcome.exit_code)
 """
 
 
+@pytest.mark.matrix
 def test_a_run_in_another_process_is_paused_saved_resumed_and_stopped(chromium: Browser, tmp_path: Path) -> None:
     """By the buttons of its page, which says what became of each command; the process ends as after a signal."""
     process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path / "live")], cwd=ROOT)
@@ -190,6 +191,7 @@ def test_a_board_that_ended_is_told(chromium: Browser, runs: Path) -> None:
     assert "one" in chromium.run("return document.body.textContent")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 def test_pages_fit_the_screen(chromium: Browser, runs: Path, width: int, scheme: str) -> None:

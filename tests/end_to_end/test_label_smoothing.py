@@ -84,6 +84,7 @@ def both(
     return small_trainer(folder, kinds[0], parts, loss_weighting="reference", **common), theirs
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("make", [decoder, classifier, tagger, translator])
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_losses_match_transformers(tmp_path: Path, make: Any, accumulation: int) -> None:
@@ -162,6 +163,7 @@ class Theirs(BySmoother, transformers.Trainer):
     """transformers' Trainer."""
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("make", [decoder, classifier, tagger])
 @pytest.mark.parametrize("factor", [0.0, 0.2])
 def test_an_override_may_call_the_smoother(tmp_path: Path, make: Any, factor: float) -> None:

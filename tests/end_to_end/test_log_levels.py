@@ -78,6 +78,7 @@ def said(folder: Path, level: str, *more: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stderr
 
 
+@pytest.mark.matrix
 def test_messages_at_the_log_level_are_printed(tmp_path: Path) -> None:
     """On standard error if the application has no handlers; otherwise through its handlers, and once."""
     assert said(tmp_path, "info") == "[INFO] hexloop.part: of interest\n"

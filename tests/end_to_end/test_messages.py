@@ -115,6 +115,7 @@ LOGGED = """
 """
 
 
+@pytest.mark.matrix
 def test_lines_of_facts_are_those_of_transformers(tmp_path: Path) -> None:
     """Each line of facts that transformers logs is logged, unchanged; in a takeover through the same logger."""
     found = {}

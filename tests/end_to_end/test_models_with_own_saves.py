@@ -188,6 +188,7 @@ print("trained", flush=True)
 """
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("reproduce", [pytest.param(None, marks=pytest.mark.matrix), "transformers"])
 def test_a_program_exits_with_live_workers(reproduce: str | None, tmp_path: Path) -> None:
     """Also if it imported multiprocessing before torch, which then ends its own handling of workers first."""

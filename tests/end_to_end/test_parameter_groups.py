@@ -44,6 +44,7 @@ KINDS = {"both": (Net, [2, 2]), "decayed": (NoBias, [2, 0]), "not decayed": (Onl
 FURTHER = [pytest.param(name, marks=pytest.mark.matrix) for name in ("sgd", "adagrad", "rmsprop", "adafactor")]
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused", *FURTHER])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("decay", [0.0, 0.1])

@@ -86,6 +86,7 @@ def checkpoints(outcome: Outcome, folder: Path) -> tuple[str | None, set[str]]:
     return best and str(Path(best).relative_to(folder)), {path.name for path in folder.glob("checkpoint-*")}
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.filterwarnings("ignore:The run ends with the weights of checkpoint-")
 @pytest.mark.parametrize(
     "arguments",
@@ -147,6 +148,7 @@ QUICK_DECISIONS = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("event", "switch"),
     [
@@ -168,6 +170,7 @@ def test_flags_set_by_a_callback(event: str, switch: str, tmp_path: Path) -> Non
     assert_equal_runs(ours, reference, tmp_path, cut_short=switch == "should_epoch_stop")
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize("event", ["on_epoch_begin", "on_step_begin"])
 def test_stopping_at_the_beginning_of_a_step(event: str, stop: str, tmp_path: Path) -> None:
@@ -262,6 +265,7 @@ class Flow:
         self.kind = type("Flow", (library.DefaultFlowCallback,), own)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore:You are adding")
 @pytest.mark.parametrize("arguments", [STEPS | {"eval_steps": 3, "save_steps": 6}, EPOCHS])
 def test_an_overridden_flow_callback(arguments: dict[str, Any], tmp_path: Path) -> None:
@@ -290,6 +294,7 @@ def test_several_evaluation_sets(tmp_path: Path) -> None:
     assert_equal_runs(ours, reference, tmp_path)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("model", ["plain GPT", "GPT-2"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("bf16", [False, pytest.param(True, marks=pytest.mark.matrix)])

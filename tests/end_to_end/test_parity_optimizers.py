@@ -47,6 +47,7 @@ def test_every_optimizer_is_compared() -> None:
     assert {case.partition(",")[0] for case in CASES} == set(BUILT_IN)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("case", CASES)
 def test_it_trains_identically(case: str, tmp_path: Path) -> None:
     """Logged losses, norms and rates, and final weights, are equal."""

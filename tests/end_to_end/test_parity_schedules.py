@@ -36,6 +36,7 @@ def test_every_schedule_is_compared() -> None:
     assert set(SCHEDULES) == {member.value for member in SchedulerType}
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("accumulation", [1, pytest.param(4, marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_rates_of_a_run(name: str, accumulation: int, tmp_path: Path) -> None:

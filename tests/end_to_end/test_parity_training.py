@@ -75,6 +75,7 @@ CASES = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("model", "optimizer", "arguments"), CASES)
 def test_both_train_identically(model: str, optimizer: str, arguments: dict[str, Any], tmp_path: Path) -> None:
     """Over more than 60 updates the libraries log the same numbers and end with the same weights."""

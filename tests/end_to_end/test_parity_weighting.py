@@ -55,6 +55,7 @@ def train_both_ways(folder: Path, model: str, weighting: str, **arguments: Any) 
     return accumulated, at_once
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("model", "loss", "optim"),
     [
@@ -89,6 +90,7 @@ def test_labels_without_predictions_are_not_counted(tmp_path: Path) -> None:
     assert ours.series("loss")[0] == pytest.approx(float(mean), rel=1e-6)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
 def test_a_users_loss_matches_transformers(bf16: bool, tmp_path: Path) -> None:
     """A loss function receives the same outputs, labels and counts as in transformers, in evaluation, too."""
@@ -126,6 +128,7 @@ def test_a_users_loss_matches_transformers(bf16: bool, tmp_path: Path) -> None:
     assert_same_run(ours, reference, Tolerance(gradient=None) if bf16 else SGD)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("arguments", [{}, {"bf16": True}, {"gradient_accumulation_steps": 4}], ids=str)
 def test_an_overridden_loss_matches_transformers(arguments: dict[str, Any], tmp_path: Path) -> None:
     """A `compute_loss` written for transformers trains identically with hexloop's base class."""

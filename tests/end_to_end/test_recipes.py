@@ -35,6 +35,7 @@ def trained(name: str, folder: Path, *words: str) -> tuple[str, list[dict[str, A
     return ended.stdout, [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "name", ["digits", *(pytest.param(name, marks=pytest.mark.matrix) for name in SHORT if name != "digits")]
 )

@@ -91,6 +91,7 @@ def picture(chromium: Browser, chart: str = "chart-0") -> str:
     return str(chromium.run("return document.querySelector('#' + arguments[0] + ' canvas').toDataURL()", chart))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_charts_are_drawn_without_errors_or_requests(chromium: Browser, page: Path, scheme: str, width: int) -> None:

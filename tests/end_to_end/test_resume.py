@@ -166,6 +166,7 @@ MATRIX = (
 """Cases that run with `make test-all` only."""
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.matrix] * (name in MATRIX)) for name in CASES])
 def test_a_run_resumes_exactly_at_every_step(tmp_path: Path, name: str) -> None:
     """Interrupted after any step and resumed, weights, log, best metric and step equal the uninterrupted run's."""
@@ -213,6 +214,7 @@ class LoaderGenerator(Trainer):
         return DataLoader(self.train_dataset, 4, shuffle=True, generator=generator, collate_fn=self.data_collator)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", [PlainLoader, OwnGenerator, LoaderGenerator])
 def test_a_loader_of_the_users_resumes_exactly(tmp_path: Path, kind: type[Trainer]) -> None:
     """A user's loader with random augmentation resumes at its position, across epochs, too."""

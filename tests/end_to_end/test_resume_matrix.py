@@ -74,6 +74,7 @@ def test_the_array_covers_every_pair() -> None:
     assert len(SCHEDULES) == 12
 
 
+@pytest.mark.matrix
 def test_every_kind_of_data_resumes_exactly_in_a_fresh_process(tmp_path: Path) -> None:
     """Weights, optimizer, history, data and random states equal the uninterrupted run's, with all features on.
 

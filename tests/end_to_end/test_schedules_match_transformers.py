@@ -80,6 +80,7 @@ def test_the_names_match_transformers() -> None:
     assert set(OPTIONS) == set(SHAPES)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("rates", [ONE_GROUP, TWO_GROUPS], ids=["one group", "two groups"])
 @pytest.mark.parametrize(("name", "warmup", "total", "options"), SHAPE_CASES)
 def test_rates_at_every_step(
@@ -186,6 +187,7 @@ ADAPTIVE_CASES = [
 ]
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("metrics", METRICS)
 @pytest.mark.parametrize(("name", "rates", "options"), ADAPTIVE_CASES)
 def test_rates_after_every_metric(name: str, rates: tuple[float, ...], options: dict[str, Any], metrics: str) -> None:

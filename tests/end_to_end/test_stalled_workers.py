@@ -67,6 +67,7 @@ def continues(monkeypatch: pytest.MonkeyPatch) -> Any:
     logging.getLogger("hexloop").removeHandler(handler)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("data", [Rows, Stream])
 def test_a_stopped_worker_ends_the_run_after_the_timeout(tmp_path: Path, data: Callable[[], Any]) -> None:
     """The error names the worker, its state and the data; no process is left."""

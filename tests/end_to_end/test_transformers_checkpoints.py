@@ -114,6 +114,7 @@ def imported(folder: Path, to: Path, **given: Any) -> str:
         return hexloop.import_checkpoint(folder, to, **{"seed": BOTH["seed"], **given})
 
 
+@pytest.mark.one_in(3)
 @Named
 def test_hexloop_resumes_a_transformers_run(tmp_path: Path, name: str) -> None:
     """Imported in the middle of the first or second epoch, the run finishes like transformers' own."""
@@ -129,6 +130,7 @@ def test_hexloop_resumes_a_transformers_run(tmp_path: Path, name: str) -> None:
         assert_same_run(trained(hexloop, tmp_path / checkpoint.name, case, folder), reference)
 
 
+@pytest.mark.one_in(3)
 @Named
 def test_transformers_resumes_a_hexloop_run(tmp_path: Path, name: str) -> None:
     """Exported in the middle of an epoch, the run finishes in transformers like hexloop's own."""

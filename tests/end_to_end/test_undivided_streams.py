@@ -175,6 +175,7 @@ def test_rows_are_not_lost_if_a_stream_asks_late() -> None:
         batches(AsksLate(), 2)
 
 
+@pytest.mark.matrix
 def test_no_worker_waits_for_one_that_failed() -> None:
     """The error of the dataset is raised."""
     with pytest.raises(OSError, match="no such file"):

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hexloop import TrainerCallback
 from hexloop.adapters.journal import read
 from hexloop.adapters.storage.local import LocalStorage
@@ -33,6 +35,7 @@ class CommandedByTheBoard(TrainerCallback):
                 threading.Timer(seconds, board.give, [action]).start()
 
 
+@pytest.mark.matrix
 def test_all_ranks_pause_save_resume_and_stop(tmp_path: Path) -> None:
     """At the same steps; a pause that is longer than the timeout of the collectives fails nothing."""
     arguments = {"logging_strategy": "no", "save_strategy": "steps", "save_steps": 10**6, "ddp_timeout": 5}

@@ -56,6 +56,7 @@ def assert_gradients_are_those_of_one(several: Training, folder: Path) -> None:
         assert_same_gradients(kept_gradients(folder / "several", update), expected, TOLERANCE)
 
 
+@pytest.mark.matrix
 def test_gradients_of_four_processes_match_one(tmp_path: Path) -> None:
     """Under DistributedDataParallel."""
     assert_gradients_are_those_of_one(training().of(4), tmp_path)

@@ -58,6 +58,7 @@ def evaluate(trainer: Any) -> None:
     trainer.evaluate()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("version", [1, 2])
 def test_an_evaluation_uses_the_weights_loaded_last(tmp_path: Path, version: int) -> None:
     """The best checkpoint's weights are used, although the evaluation before loading had gathered others."""
@@ -77,6 +78,7 @@ def evaluate_and_train_again(trainer: Any) -> None:
     trainer.train()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_trainer_trains_again_after_an_evaluation(tmp_path: Path, version: int) -> None:
     """The second run matches one process, where gathered weights are kept after a forward pass."""

@@ -24,6 +24,7 @@ def test_runs_killed_at_random_match_runs_without_kills(tmp_path: Path) -> None:
     assert counts.inside > 0
 
 
+@pytest.mark.matrix
 def test_workers_of_a_fork_server_end_with_the_killed_run(tmp_path: Path) -> None:
     """No process remains, the fork server included."""
     run = KilledRun(tmp_path / "run", Job(width=8, steps=400, start_method="forkserver"), Counts())

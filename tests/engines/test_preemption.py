@@ -183,6 +183,7 @@ def test_a_run_that_waits_for_data_stops_after_the_current_step(tmp_path: Path, 
     assert_resumes(tmp_path, whole, workers)
 
 
+@pytest.mark.matrix
 def test_a_second_signal_stops_a_run_whose_data_never_arrive(tmp_path: Path) -> None:
     """Its worker, which is stuck in the dataset's code, ends, too."""
     process = CONTEXT.Process(target=train, args=(tmp_path, Scenario(stuck_at=13, workers=1)))

@@ -80,6 +80,7 @@ def errors_of(size: int, function: Callable[[Collectives], object], timeout: flo
     return {rank: str(each) for rank, each in enumerate(outcomes) if isinstance(each, CollectiveError)}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("operation", "name"),
     [
@@ -129,6 +130,7 @@ def test_a_dead_rank_is_named_at_once(through_memory: bool) -> None:
     assert max(first, third) < 30
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("failing", [0, 1])
 @pytest.mark.parametrize(
     "operation",

@@ -256,6 +256,7 @@ def test_without_a_token_nothing_is_posted(
     assert str(job) in caplog.text
 
 
+@pytest.mark.matrix
 def test_a_controller_that_is_silent_holds_a_call_for_5_seconds(
     job: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

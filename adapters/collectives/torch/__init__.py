@@ -5,22 +5,20 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from threading import Thread
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.nn.functional import pad
 
 from hexloop.adapters.collectives import REDUCERS, PendingReduction
 from hexloop.adapters.collectives.torch.mailbox import CAPACITY, Mailbox, PostedMessage, shared_mailbox
+from hexloop.adapters.collectives.torch.peers import PeerMonitor
 from hexloop.adapters.collectives.torch.world import set_timeout
 from hexloop.domain.errors import CollectiveError
 from hexloop.ports.collectives import Json, Reduction
@@ -58,7 +56,7 @@ class TorchCollectives:
         self._timeout = timeout
         self._failed = False
         self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=connect_timeout or timeout))
-        self._monitor = monitor or PeerMonitor(self.rank, self.world_size, self._draw_name())
+        self._monitor = monitor or PeerMonitor(self.rank, self.world_size, self._draw_name(), timeout)
         self._connect()
         self._mailbox: Mailbox | None = None
         if through_memory:
@@ -146,10 +144,13 @@ class TorchCollectives:
         return self._monitor.explanation("the other ranks in a training step", error)
 
     def _collect(self, mailbox: Mailbox, message: PostedMessage, reduction: Reduction) -> tuple[float, ...]:
+        self._monitor.begin_wait("a reduction")
         try:
             rows = mailbox.collect(message)
         except RuntimeError as error:
             raise self._monitor.explanation(_description(reduction, len(message.values)), error) from error
+        finally:
+            self._monitor.end_wait()
         return tuple(map(REDUCERS[reduction], zip(*rows, strict=True)))
 
     def _wait(self, work: Any, numbers: Tensor, operation: str) -> tuple[float, ...]:
@@ -181,156 +182,6 @@ def _bytes_of(value: Json) -> Tensor:
 def _value_of(data: Tensor) -> Json:
     received: Json = json.loads(data.numpy().tobytes())
     return received
-
-
-# Which ranks are missing when an operation fails, and why
-
-PATIENCE = 3.0
-"""Seconds for the live ranks to report that the operation failed for them too."""
-
-ANNOUNCED = 0.5
-"""Seconds in which the announcement of an end reaches this rank."""
-
-FOREVER = timedelta(days=365)
-
-
-class PeerMonitor:
-    """Finds out why a collective operation failed, through the store in which the processes met.
-
-    Every rank whose operation fails reports to the store; a rank that does not report is missing. A rank that fails by
-    itself reports the cause. Each rank receives it at once, in a thread that waits at the store for nothing else,
-    before the failing rank takes the store down with it (usually rank 0 hosts it). Nothing is sent while all is well.
-
-    world: names this world among those that have used the same store.
-    """
-
-    def __init__(self, rank: int, world_size: int, world: str) -> None:
-        self._rank = rank
-        self._world_size = world_size
-        self._causes: dict[int, str] = {}
-        # The timeout of a store object is shared by all its users, so use separate connections if possible.
-        shared, prefix = dist.distributed_c10d._get_default_store(), f"hexloop/{world}"
-        self._store: Any = PrefixStore(prefix, _connection(shared) or shared)
-        listening = (_connection(shared), prefix)
-        self._listener = Thread(target=self._listen, args=listening, name="hexloop peer monitor", daemon=True)
-        self._listener.start()
-
-    @contextmanager
-    def explaining(self, operation: str) -> Iterator[None]:
-        """Convert torch's error to one that names the missing ranks, or the failed rank and its cause."""
-        try:
-            yield
-        except RuntimeError as error:
-            if isinstance(error, CollectiveError):
-                raise
-            raise self.explanation(operation, error) from error
-
-    def has_failure(self) -> bool:
-        """Return whether another rank has reported a failure."""
-        return bool(self._causes)
-
-    def explanation(self, operation: str, error: RuntimeError) -> CollectiveError:
-        """Return the cause of torch's error, after the other ranks have had time to report."""
-        causes, missing = (self._causes, []) if self._causes else self._find_missing()
-        self._wait_for_receipts({*causes, *missing})
-        return CollectiveError(self._message(operation, causes, missing, error), missing or causes)
-
-    def report_failure(self, cause: str) -> None:
-        """Report why this rank ends. The rank that hosts the store waits until all have received it."""
-        with suppress(Exception):  # the store is closed
-            self._store.set(f"cause/{self._rank}", cause[:2000])
-            self._announce_end([self._rank, cause[:2000]])
-
-    def close(self) -> None:
-        """Announce that all ranks have finished."""
-        if self._rank == 0:
-            self._announce_end(None)
-
-    def wait_until_silent(self) -> None:
-        """Wait a few seconds for the thread that listens to end.
-
-        If it returned from the store while the interpreter ends, Python would end it inside of torch's code, which
-        aborts the process. After the loss of a process that could not announce its end, this one does.
-        """
-        self._listener.join(ANNOUNCED)
-        if self._listener.is_alive():
-            with suppress(RuntimeError):  # the host of the store has exited
-                self._store.compare_set("ended", "", json.dumps(None))
-            self._listener.join(PATIENCE)
-
-    def _announce_end(self, failed: list[Any] | None) -> None:
-        """Report to all ranks which rank failed and why, or that none did. The first report counts."""
-        self._store.compare_set("ended", "", json.dumps(failed))
-        self._wait_for_receipts({self._rank})
-
-    def _listen(self, connection: Any, prefix: str) -> None:
-        if connection is None:
-            return
-        with suppress(RuntimeError):  # the host of the store has exited
-            store = PrefixStore(prefix, connection)
-            store.wait(["ended"], FOREVER)
-            failed = json.loads(store.get("ended"))
-            if failed is not None and failed[0] != self._rank:
-                self._causes = {failed[0]: failed[1]}
-            store.set(f"received/{self._rank}", "")
-
-    def _find_missing(self) -> tuple[dict[int, str], list[int]]:
-        """Return the ranks that failed by themselves, with their causes, and the ranks that do not report."""
-        causes: dict[int, str] = {}
-        missing = set(range(self._world_size)) - {self._rank}
-        try:
-            self._store.set(f"present/{self._rank}", "")
-            until = time.monotonic() + PATIENCE
-            while missing and time.monotonic() < until:
-                for rank in sorted(missing):
-                    if self._store.check([f"cause/{rank}"]):
-                        causes[rank] = self._store.get(f"cause/{rank}").decode()
-                    if rank in causes or self._store.check([f"present/{rank}"]):
-                        missing.discard(rank)
-                if causes:
-                    break
-                time.sleep(0.05)
-        except RuntimeError:  # the host of the store has exited
-            return causes, sorted(missing)
-        return causes, [] if causes else sorted(missing)
-
-    def _wait_for_receipts(self, gone: set[int]) -> None:
-        """On rank 0, which usually hosts the store, wait until the live ranks have received its reports."""
-        with suppress(RuntimeError):
-            self._store.set(f"received/{self._rank}", "")
-            waiting = set(range(self._world_size)) - gone if self._rank == 0 else set()
-            until = time.monotonic() + PATIENCE
-            while waiting and time.monotonic() < until:
-                waiting = {rank for rank in waiting if not self._store.check([f"received/{rank}"])}
-                time.sleep(0.05)
-
-    def _message(self, operation: str, causes: dict[int, str], missing: list[int], error: RuntimeError) -> str:
-        if causes:
-            rank, cause = next(iter(causes.items()))
-            return f"Rank {self._rank} waited for {operation}, but rank {rank} failed: {cause}"
-        if missing:
-            numbers = ", ".join(map(str, missing))
-            who = f"rank {numbers} never arrived" if len(missing) == 1 else f"ranks {numbers} never arrived"
-            return (
-                f"Rank {self._rank} waited for {operation}, but {who}: dead, stuck, or disconnected. Look at its last "
-                f"log lines; a longer ddp_timeout gives slow ranks more time. (torch reports: {_first_line(error)})"
-            )
-        return f"{operation} failed on all ranks: {_first_line(error)}"
-
-
-def _connection(store: Any) -> Any:
-    """Return another connection to the store; None if it is of a kind without connections."""
-    inner = store
-    while isinstance(inner, PrefixStore):
-        inner = inner.underlying_store
-    if isinstance(inner, TCPStore):
-        with suppress(RuntimeError):
-            return TCPStore(inner.host, inner.port, is_master=False, timeout=timedelta(seconds=PATIENCE * 2))
-    return None
-
-
-def _first_line(error: RuntimeError) -> str:
-    return str(error).strip().partition("\n")[0]
 
 
 # Back ends, and the end of a process

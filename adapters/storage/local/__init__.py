@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -130,12 +131,10 @@ class LocalStorage:
         """Remove a file or a folder; see `Storage.remove`."""
         with self._converting_errors(f"remove {path}"):
             full = self._locate(path)
-            if not os.path.lexists(full):
-                return
-            if os.path.isdir(full) and not os.path.islink(full):
-                _remove_tree(full)
-            else:
-                with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError, NotADirectoryError):  # another process may remove it, too
+                if stat.S_ISDIR(os.lstat(full).st_mode):
+                    _remove_tree(full)
+                else:
                     os.unlink(full)
 
     def digest(self, path: str) -> Stored:

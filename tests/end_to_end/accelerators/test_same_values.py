@@ -93,6 +93,7 @@ def assert_same(name: str, ours: Seen, theirs: Seen) -> None:
         assert not different
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", QUICK)
 def test_values_are_those_of_transformers(name: str, quick: Both) -> None:
     """At every moment of a run, and in a loop of the user's own in two processes."""

@@ -246,6 +246,7 @@ def test_names_of_metrics_around_training_match_transformers(when: str, tmp_path
     assert_equal(*by_both(tmp_path, PLAIN, arguments, ask, **parts))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -32,6 +32,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("whole"))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_a_hostile_run_state_is_refused(whole: Path, tmp_path: Path, name: str) -> None:
     """The run state, with a matching digest: a resume and a comparison are refused, and the others go on without it."""

@@ -35,6 +35,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, bytes]:
 QUICK = {"500", "down, back after the run"}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.matrix]) for name in FAULTS]
 )

@@ -52,12 +52,14 @@ def assert_same(name: str, pair: Pair) -> None:
             assert len(evaluations) >= 3
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", QUICK)
 def test_forty_steps_are_identical(name: str, quick: Pair) -> None:
     """Losses, learning rates, gradient norms, evaluation metrics and final weights are bit-identical."""
     assert_same(name, quick)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", [pytest.param("dropout", marks=pytest.mark.matrix), "two ranks"])
 def test_imports_that_draw_random_numbers_change_nothing(name: str, quick: Pair, tmp_path: Path) -> None:
     """Packages draw when they are imported; a run imports them before it seeds the random streams."""

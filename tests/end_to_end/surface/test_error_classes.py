@@ -149,6 +149,7 @@ CASES: dict[str, Case] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings("ignore")
 def test_the_class_of_an_error_is_that_of_transformers(name: str, tmp_path: Path) -> None:

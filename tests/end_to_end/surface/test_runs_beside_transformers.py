@@ -326,6 +326,7 @@ class Making:
         return Classifier()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", OBSERVATIONS)
 def test_both_libraries_show_the_same(name: str, tmp_path: Path) -> None:
     """Names, order, types, steps, epochs, and in sequential order all numbers."""

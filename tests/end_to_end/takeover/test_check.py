@@ -134,6 +134,7 @@ def test_a_script_that_calls_callbacks_itself_and_resumes(tmp_path: Path) -> Non
     assert last_line(done.stdout).endswith("and 4 tensors of final weights")
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("path", ["notes.txt", pytest.param("out/notes.txt", marks=pytest.mark.matrix)])
 def test_a_script_that_writes_elsewhere(path: str, tmp_path: Path) -> None:
     """It is refused, with the file and the line of the script, before it writes; its own output folder is elsewhere."""

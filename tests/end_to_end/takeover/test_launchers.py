@@ -52,6 +52,7 @@ def test_two_processes(launcher: str, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "checkpoint-4" / "manifest.json").exists()
 
 
+@pytest.mark.matrix
 def test_accelerate_between_arguments_and_trainer(tmp_path: Path) -> None:
     """The processes meet when the arguments are made, and accelerate's functions gather from both."""
     done = python(*LAUNCHERS["torchrun"], SCRIPTS / "before_trainer.py", "--use_cpu", folder=tmp_path)

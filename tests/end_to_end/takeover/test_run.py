@@ -51,6 +51,7 @@ def test_exit_codes(how: str, code: int, errors: str, tmp_path: Path) -> None:
     assert "hexloop" not in done.stderr
 
 
+@pytest.mark.matrix
 def test_accelerate_between_arguments_and_trainer(tmp_path: Path) -> None:
     """Loggers and functions of accelerate work as soon as there are training arguments."""
     done = python(*RUN, SCRIPTS / "before_trainer.py", "--use_cpu", folder=tmp_path)
@@ -59,6 +60,7 @@ def test_accelerate_between_arguments_and_trainer(tmp_path: Path) -> None:
     assert "WARNING:before:[RANK 0] one line of all processes\n" in done.stderr
 
 
+@pytest.mark.matrix
 def test_an_error_during_training(tmp_path: Path) -> None:
     """The traceback starts at the script, and the exit code is 1."""
     script = shutil.copy(SCRIPTS / "line.py", tmp_path)
@@ -86,6 +88,7 @@ def test_programs_that_do_not_exist(tmp_path: Path) -> None:
         assert text in done.stderr
 
 
+@pytest.mark.matrix
 def test_modules(tmp_path: Path) -> None:
     """`-m` runs a module of the working directory, and one whose package fails shows the package's own error."""
     package = tmp_path / "package"
@@ -111,6 +114,7 @@ def test_invalid_syntax(tmp_path: Path) -> None:
     assert (ours.returncode, ours.stderr) == (plain.returncode, plain.stderr)
 
 
+@pytest.mark.matrix
 def test_spawned_processes(tmp_path: Path) -> None:
     """Processes that the script spawns use hexloop too, and unpickle the script's own classes."""
     done = python(*RUN, SCRIPTS / "spawns.py", folder=tmp_path)
@@ -158,6 +162,7 @@ assert sys.modules["transformers"].TrainingArguments is hexloop.TrainingArgument
 """
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "order",
     [order if order == "models first" else pytest.param(order, marks=pytest.mark.matrix) for order in ORDERS],

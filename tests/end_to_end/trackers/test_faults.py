@@ -66,6 +66,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return ended(start(packages, report_to="none"))[0]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "fault",
     [
@@ -97,6 +98,7 @@ def test_a_fault_costs_the_run_nothing(fault: str, packages: Path, plain: dict[s
         assert errors.count(f"The logger {NAME} failed to start") == 1
 
 
+@pytest.mark.matrix
 def test_the_next_run_in_the_folder_delivers_what_another_left(packages: Path) -> None:
     """After its own end. What still fails is named with the run that left it."""
     ended(start(packages, "refuse", logger_grace=0.2))

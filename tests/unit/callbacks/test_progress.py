@@ -181,6 +181,7 @@ def whole_run(callback: ProgressCallback) -> None:
     callback.on_train_end(None, state, CONTROL)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("good_writes", "recovers"), [*((writes, True) for writes in range(12)), (1, False)])
 def test_failing_stream_disables_the_bar_only(
     good_writes: int, recovers: bool, monkeypatch: pytest.MonkeyPatch

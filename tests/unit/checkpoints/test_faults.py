@@ -171,6 +171,7 @@ def operations_of_second_life(publication: Publication) -> int:
     return len(world.run(SECOND).operations)
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(("effect", "done", "cut"), STRIKES)
 @pytest.mark.parametrize("in_background", [False, True])
 @pytest.mark.parametrize("publication", list(Publication))
@@ -191,6 +192,7 @@ def test_a_fault_in_any_operation(
         assert len(good_checkpoints(world.storage)) == LIMIT
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("done", [0.0, 0.3, 0.9])
 @pytest.mark.parametrize("publication", list(Publication))
 def test_a_disk_that_loses_what_it_acknowledged(publication: Publication, done: float) -> None:
@@ -204,6 +206,7 @@ def test_a_disk_that_loses_what_it_acknowledged(publication: Publication, done: 
         assert_holds(world.storage, world.reported[-1])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("publication", list(Publication))
 def test_a_death_during_cleanup(publication: Publication) -> None:
     """Files that a process leaves when it dies during cleanup are removed by the next one."""

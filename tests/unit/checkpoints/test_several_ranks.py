@@ -212,6 +212,7 @@ def test_ranks_with_different_failures_agree(effects: tuple[Effect | None, ...],
     assert names(storage) == ["checkpoint-2"]
 
 
+@pytest.mark.one_in(4)
 @both_ways
 @pytest.mark.parametrize("publication", list(Publication))
 @pytest.mark.parametrize("rank", [0, *(pytest.param(rank, marks=pytest.mark.matrix) for rank in range(1, SIZE))])

@@ -31,6 +31,7 @@ def uninterrupted(commands: Commands) -> bytes:
     return weights("whole", 9)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_signal_saves_and_the_printed_command_resumes_bitwise(
     commands: Commands, uninterrupted: bytes, name: str

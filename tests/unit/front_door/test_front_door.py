@@ -183,6 +183,7 @@ print([os.environ.get(name) for name in names], torch.are_deterministic_algorith
 """
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "call",
     [

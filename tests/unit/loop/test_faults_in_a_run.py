@@ -32,6 +32,7 @@ def run_on(storage: Storage, in_background: bool) -> Run[object, object]:
     return run
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("in_background", [False, True])
 @pytest.mark.parametrize("done", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("publication", list(Publication))

@@ -42,6 +42,7 @@ def kinds(folder: Path, **given: Any) -> list[type[Any]]:
 OURS = [hexloop.DefaultFlowCallback, hexloop.ProgressCallback]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("assigned", "silent", "expected"),
     [
