@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import pytest
 import torch.distributed as dist
 
-from hexloop.adapters.collectives.torch import TorchCollectives, leave_all
+from hexloop.adapters.collectives.torch import TorchCollectives, leave_all, peers
 from hexloop.adapters.collectives.torch.mailbox import CAPACITY
 from hexloop.app.testing.contracts.processes import CollectivesContract
 from hexloop.domain.errors import CollectiveError
@@ -169,3 +171,47 @@ def test_no_rank_waits_at_exit_for_collectives_that_others_never_join(backend: s
         return dist.is_initialized()
 
     assert in_processes(2, lambda _rank: end(TorchCollectives(TIMEOUT))) == [fails, fails]
+
+
+def waits(ranks: Collectives, operation: Callable[[Collectives], object]) -> list[str]:
+    """Let rank 1 be late, and return the warnings of this rank."""
+    caught = Caught()
+    logging.getLogger("hexloop").addHandler(caught)
+    try:
+        for late in (1.5, 0.0):
+            time.sleep(late * ranks.rank)
+            operation(ranks)
+    finally:
+        logging.getLogger("hexloop").removeHandler(caught)
+        leave_all([cast(TorchCollectives, ranks)], "gloo")
+    return caught.messages
+
+
+class Caught(logging.Handler):
+    """Keeps the messages that are logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a message."""
+        self.messages.append(record.getMessage())
+
+
+@pytest.mark.parametrize("through_memory", [True, False])
+@pytest.mark.parametrize("name", ["a gather", "a broadcast from rank 1", "the barrier 'here'", "a reduction"])
+def test_a_long_wait_is_logged_once(name: str, through_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that waits says so while it does: the others may never come, as when their data are longer."""
+    monkeypatch.setattr(peers, "WARN_AFTER", 0.4)  # forked processes have it, too
+    operations: dict[str, Callable[[Collectives], object]] = {
+        "a gather": lambda ranks: ranks.gather(1),
+        "a broadcast from rank 1": lambda ranks: ranks.broadcast(1, 1),
+        "the barrier 'here'": lambda ranks: ranks.barrier("here"),
+        "a reduction": lambda ranks: ranks.start_reduction([1.0], Reduction.SUM).result(),
+    }
+    waiting, late = agreeing(2, lambda ranks: waits(ranks, operations[name]), through_memory)
+    (message,) = waiting
+    expected = name if through_memory or name != "a reduction" else "the sum of 1 numbers"
+    assert re.match(rf"Rank 0 has waited for {expected} for \d s, and fails after 20 s \(ddp_timeout\)\.", message)
+    assert late == []
