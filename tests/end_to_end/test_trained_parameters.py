@@ -87,3 +87,37 @@ def test_unfreezing_what_the_optimizer_has_takes_effect(tmp_path: Path, caplog: 
         small_trainer(tmp_path, parts=parts, max_steps=4).train()
     assert not any("requires_grad" in each.getMessage() for each in caplog.records)
     assert not torch.equal(first.weight, before)
+
+
+def exchange(optimizer: Any, **_: Any) -> None:
+    """Put another parameter in the place of one."""
+    optimizer.param_groups[0]["params"][0] = torch.nn.Parameter(torch.zeros(2))
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_parameters_that_are_exchanged_are_refused(event: str, tmp_path: Path) -> None:
+    """Groups of the same sizes are not the same groups; no save has them."""
+    trainer = small_trainer(
+        tmp_path, parts={"callbacks": [at(event, exchange)]}, save_strategy="steps", save_steps=2, max_steps=4
+    )
+    with pytest.raises(RunStateError, match="other parameters than when the run started"):
+        trainer.train()
+    assert not (tmp_path / "checkpoint-2").exists()
+
+
+@pytest.mark.parametrize("saving", [{"save_strategy": "no"}, {"save_strategy": "steps", "save_steps": 2}])
+def test_a_module_that_is_replaced_is_reported(saving: dict[str, Any], tmp_path: Path, caplog: Any) -> None:
+    """Once: the optimizer has the parameters of the old one, so that the new one keeps its values."""
+    model = net()
+    new = torch.nn.Linear(*reversed(model.layers[0].weight.shape))
+    before = new.weight.detach().clone()
+
+    def replace(**_: Any) -> None:
+        model.layers[0] = new
+
+    with caplog.at_level(logging.WARNING, "hexloop"):
+        parts = {"model": model, "callbacks": [at("on_step_end", replace)]}
+        small_trainer(tmp_path, parts=parts, num_train_epochs=2, max_steps=-1, **saving).train()
+    (told,) = [each.getMessage() for each in caplog.records if "became other objects" in each.getMessage()]
+    assert told.startswith("layers.0.weight and layers.0.bias of the model")
+    assert torch.equal(new.weight, before)
