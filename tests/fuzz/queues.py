@@ -230,6 +230,8 @@ def _contents(folder: Path) -> list[tuple[str, int, int]]:
 
 def _plant(path: Path, kind: str, victim: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
+    if os.path.lexists(path):  # writing to a pipe would wait for a reader
+        return
     if kind == "link":
         path.symlink_to(victim / "file")
     elif kind == "folder link":
