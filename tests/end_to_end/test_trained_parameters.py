@@ -109,7 +109,8 @@ def test_parameters_that_are_exchanged_are_refused(event: str, tmp_path: Path) -
 def test_a_module_that_is_replaced_is_reported(saving: dict[str, Any], tmp_path: Path, caplog: Any) -> None:
     """Once: the optimizer has the parameters of the old one, so that the new one keeps its values."""
     model = net()
-    new = torch.nn.Linear(*reversed(model.layers[0].weight.shape))
+    old: Any = model.layers[0]
+    new = torch.nn.Linear(old.in_features, old.out_features)
     before = new.weight.detach().clone()
 
     def replace(**_: Any) -> None:

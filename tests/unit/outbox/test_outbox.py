@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from attrs import asdict, evolve
 
 from hexloop.domain.errors import StorageError
-from hexloop.domain.outbox import Intent, Outbox
+from hexloop.domain.outbox import MOST_INTENTS, Intent, Outbox, move_earlier_outbox
 from hexloop.testing import Effect, Fault, FaultyStorage, MemoryStorage
 from tests.unit.checkpoints.small_store import names
 
@@ -145,3 +146,30 @@ def test_no_secret_is_written() -> None:
     intent = make_outbox(storage).put("push", "model", {"hub_token": "abcdefgh", "message": "with hf_abcdefghijkl"})
     document = json.loads(b"".join(storage.read(f".hexloop/outbox/{intent.name}")))
     assert document["details"] == {"hub_token": "***", "message": "with ***"}
+
+
+@pytest.mark.parametrize(("count", "size"), [(MOST_INTENTS + 1, 0), (9, (4 << 20) - 1000)])
+def test_more_than_is_looked_at_is_left_alone(count: int, size: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Others may have filled the folder: with files by the thousand, or with large ones."""
+    storage = MemoryStorage()
+    for number in range(1, count + 1):
+        intent = Intent(number, "send", f"file-{number}", problem="x" * size)
+        storage.write(f".hexloop/outbox/{intent.name}", [json.dumps(asdict(intent)).encode()])
+    taken = make_outbox(storage).pending()
+    assert len(names(storage, ".hexloop/outbox")) == count
+    assert len(taken) < count
+    assert f"{Intent(len(taken) + 1, 'send', '').name} and {count - len(taken) - 1} after it are left" in caplog.text
+
+
+def test_the_outbox_of_an_earlier_version_is_continued() -> None:
+    """It was beside the checkpoints, and its entries name what is held there."""
+    storage = MemoryStorage()
+    earlier = Intent(1, "send", "model", source=".outbox/held-1/weights")
+    storage.write(f".outbox/{earlier.name}", [json.dumps(asdict(earlier)).encode()])
+    storage.write(".outbox/held-1/weights", [b"1"])
+    move_earlier_outbox(storage)
+    move_earlier_outbox(storage)
+    (taken,) = make_outbox(storage).pending()
+    assert taken == evolve(earlier, source=".hexloop/outbox/held-1/weights")
+    assert b"".join(map(bytes, storage.read(taken.source))) == b"1"
+    assert names(storage, ".outbox") == []

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from attrs import evolve
 
+from hexloop.adapters.spool import FileSpool
+from hexloop.domain.background_logger import left_in
 from hexloop.domain.log_entries import entry_of, is_for, item_of, remains, run_entry, run_of
 from hexloop.ports.logger import Outcome, Record, RunInformation, SavedModel
 
@@ -86,3 +89,14 @@ def test_what_does_not_describe_a_run(changes: dict[str, Any]) -> None:
     """A file may be damaged."""
     assert run_of({**run_entry(RunInformation("a")), **changes}) is None
     assert run_of([]) is None
+
+
+def test_what_each_logger_lacks_is_counted_in_one_pass(tmp_path: Path) -> None:
+    """Entries for other loggers do not count; a logger has finished if it has the outcome."""
+    spool = FileSpool(tmp_path)
+    first = entry_of(Record(1, 0.5, {"loss": 1.0}))
+    for number, entry in enumerate((first, {**first, "to": ["b"]}, entry_of(Outcome("finished"))), 1):
+        spool.append(number, entry)
+    spool.move("a", 1)
+    spool.move("b", 3)
+    assert left_in(spool, ["a", "b"]) == {"a": (1, False), "b": (0, True)}
