@@ -23,6 +23,7 @@ from attrs import define, field, frozen
 from hexloop.adapters.journal import read
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.domain.checkpoints.reading import checkpoint_steps, verify
+from hexloop.domain.run_folder import OWN
 from tests.engines.processes import free_port
 
 SCRIPT = Path(__file__).parent / "several" / "killed.py"
@@ -142,7 +143,7 @@ class LaunchedRun:
         assert self.launcher.wait(PATIENCE) == 0, self.output()
         storage = LocalStorage(self.folder / "run")
         assert [verify(storage, f"checkpoint-{step}").manifest.step for step in checkpoint_steps(storage)]
-        assert [path.name for path in (self.folder / "run").iterdir() if path.name.startswith(".")] == []
+        assert [path.name for path in (self.folder / "run" / OWN).iterdir() if path.name.startswith(".")] == []
         self.assert_no_orphan()
         found: dict[str, Any] = json.loads((self.folder / "end.json").read_text())
         return found

@@ -20,6 +20,7 @@ from hexloop import TrainerCallback
 from hexloop.adapters.storage.faults import Effect, Fault
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.domain.checkpoints.reading import checkpoint_steps, verify
+from hexloop.domain.run_folder import OWN
 from tests.engines.processes import PATIENCE, QUIET, free_port
 from tests.engines.several.training import Training, ended, fresh, run
 
@@ -253,7 +254,7 @@ def test_a_disk_that_stays_full_on_one_rank_ends_all_ranks(tmp_path: Path) -> No
         "StorageFullError: The storage stayed full: Planned fault: no space left for this write of"
     )
     assert saved_steps(tmp_path / "run") == [4]
-    assert [path.name for path in (tmp_path / "run").iterdir() if path.name.startswith(".")] == []
+    assert not [path.name for path in (tmp_path / "run" / OWN).iterdir() if path.name.startswith(".")]
     run(Training(processes=2, resume=str(tmp_path / "run" / "checkpoint-4")), fresh(tmp_path / "resumed"))
 
 
