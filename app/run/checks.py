@@ -9,7 +9,7 @@ import platform
 import sys
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
@@ -185,12 +185,23 @@ def refuse_parts(
         raise ConfigurationError(problems)
 
 
-def refuse_wrong_objects(args: object, callbacks: object, functions: tuple[object, object, object]) -> None:
-    """Raise ConfigurationError if the Trainer was given arguments, callbacks or functions of a wrong kind."""
+CALLERS = {
+    "model_init": "call_model_init", "compute_loss_func": "compute_loss", "compute_metrics": "evaluation_loop",
+}  # fmt: skip
+"""The method that calls each function of the user's. One that is overridden may take another object by that name."""
+
+
+def refuse_wrong_objects(
+    args: object, callbacks: object, functions: Mapping[str, object], is_overridden: Callable[[str], bool]
+) -> None:
+    """Raise ConfigurationError if the Trainer was given arguments, callbacks or functions of a wrong kind.
+
+    functions: those of the user's by name. is_overridden: returns whether a method of the Trainer is.
+    """
     problems = [
         Problem(f"{name} is {shown(value)}, which cannot be called; pass a function.", kind=TypeError)
-        for name, value in zip(("model_init", "compute_loss_func", "compute_metrics"), functions, strict=True)
-        if value is not None and not callable(value)
+        for name, value in functions.items()
+        if not (value is None or callable(value) or is_overridden(CALLERS[name]))
     ]
     if args is not None and not hasattr(args, "output_dir"):
         problem = f"args is {shown(args)}; pass TrainingArguments(output_dir, ...)."

@@ -6,6 +6,7 @@ import os
 import uuid
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any, ClassVar, Unpack
 
 from hexloop.app.arguments import TrainingArguments
@@ -80,7 +81,8 @@ class Trainer(TrainerCopies, LegacyNames):
         remember_secrets(secret_values(os.environ))
         if tokenizer is not None:
             processing_class = self.take_tokenizer(tokenizer, processing_class)
-        checks.refuse_wrong_objects(args, callbacks, (model_init, compute_loss_func, compute_metrics))
+        calls = {"model_init": model_init, "compute_loss_func": compute_loss_func, "compute_metrics": compute_metrics}
+        checks.refuse_wrong_objects(args, callbacks, calls, partial(is_overridden, self))
         self.args = from_transformers(args or self.arguments_class("tmp_trainer"), self.arguments_class)
         with checks.Refusals() as refusals:
             self.adapters = choose_adapters(self.args, injected, self._started_in)

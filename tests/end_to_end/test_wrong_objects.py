@@ -56,6 +56,38 @@ def test_a_part_of_a_wrong_kind_is_refused(case: str, tmp_path: Path) -> None:
         small_trainer(tmp_path, parts=parts)
 
 
+class OwnLoss(Trainer):
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+        outputs = model(**inputs)
+        return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
+
+
+class OwnEvaluation(Trainer):
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        return None
+
+
+class OwnModel(Trainer):
+    def call_model_init(self, trial: Any = None) -> Any:
+        return net()
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        (OwnLoss, {"compute_loss_func": "any value, so that the loss is not scaled"}),
+        (OwnEvaluation, {"compute_metrics": {"accuracy": 1}}),
+        (OwnModel, {"model_init": "small"}),
+    ],
+)
+def test_a_part_that_only_an_override_uses_may_be_anything(
+    kind: type[Trainer], given: dict[str, Any], tmp_path: Path
+) -> None:
+    """Libraries pass other objects by the names of functions to a Trainer whose method calls no function."""
+    trainer = small_trainer(tmp_path, kind, parts=given)
+    assert trainer.train().global_step == 4
+
+
 @pytest.mark.parametrize("value", ["out", {"output_dir": "out"}])
 def test_arguments_of_a_wrong_kind_are_refused(value: Any) -> None:
     """A folder or a dictionary instead of TrainingArguments."""
