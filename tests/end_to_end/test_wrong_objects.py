@@ -57,7 +57,9 @@ def test_a_part_of_a_wrong_kind_is_refused(case: str, tmp_path: Path) -> None:
 
 
 class OwnLoss(Trainer):
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
         outputs = model(**inputs)
         return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
 
