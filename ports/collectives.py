@@ -51,6 +51,12 @@ class Collectives(Protocol):
     def barrier(self, name: str) -> None:
         """Wait for all ranks; the error names those that never arrived."""
 
+    def among(self, ranks: Sequence[int]) -> Collectives:
+        """Return the collectives of some of the processes, this one among them, numbered in ascending order.
+
+        Collective over these processes, all of which pass the same ranks. Raises ValueError if this one is not there.
+        """
+
     def apart(self) -> Collectives:
         """Return the collectives of the same processes for another thread, separate from these. Collective."""
 

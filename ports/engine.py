@@ -14,6 +14,7 @@ from typing import Generic, Protocol, TypeVar
 from attrs import frozen
 
 from hexloop.ports.device import Device
+from hexloop.ports.mesh import Dimensions
 from hexloop.ports.parallelism import Parallelism
 
 Arguments = TypeVar("Arguments")
@@ -47,6 +48,7 @@ class Engine(Generic[Arguments, Loss]):
 
     name: shown in messages.
     make: creates the adapter; raises ConfigurationError listing every problem with the engine's options.
+    mesh: the dimensions along which it arranges the processes; by default each holds all of the model.
     problems: what is wrong with its options, as sentences, from the arguments alone.
     check: what does not fit the model, the data or the Trainer, as sentences; called before the model is prepared.
     precision: the name of the number format that the engine applies itself; None leaves that to the Precision port.
@@ -65,6 +67,7 @@ class Engine(Generic[Arguments, Loss]):
 
     name: str
     make: Callable[[Arguments, Device], Parallelism[Loss]]
+    mesh: Callable[[Arguments], Dimensions] | None = None
     problems: Callable[[Arguments], Sequence[str]] = lambda _: ()
     check: Callable[[Arguments, RunFacts], Sequence[str]] = lambda *_: ()
     precision: Callable[[Arguments], str | None] = lambda _: None

@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 from attrs import frozen
 
 from hexloop.ports.learner import Learner
+from hexloop.ports.mesh import Mesh, Spread
 from hexloop.ports.state import Exportable, Part
 from hexloop.ports.trainable import Trainable
 
@@ -71,29 +72,12 @@ class Parallelism(Protocol[Loss_contra]):
         """Return the model as the user passed it."""
 
 
-@frozen
-class Spread:
-    """How the flattened elements of a sharded tensor are distributed: each rank holds a contiguous run of them.
-
-    shape: of the whole tensor. runs: for each rank, the first element that it holds and how many; a rank that holds a
-    replica of another's run counts as holding none. own: the run that this rank holds, replica or not.
-    """
-
-    shape: tuple[int, ...]
-    runs: tuple[tuple[int, int], ...]
-    own: tuple[int, int]
-
-
 class Layout(Protocol[Model_contra, Array]):
     """The tensors of a prepared model: how they are distributed, and their names in the user's model."""
 
     @property
-    def rank(self) -> int:
-        """The number of this process, from 0."""
-
-    @property
-    def world_size(self) -> int:
-        """The number of processes."""
+    def mesh(self) -> Mesh:
+        """The processes."""
 
     @property
     def whole(self) -> bool:
@@ -113,10 +97,10 @@ class Layout(Protocol[Model_contra, Array]):
         """Return how a parameter, or a moment of it, is distributed; None if every rank holds all of it."""
 
     def local(self, tensor: Array) -> Array:
-        """Return the elements of a sharded tensor that this rank holds, as a flat view of the tensor."""
+        """Return the box of a sharded tensor that this rank holds, as a view of the tensor, in any shape."""
 
     def like(self, parameter: Array, local: Array) -> Array:
-        """Return a tensor that is distributed like a parameter, from this rank's elements of it, flat."""
+        """Return a tensor that is distributed like a parameter, from this rank's box of it, in any shape."""
 
     def norm(self, own: Array) -> Array:
         """Return the norm of sharded gradients, from the norm of this rank's elements. Collective."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import islice
+from operator import attrgetter
 from typing import Any, Generic, Protocol, TypeVar
 
 from hexloop.adapters.schemas import read_part
 from hexloop.domain.json_documents import json_part
-from hexloop.domain.order import global_batches
+from hexloop.domain.order import global_batches, rank_slice
 from hexloop.domain.ranges import Count
+from hexloop.ports.mesh import Place
 from hexloop.ports.state import Part
 
 Row = TypeVar("Row")
@@ -86,6 +88,40 @@ class InMemoryBatches(_Stateless, Generic[Row]):
 
     def _count_from(self, position: int) -> int:
         return global_batches(self._batch_size, len(self._rows), self._drop_last, position)
+
+
+class RowsOfRank(list[Row]):
+    """The rows of a batch that one rank has. samples: the rows of all ranks together."""
+
+    samples = 0
+
+
+class RankBatches(InMemoryBatches[Row]):
+    """Implements the Batches port for one of several ranks: its part of every batch of `batch_size` rows.
+
+    The parts are as even as possible, and may be empty in the last batch. ranks: the place of this rank among those
+    that read different rows.
+    """
+
+    rows = staticmethod(attrgetter("samples"))
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        batch_size: int,
+        ranks: Place,
+        order: Callable[[int], SampleOrder] | None = None,
+        drop_last: bool = False,
+    ) -> None:
+        self._ranks = ranks
+        super().__init__(rows, batch_size, order, drop_last)
+
+    def _batches(self, order: SampleOrder, position: int) -> Iterator[list[Row]]:
+        for batch in super()._batches(order, position):
+            own = rank_slice(range(len(batch)), self._ranks.rank, self._ranks.size)
+            part = RowsOfRank(batch[own.start : own.stop])
+            part.samples = len(batch)
+            yield part
 
 
 class StreamedBatches(_Stateless, Generic[Row]):

@@ -16,6 +16,13 @@ REDUCERS: dict[Reduction, Callable[[Iterable[float]], float]] = {
 """What combines the numbers of all ranks."""
 
 
+def place_among(rank: int, ranks: Sequence[int]) -> int:
+    """Return the number of a rank among `ranks`, in ascending order. Raises ValueError if it is not among them."""
+    if rank not in ranks:
+        raise ValueError(f"Rank {rank} is not among the ranks {sorted(ranks)} whose collectives it asks for.")
+    return sorted(ranks).index(rank)
+
+
 @frozen
 class PendingReduction:
     """Pending adapter. `result` waits for the numbers of all ranks and reduces them; it can be called repeatedly."""
@@ -44,6 +51,11 @@ class SingleProcessCollectives:
 
     def barrier(self, name: str) -> None:
         """No-op."""
+
+    def among(self, ranks: Sequence[int]) -> SingleProcessCollectives:
+        """Return this object. Raises ValueError for other ranks than 0."""
+        place_among(0, ranks)
+        return self
 
     def apart(self) -> SingleProcessCollectives:
         """Return this object: without communication, any thread may use it."""

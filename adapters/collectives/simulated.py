@@ -8,10 +8,10 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from attrs.validators import ge
 
-from hexloop.adapters.collectives import REDUCERS, PendingReduction
+from hexloop.adapters.collectives import REDUCERS, PendingReduction, place_among
 from hexloop.domain.errors import CollectiveError
 from hexloop.ports.collectives import Json, Reduction
 
@@ -101,7 +101,7 @@ class SimulatedWorld:
 
     def rank(self, rank: int) -> SimulatedCollectives:
         """Return the collectives of one rank."""
-        return SimulatedCollectives(self, rank)
+        return SimulatedCollectives(self, rank, tuple(range(self.size)))
 
     def run(self, function: Callable[[SimulatedCollectives], Result]) -> list[Result]:
         """Run the function on every rank, each in a thread, and return the results by rank.
@@ -163,8 +163,10 @@ class SimulatedWorld:
                     del steps[rank]
         return [outcomes[rank] for rank in range(self.size)]
 
-    def enter(self, caller: Caller, operation: str, value: Any, combine: Combine) -> CollectiveCall:
-        """Register a rank's next operation without waiting. Raises RankKilled if planned."""
+    def enter(
+        self, caller: Caller, ranks: tuple[int, ...], operation: str, value: Any, combine: Combine
+    ) -> CollectiveCall:
+        """Register a rank's next operation among `ranks` without waiting. Raises RankKilled if planned."""
         rank, thread = caller
         with self._changed:
             self.operations[rank] += 1
@@ -176,13 +178,13 @@ class SimulatedWorld:
                 raise RankKilled(f"Planned fault: rank {rank} dies in its operation {number}, {operation}.")
             if isinstance(fault, Delay):
                 self._block(caller, _Block(self.now + fault.seconds, None))
-            turn = self._turns[caller] = self._turns.get(caller, 0) + 1
-            call = self._calls.setdefault((thread, turn), CollectiveCall(self.size, operation, combine))
+            turn = self._turns[caller, ranks] = self._turns.get((caller, ranks), 0) + 1
+            call = self._calls.setdefault((ranks, thread, turn), CollectiveCall(ranks, operation, combine))
             call.arrive(rank, operation, value, lost=isinstance(fault, Drop))
             for failed, cause in self._causes.items():
                 call.fail_rank(failed, cause)
-            if len(call.callers) == self.size:
-                del self._calls[thread, turn]
+            if len(call.callers) == len(ranks):
+                del self._calls[ranks, thread, turn]
             if call.settled:
                 self._wake(call)
             return call
@@ -206,8 +208,8 @@ class SimulatedWorld:
     def _begin(self, running: Iterable[int]) -> None:
         """Reset the world; these ranks run in threads of their own."""
         self.operations = [0] * self.size
-        self._turns: dict[Caller, int] = {}
-        self._calls: dict[tuple[int, int], CollectiveCall] = {}
+        self._turns: dict[tuple[Caller, tuple[int, ...]], int] = {}
+        self._calls: dict[tuple[tuple[int, ...], int, int], CollectiveCall] = {}
         self._causes: dict[int, str] = {}
         self._running = set(running)
 
@@ -247,19 +249,22 @@ class SimulatedWorld:
 class SimulatedCollectives:
     """Collectives adapter for one rank of a SimulatedWorld.
 
+    rank: its number among the ranks that communicate. ranks: these, in ascending order.
+
     Objects pass through JSON, so that no rank can change those of another. Every operation, including a broadcast,
     waits for all ranks, so that code cannot come to rely on less.
     """
 
     _world: SimulatedWorld
     rank: int
+    _ranks: tuple[int, ...]
     _threads: list[int] = field(factory=lambda: [0])
     _thread: int = 0
 
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return self._world.size
+        return len(self._ranks)
 
     def start_reduction(self, values: Sequence[float], reduction: Reduction) -> PendingReduction:
         """Start a reduction; see `Collectives.start_reduction`."""
@@ -269,7 +274,7 @@ class SimulatedCollectives:
             return tuple(map(reduce, zip(*rows, strict=True)))
 
         operation = f"the {reduction.value} of {len(values)} numbers"
-        call = self._world.enter(self._caller, operation, tuple(map(float, values)), combine)
+        call = self._world.enter(self._caller, self._ranks, operation, tuple(map(float, values)), combine)
         return PendingReduction(partial(self._world.wait, self._caller, call))
 
     def gather(self, value: Json) -> list[Json]:
@@ -288,14 +293,19 @@ class SimulatedCollectives:
         """Wait for all ranks."""
         self._run(f"the barrier {name!r}", None, lambda _: None)
 
+    def among(self, ranks: Sequence[int]) -> SimulatedCollectives:
+        """Return the collectives of some of the ranks; see `Collectives.among`."""
+        place, chosen = place_among(self.rank, ranks), tuple(self._ranks[rank] for rank in sorted(ranks))
+        return evolve(self, rank=place, ranks=chosen)
+
     def apart(self) -> SimulatedCollectives:
         """Return the collectives of the same ranks for another thread; see `Collectives.apart`."""
         self._threads[0] += 1
-        return SimulatedCollectives(self._world, self.rank, self._threads, self._threads[0])
+        return evolve(self, thread=self._threads[0])
 
     def tell_failure(self, cause: str) -> None:
         """Fail the operations in which others wait for this rank."""
-        self._world.fail_rank(self.rank, cause)
+        self._world.fail_rank(self._ranks[self.rank], cause)
 
     def explain(self, error: BaseException) -> BaseException:
         """Return the error: errors of a simulated world already name the lost rank."""
@@ -303,19 +313,19 @@ class SimulatedCollectives:
 
     @property
     def _caller(self) -> Caller:
-        return self.rank, self._thread
+        return self._ranks[self.rank], self._thread
 
     def _run(self, operation: str, value: Any, combine: Combine) -> Any:
-        return self._world.wait(self._caller, self._world.enter(self._caller, operation, value, combine))
+        return self._world.wait(self._caller, self._world.enter(self._caller, self._ranks, operation, value, combine))
 
 
 class CollectiveCall:
-    """One operation that all ranks call. It is `settled` once all values have arrived, or it failed."""
+    """One operation that all of `ranks` call. It is `settled` once all values have arrived, or it failed."""
 
-    def __init__(self, size: int, operation: str, combine: Combine) -> None:
+    def __init__(self, ranks: tuple[int, ...], operation: str, combine: Combine) -> None:
         self.settled = False
         self.callers: set[int] = set()
-        self._size = size
+        self._ranks = ranks
         self._operation = operation
         self._combine = combine
         self._values: dict[int, Any] = {}
@@ -335,22 +345,22 @@ class CollectiveCall:
             )
         elif not lost:
             self._values[rank] = value
-            if len(self._values) == self._size:
-                self._result = self._combine([self._values[rank] for rank in range(self._size)])
+            if len(self._values) == len(self._ranks):
+                self._result = self._combine([self._values[rank] for rank in self._ranks])
                 self.settled = True
 
     def time_out(self, timeout: float) -> None:
         """Fail because of the timeout."""
-        missing = tuple(rank for rank in range(self._size) if rank not in self._values)
+        missing = tuple(rank for rank in self._ranks if rank not in self._values)
         self._fail(
-            f"The ranks waited {timeout:g} s for {self._operation}, but {list(missing)} of {self._size} never arrived; "
-            "look at what those did last.",
+            f"The ranks waited {timeout:g} s for {self._operation}, but {list(missing)} of {len(self._ranks)} never "
+            "arrived; look at what those did last.",
             missing,
         )
 
     def fail_rank(self, rank: int, cause: str) -> None:
         """Fail if a rank that will not call any more has not called yet."""
-        if not self.settled and rank not in self.callers:
+        if not self.settled and rank in self._ranks and rank not in self.callers:
             self._fail(f"The ranks waited for {self._operation}, but rank {rank} failed: {cause}", (rank,))
 
     def result(self) -> Any:

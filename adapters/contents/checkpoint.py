@@ -129,7 +129,7 @@ class CheckpointContents:
                     yield from self._exported(name, parts, users, documents)
                 for name, exportable in self._whole().items():
                     yield from self._exported(name, list(exportable.export()), users, documents)
-                yield documents_file(documents, self._ranks.rank)
+                yield documents_file(documents, self._ranks.number)
             finally:
                 users.close()
 
@@ -159,7 +159,7 @@ class CheckpointContents:
             yield from companions
             for name, parts in exported.items():
                 yield from self._exported(name, parts, users, documents)
-            yield documents_file(documents, self._ranks.rank)
+            yield documents_file(documents, self._ranks.number)
 
         return files
 

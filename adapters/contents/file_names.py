@@ -18,6 +18,8 @@ from hexloop.adapters.contents.safetensors_files import INDEX, MODEL, Stream, is
 from hexloop.domain.checkpoints.manifest import MANIFEST, marks_unfinished
 from hexloop.domain.errors import CheckpointError
 from hexloop.ports.contents import OpenFile
+from hexloop.ports.mesh import MODEL as MODEL_DIMENSIONS
+from hexloop.ports.mesh import Mesh
 from hexloop.ports.state import JSON, Part
 from hexloop.ports.storage import File
 
@@ -41,28 +43,37 @@ RANKS_OWN = {"losses": Inheritance.DISTRIBUTED, "random": Inheritance.OWN, "data
 
 @frozen
 class RankFiles:
-    """One process among `world_size`. The files of rank 0 have the same names as those of a single process.
+    """Which files one process of a mesh reads and writes. Those of rank 0 have the names of a single process's files.
 
     sharded: components of which no process holds the whole; each tensor is written by the process it is assigned to.
     gathered: those of them that are gathered on rank 0 nevertheless.
     """
 
-    rank: int = 0
-    world_size: int = 1
+    mesh: Mesh = field(factory=Mesh)
     sharded: frozenset[str] = frozenset()
     gathered: frozenset[str] = frozenset()
 
+    @property
+    def rank(self) -> int:
+        """The number of this process among all."""
+        return self.mesh.rank
+
+    @property
+    def number(self) -> int:
+        """The number in the names of this process's files: first are the processes that read different samples."""
+        return self.mesh.along(*MODEL_DIMENSIONS).rank * self.mesh.data.size + self.mesh.data.rank
+
     def writes(self, name: str) -> bool:
         """Return whether this process writes the whole state under that name."""
-        return self.rank == 0 or name in RANKS_OWN
+        return self.rank == 0 or name == "random" or (name in RANKS_OWN and self.mesh.leads)
 
     def writers(self, name: str) -> int:
         """Return how many processes the tensors of sharded state are assigned to."""
-        return 1 if name in self.gathered else self.world_size
+        return 1 if name in self.gathered else self.mesh.size
 
     def file_name(self, name: str) -> str:
         """Return the name, without suffix, of the file that this process writes."""
-        return _of_rank(name, self.rank)
+        return _of_rank(name, self.number)
 
     def files_read(self, name: str, names: Collection[str]) -> list[str]:
         """Return the names, without suffix, of the files that this process reads among `names`.
@@ -74,9 +85,10 @@ class RankFiles:
         pattern = re.compile(rf"(?:{re.escape(name)}|run_state)-rank-(\d{{5}})\.(?:json|safetensors)")
         saved = sorted({0, *(int(match[1]) for match in map(pattern.fullmatch, names) if match)})
         if RANKS_OWN[name] is Inheritance.DISTRIBUTED:
-            return [_of_rank(name, rank) for rank in saved[self.rank :: self.world_size]]
-        if self.rank in saved:
-            return [_of_rank(name, self.rank)]
+            return [_of_rank(name, each) for each in saved[self.mesh.data.rank :: self.mesh.data.size]]
+        number = self.number if name == "random" else self.mesh.data.rank
+        if number in saved:
+            return [_of_rank(name, number)]
         return [name] if RANKS_OWN[name] is Inheritance.OWN_OR_FIRST else []
 
 

@@ -1,6 +1,6 @@
 """A linear model fitted to rows of floats by least squares: real training in microseconds, with no framework.
 
-Model, loss, momentum optimizer and training step, in one process or sharded over the ranks.
+Model, loss, momentum optimizer and training step, in one process; see `sharded_least_squares` for several.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias, cast
+from functools import partial
+from math import prod
+from typing import Any, TypeAlias
 
 from attrs import define, frozen
 
-from hexloop.ports.collectives import Collectives, Reduction
 from hexloop.ports.state import Part
 
 __path__: list[str] = []  # lets hexloop._moved serve old paths below this one
@@ -25,29 +26,41 @@ Row: TypeAlias = tuple[tuple[float, ...], float]
 
 @frozen
 class ValueSlice:
-    """A slice of a named value: its elements from `offset` on are `values[first : first + length]`.
+    """A part of a named value: some runs of its elements, which follow each other in `values` from `first` on.
 
-    size: the number of elements of the whole value. exported: False if another rank exports the slice.
+    shape: of the whole value. runs: the first element of each in the flattened value, and its length.
     """
 
     name: str
-    size: int
+    shape: tuple[int, ...]
     values: list[float]
     first: int
-    length: int
-    offset: int = 0
-    exported: bool = True
+    runs: tuple[tuple[int, int], ...]
 
-    def read(self) -> memoryview:
-        """Return the current elements as little-endian doubles."""
-        return memoryview(struct.pack(f"<{self.length}d", *self.values[self.first : self.first + self.length]))
+    @property
+    def size(self) -> int:
+        """The number of elements of the whole value."""
+        return prod(self.shape)
+
+    def parts(self) -> Iterator[Part]:
+        """Yield a part for each run, which reads the current elements as little-endian doubles."""
+        first = self.first
+        for offset, length in self.runs:
+            yield Part(self.name, "F64", self.shape, offset, length, partial(self._read, first, length))
+            first += length
+
+    def _read(self, first: int, length: int) -> memoryview:
+        return as_doubles(self.values[first : first + length])
 
 
-def export_slices(slices: Iterable[ValueSlice]) -> Iterator[Part]:
-    """Yield a part for each slice that is exported and not empty."""
-    for each in slices:
-        if each.exported and each.length > 0:
-            yield Part(each.name, "F64", (each.size,), each.offset, each.length, each.read)
+def as_doubles(values: Sequence[float]) -> memoryview:
+    """Return numbers as little-endian doubles."""
+    return memoryview(struct.pack(f"<{len(values)}d", *values))
+
+
+def whole_slice(name: str, shape: tuple[int, ...], values: list[float], first: int = 0) -> ValueSlice:
+    """Return a value that is in `values` from `first` on, whole."""
+    return ValueSlice(name, shape, values, first, ((0, prod(shape)),))
 
 
 Piece: TypeAlias = "tuple[str, str, tuple[int, ...], int, tuple[float, ...]]"
@@ -71,8 +84,8 @@ def load_slices(slices: Iterable[ValueSlice], pieces: Iterable[Piece]) -> None:
     for name, dtype, shape, offset, elements in pieces:
         if name not in expected:
             problems.append(f"{name!r} is unknown")
-        elif (dtype, tuple(shape)) != ("F64", (expected[name].size,)):
-            problems.append(f"{name!r} is {dtype} {list(shape)} and should be F64 [{expected[name].size}]")
+        elif (dtype, tuple(shape)) != ("F64", expected[name].shape):
+            problems.append(f"{name!r} is {dtype} {list(shape)} and should be F64 {list(expected[name].shape)}")
         else:
             wholes[name] |= dict(enumerate(elements, offset))
     for name, each in expected.items():
@@ -82,8 +95,8 @@ def load_slices(slices: Iterable[ValueSlice], pieces: Iterable[Piece]) -> None:
     if problems:
         raise ValueError(f"The saved state does not fit: {'; '.join(problems)}.")
     for name, each in expected.items():
-        own = [wholes[name][index] for index in range(each.offset, each.offset + each.length)]
-        each.values[each.first : each.first + each.length] = own
+        own = [wholes[name][index] for offset, length in each.runs for index in range(offset, offset + length)]
+        each.values[each.first : each.first + len(own)] = own
 
 
 # The loss
@@ -174,14 +187,15 @@ class LinearModel:
 
     `training` has no effect, as in a model without dropout; tests check who sets it.
     Implements the Exportable port with the values "weight" and "bias".
+
+    features: their number, or the numbers of rows and columns in which the weight has them.
     """
 
-    exports_shared = True
-
-    def __init__(self, features: int = 1) -> None:
-        self.features = features
-        self.parameters = [0.0] * (features + 1)
-        self.gradients = [0.0] * (features + 1)
+    def __init__(self, features: int | tuple[int, int] = 1) -> None:
+        self.shape = (features,) if isinstance(features, int) else features
+        self.features = prod(self.shape)
+        self.parameters = [0.0] * (self.features + 1)
+        self.gradients = [0.0] * (self.features + 1)
         self.training = True
 
     def whole_parameters(self) -> Sequence[float]:
@@ -200,65 +214,25 @@ class LinearModel:
     def slices(self, values: list[float], suffix: str = "") -> tuple[ValueSlice, ...]:
         """Return the named slices of `values`, one value per parameter here; `suffix` is appended to the names."""
         return (
-            ValueSlice(f"weight{suffix}", self.features, values, 0, self.features),
-            ValueSlice(f"bias{suffix}", 1, values, self.features, 1),
+            whole_slice(f"weight{suffix}", self.shape, values),
+            whole_slice(f"bias{suffix}", (1,), values, self.features),
         )
 
-    def pieces(self, parts: Iterable[Part]) -> list[Piece]:
-        """Return the parts that were passed to any rank."""
-        return [piece_of(part) for part in parts]
+    def export_slices(self, slices: Iterable[ValueSlice]) -> Iterator[Part]:
+        """Yield the parts of the model's values, or of the optimizer's."""
+        return (part for each in slices for part in each.parts())
+
+    def load_slices(self, slices: Iterable[ValueSlice], parts: Iterable[Part]) -> None:
+        """Fill slices from exported parts; see `load_slices`."""
+        load_slices(slices, [piece_of(part) for part in parts])
 
     def export(self) -> Iterator[Part]:
-        """Export the weights and the bias, or this rank's slices of them."""
-        return export_slices(self.slices(self.parameters))
+        """Export the weights and the bias."""
+        return self.export_slices(self.slices(self.parameters))
 
     def load(self, parts: Iterable[Part]) -> None:
         """Load exported weights; see `Exportable.load`."""
-        load_slices(self.slices(self.parameters), self.pieces(parts))
-
-
-class LinearShard(LinearModel):
-    """One rank's slices of "weight" and "bias": of a value of n elements, rank r of w has those from n r // w on.
-
-    Each part may be loaded on any rank, or on several, as long as the ranks together have all of them.
-    """
-
-    def __init__(self, features: int, collectives: Collectives) -> None:
-        super().__init__(features)
-        self.collectives = collectives
-        self.exports_shared = collectives.rank == 0
-        self._owned = [self._range(features), self._range(1)]
-        self.parameters = [0.0] * sum(map(len, self._owned))
-        self.gradients = [0.0] * len(self.parameters)
-
-    def _range(self, size: int) -> range:
-        rank, world_size = self.collectives.rank, self.collectives.world_size
-        return range(size * rank // world_size, size * (rank + 1) // world_size)
-
-    def whole_parameters(self) -> list[float]:
-        """Return the weights and the bias of all ranks. Collective."""
-        cut = len(self._owned[0])
-        gathered = self.collectives.gather([self.parameters[:cut], self.parameters[cut:]])
-        weights, biases = zip(*cast("list[tuple[list[float], list[float]]]", gathered), strict=True)
-        return [value for values in (*weights, *biases) for value in values]
-
-    def slices(self, values: list[float], suffix: str = "") -> tuple[ValueSlice, ...]:
-        """Return this rank's slice of the weights, and the bias or nothing."""
-        weight, bias = self._owned
-        return (
-            ValueSlice(f"weight{suffix}", self.features, values, 0, len(weight), weight.start),
-            ValueSlice(f"bias{suffix}", 1, values, len(weight), len(bias), bias.start),
-        )
-
-    def pieces(self, parts: Iterable[Part]) -> list[Piece]:
-        """Return the parts that were passed to any rank. Collective."""
-        gathered = self.collectives.gather([piece_of(part) for part in parts])
-        return [piece for pieces in cast("list[list[Piece]]", gathered) for piece in pieces]
-
-    def own(self, whole: Sequence[float]) -> list[float]:
-        """Return this rank's part of a list with one value per parameter of the model."""
-        weight, bias = self._owned
-        return [*whole[weight.start : weight.stop], *whole[self.features + bias.start : self.features + bias.stop]]
+        self.load_slices(self.slices(self.parameters), parts)
 
 
 class MomentumOptimizer:
@@ -274,7 +248,7 @@ class MomentumOptimizer:
         self.momentum = momentum
         self.slices = (
             *model.slices(self.velocity, ".momentum_buffer"),
-            ValueSlice("learning_rate", 1, self.rates, 0, 1, exported=model.exports_shared),
+            whole_slice("learning_rate", (1,), self.rates),
         )
         self._model = model
 
@@ -287,11 +261,11 @@ class MomentumOptimizer:
 
     def export(self) -> Iterator[Part]:
         """Export the velocities, as "<parameter>.momentum_buffer", and the learning rate."""
-        return export_slices(self.slices)
+        return self._model.export_slices(self.slices)
 
     def load(self, parts: Iterable[Part]) -> None:
         """Resume from an export; see `Exportable.load`."""
-        load_slices(self.slices, self._model.pieces(parts))
+        self._model.load_slices(self.slices, parts)
 
 
 class LeastSquares:
@@ -336,13 +310,12 @@ class LeastSquares:
         self.model.gradients[:] = self._zeros
 
     def export(self) -> Iterator[Part]:
-        """Export the weights, the bias, their velocities and the learning rate; of sharded ones this rank's slices."""
-        return export_slices((*self.model.slices(self.model.parameters), *self.optimizer.slices))
+        """Export the weights, the bias, their velocities and the learning rate."""
+        return self.model.export_slices((*self.model.slices(self.model.parameters), *self.optimizer.slices))
 
     def load(self, parts: Iterable[Part]) -> None:
         """Resume from an export, or from those of any number of ranks; see `Exportable.load`."""
-        slices = (*self.model.slices(self.model.parameters), *self.optimizer.slices)
-        load_slices(slices, self.model.pieces(parts))
+        self.model.load_slices((*self.model.slices(self.model.parameters), *self.optimizer.slices), parts)
 
     def _add_to_gradients(self, derivatives: Sequence[float]) -> None:
         gradients = self.model.gradients
@@ -350,48 +323,9 @@ class LeastSquares:
             gradients[index] += derivative
 
 
-class ShardedLeastSquares(LeastSquares):
-    """Least squares with the parameters, gradients and velocities sharded over the ranks.
-
-    Each rank computes on its own batches. Forward gathers the parameters; backward sums the gradients of the ranks and
-    keeps this rank's slice. Both are collective. A loss is the rank's share of the mean over the rows of all ranks.
-    """
-
-    model: LinearShard
-
-    def count_items(self, window: Sequence[Sequence[Row]]) -> int:
-        """Return the number of rows in the windows of all ranks."""
-        return int(self._sum([super().count_items(window)])[0])
-
-    def loss(self, batch: Sequence[Row], window_items: Any) -> Scalar:
-        """Return the batch's squared errors divided by `window_items`."""
-        value, derivatives = self._squared_error(self.model.whole_parameters(), batch, window_items)
-        return Scalar(value, derivatives, self._accumulate)
-
-    def clip(self, max_norm: float) -> float:
-        """Scale by the norm over all ranks, as one process would."""
-        gradients = self.model.gradients
-        norm = math.sqrt(self._sum([sum(gradient * gradient for gradient in gradients)])[0])
-        if 0 < max_norm < norm:
-            gradients[:] = [gradient * (max_norm / norm) for gradient in gradients]
-        return norm
-
-    def _add_to_gradients(self, derivatives: Sequence[float]) -> None:
-        super()._add_to_gradients(self.model.own(self._sum(derivatives)))
-
-    def _sum(self, values: Sequence[float]) -> tuple[float, ...]:
-        return self.model.collectives.start_reduction(values, Reduction.SUM).result()
-
-
-def least_squares(features: int = 1, learning_rate: float = 0.1, momentum: float = 0.9) -> LeastSquares:
+def least_squares(
+    features: int | tuple[int, int] = 1, learning_rate: float = 0.1, momentum: float = 0.9
+) -> LeastSquares:
     """Return a model with this number of features and all weights zero, and its optimizer."""
     model = LinearModel(features)
     return LeastSquares(model, MomentumOptimizer(model, learning_rate, momentum))
-
-
-def sharded_least_squares(
-    collectives: Collectives, features: int = 1, learning_rate: float = 0.1, momentum: float = 0.9
-) -> ShardedLeastSquares:
-    """Return this rank's shard of a model with this number of features and all weights zero, and its optimizer."""
-    model = LinearShard(features, collectives)
-    return ShardedLeastSquares(model, MomentumOptimizer(model, learning_rate, momentum))

@@ -148,6 +148,6 @@ def listener_for(
     """
     folder = adapters.storage.capabilities.local_folder
     is_seen = folder is not None and args.journal != "off" and args.save_strategy != "no"
-    if not args.board_control or not is_seen or adapters.collectives.rank != 0:
+    if not args.board_control or not is_seen or not adapters.mesh.writes:
         return None
     return CommandListener(CommandFolder(Path(str(folder)), run), requests, adapters.journal, step)

@@ -41,13 +41,14 @@ def sorted_checkpoints(folder: str, prefix: str, by_time: bool, best: str | None
     return ordered
 
 
-def make_output_folder(args: TrainingArguments, storage: Storage, rank: int) -> None:
-    """Make the output folder, in which scripts write files of their own, in a process that saves, given its rank.
+def make_output_folder(args: TrainingArguments, storage: Storage, writes: bool) -> None:
+    """Make the output folder, in which scripts write files of their own, in a process that saves.
 
-    No-op for a storage that is not a folder, and for a folder that cannot be made; a run reports that when it starts.
+    writes: whether it is the one that writes for all. No-op for a storage that is not a folder, and for a folder that
+    cannot be made; a run reports that when it starts.
     """
     folder = storage.capabilities.local_folder
-    if folder is not None and args.should_save and (rank == 0 or args.save_on_each_node):
+    if folder is not None and args.should_save and (writes or args.save_on_each_node):
         with suppress(OSError):
             os.makedirs(folder, exist_ok=True)
 
@@ -85,7 +86,7 @@ def changes_in_on_save(parts: TrainerParts) -> Mapping[type[AnyEvent], Callable[
     from it. Only the status of its files is read, on rank 0, if there is such a callback.
     """
     root = parts.adapters.storage.capabilities.local_folder
-    if root is None or parts.adapters.collectives.rank != 0:
+    if root is None or not parts.adapters.mesh.writes:
         return {}
     before: dict[str, dict[str, tuple[int, ...]]] = {}
     warned: list[str] = []

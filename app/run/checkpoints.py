@@ -139,7 +139,7 @@ class RunCheckpoints(CheckpointStore):
         if self._events is None:
             events = [*self._save(state, self._required), *self.finish()]
             return [event for event in events if not isinstance(event, Saved)]
-        rank0 = self._parts.adapters.collectives.rank == 0
+        rank0 = self._parts.adapters.mesh.writes
         with self._override.taken_over() if rank0 else nullcontext():
             self._events.extend(self._save(state, self._required))
         return []
@@ -190,7 +190,7 @@ class RunCheckpoints(CheckpointStore):
         state.trackers = self.identifiers()
         self._choose_background()
         collectives = self._parts.adapters.collectives
-        if self._parts.args.save_async and collectives.world_size > 1:  # in the background only if on all ranks
+        if self._parts.args.save_async and self._parts.adapters.mesh.size > 1:  # in the background only if on all ranks
             own = [float(self.background is not None)]
             (everywhere,) = collectives.start_reduction(own, Reduction.MINIMUM).result()
             self.background = self._parts.adapters.background if everywhere else None

@@ -367,7 +367,7 @@ def refuse_separate_folders(parts: TrainerParts) -> None:
         return
     name = run_on_rank0(collectives, lambda: _write_test_file(storage))
     seen = run_on_all_ranks(collectives, lambda: _is_visible(storage, name))
-    if collectives.rank == 0:
+    if parts.adapters.mesh.writes:
         with suppress(StorageError):
             storage.remove(name)
     blind = [rank for rank, sees in enumerate(seen) if not sees]

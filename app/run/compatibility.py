@@ -176,8 +176,9 @@ class RunSetup:
             "reproduce": parts.args.reproduce,
             "samples_per_epoch": self._run.batches.samples_per_epoch(),
             "global_batch_size": self._run.state.global_batch_size,
-            "batch_size": global_batch_size(parts.args, parts.train_batch_size),
+            "batch_size": global_batch_size(parts.args, parts.adapters.mesh.data, parts.train_batch_size),
             "asked_accumulation": self._asked_accumulation,
+            "mesh": parts.adapters.mesh.sizes,
             "optimizer": {
                 "class": type(optimizer).__qualname__,
                 "by_arguments": parts.makes_optimizer or optimizer is parts.standard_optimizer,

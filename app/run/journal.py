@@ -182,7 +182,7 @@ def journal_for(parts: TrainerParts) -> RunJournal:
     """Return the journal of the next run."""
     args, adapters = parts.args, parts.adapters
     settings = settings_of(args)
-    random, totals = partial(random_fingerprint, adapters.device.name), totals_over_ranks(adapters.collectives)
+    random, totals = partial(random_fingerprint, adapters.device.name), totals_over_ranks(adapters.data_collectives)
     return RunJournal(
         adapters.journal, random, settings, changed_defaults(args, settings), args.journal == "steps", totals
     )

@@ -116,7 +116,7 @@ def log_start(parts: TrainerParts, run: Run[Any, Any], loader: Any, resumed: str
         "Device": adapters.device.name if args.n_gpu < 2 else f"{args.n_gpu} GPUs",
         "Precision": adapters.precision.name,
         "Engine": adapters.parallelism.capabilities.name,
-        "Number of processes": adapters.collectives.world_size,
+        "Number of processes": adapters.mesh.size,
         "Checkpoints": _saves(parts, run),
     }
     logger.info("***** Running training *****")

@@ -233,7 +233,7 @@ def _hyperparameters(parts: TrainerParts) -> dict[str, Any]:
         "eval_batch_size": args.eval_batch_size,
         "seed": args.seed,
     }
-    total = global_batch_size(args, parts.train_batch_size) * args.gradient_accumulation_steps
+    total = global_batch_size(args, parts.adapters.mesh.data, parts.train_batch_size) * args.gradient_accumulation_steps
     if args.world_size > 1:
         found["num_devices"] = args.world_size
     if args.gradient_accumulation_steps > 1:
@@ -241,7 +241,7 @@ def _hyperparameters(parts: TrainerParts) -> dict[str, Any]:
     if total != parts.train_batch_size:
         found["total_train_batch_size"] = total
     if args.world_size > 1:
-        found["total_eval_batch_size"] = global_batch_size(args, args.eval_batch_size)
+        found["total_eval_batch_size"] = global_batch_size(args, parts.adapters.mesh.data, args.eval_batch_size)
     found["optimizer"] = _optimizer(parts)
     found["lr_scheduler_type"] = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
     if warmup := args.get_warmup_steps(state.max_steps):

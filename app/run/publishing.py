@@ -93,7 +93,7 @@ def publishing_events(
     They never raise: a push that cannot be entered into the outbox is reported, and the run continues.
     """
     args = parts.args
-    if not args.push_to_hub or parts.adapters.collectives.rank != 0:
+    if not args.push_to_hub or not parts.adapters.mesh.writes:
         return {}
     with _reporting("what an earlier run left in the outbox"):
         parts.publisher.open()
@@ -297,7 +297,7 @@ def _commit_info(parts: TrainerParts, published: Published) -> Any:
 
 def finish_pushes(parts: TrainerParts, limit: float | None = None) -> None:
     """Work off the outbox for `outbox_grace` seconds, or `limit`, and warn about what is left. On rank 0."""
-    if parts.adapters.collectives.rank != 0:
+    if not parts.adapters.mesh.writes:
         return
     seconds = parts.args.outbox_grace if limit is None else min(limit, parts.args.outbox_grace)
     _finish(parts.publisher, seconds, not parts.args.disable_tqdm)

@@ -20,7 +20,7 @@ MOST_SAMPLES = 1 << 20
 def reproduction_of(parts: TrainerParts) -> list[str]:
     """Return what is needed to repeat the run and get the same weights, a fact a line."""
     args = parts.args
-    steps = f"{global_batch_size(args, parts.train_batch_size)} samples a batch"
+    steps = f"{global_batch_size(args, parts.adapters.mesh.data, parts.train_batch_size)} samples a batch"
     if args.gradient_accumulation_steps > 1:
         steps += f", {args.gradient_accumulation_steps} batches a step"
     seeds = f"seed {args.seed}" if args.data_seed is None else f"seed {args.seed}, data seed {args.data_seed}"

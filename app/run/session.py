@@ -201,8 +201,9 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         undo.enter_context(reduced_precision(parts, wrapped))
         run = _make_run(parts, prepared.plan, prepared.batches, learner, run_name, report)
         let_schedule_read_gradients(learner.standard, run.scheduler)
-        totals = totals_over_ranks(parts.adapters.collectives)
-        counters = make_counters(parts, run, learner.learner, lambda number: totals([number])[0])
+        totals = [totals_over_ranks(each) for each in (parts.adapters.collectives, parts.adapters.data_collectives)]
+        sums = [lambda number, of=each: of([number])[0] for each in totals]
+        counters = make_counters(parts, run, learner.learner, *sums)
         run.counters, learner.window.batches_left = counters.each_batch, partial(_batches_left, run)
         trained = TrainedParameters.of(parts, counters.settle)
         checkpoints = RunCheckpoints(parts, run, prepared.asked_accumulation, host.parts, trained.check_and_settle)
@@ -268,7 +269,7 @@ def _prepare(parts: TrainerParts, resume_from: str | bool | None, undo: ExitStac
     global_state = take_global_state(adapters.device, flags_for(args, adapters.device))
     undo.callback(global_state.release)
     if args.reproduce is None:
-        adapters.device.seed(args.seed + adapters.collectives.rank)
+        adapters.device.seed(args.seed + adapters.mesh.data.rank)
     with refusals:
         model = parts.hooks.place_model(moves=not adapters.parallelism.capabilities.sharded)
         observers = undo.enter_context(patched(model, args, parts.processing_class))
@@ -299,7 +300,8 @@ def _make_run(
         run=str(parts.adapters.collectives.broadcast(name or parts.hooks.new_run_name())),
         seed=args.seed,
         data_seed=args.seed if args.data_seed is None else args.data_seed,
-        global_batch_size=global_batch_size(args, parts.train_batch_size) * args.gradient_accumulation_steps,
+        global_batch_size=global_batch_size(args, parts.adapters.mesh.data, parts.train_batch_size)
+        * args.gradient_accumulation_steps,
     )
     return Run(
         learner=learner.learner,
@@ -390,7 +392,7 @@ def _watch_outcome(host: RunHost, session: Session) -> dict[type[AnyEvent], Call
         checkpoint = last if last in published else None
         host.set_outcome(RunOutcome(event.step, event.stopped, event.reasons, checkpoint, bool(failed)))
         adapters = session.parts.adapters
-        if not event.stopped and published and not failed and adapters.collectives.rank == 0:
+        if not event.stopped and published and not failed and adapters.mesh.writes:
             mark_finished(adapters.storage, session.parts.args, session.run.state, session.checkpoints.latest)
 
     return {CheckpointPublished: on_published, SaveFailed: lambda event: failed.add(event.step), TrainEnded: on_end}

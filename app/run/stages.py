@@ -188,7 +188,7 @@ class Stages:
 
 def wait_while_paused(parts: TrainerParts) -> None:
     """Wait until the run is no longer paused; see `Session.wait_while_paused`."""
-    alone = parts.adapters.collectives.world_size == 1
+    alone = parts.adapters.mesh.size == 1
     parts.requests.wait_while_paused(None if alone else min(PAUSE_INTERVAL, parts.args.ddp_timeout / 4))
 
 
@@ -204,7 +204,7 @@ def _with_overridden_boundary(
     """
     method = _called_with(parts.hooks.maybe_log_save_evaluate.method)
     # transformers averages this number over the processes, where hexloop adds the shares that they compute
-    processes = 1 if parts.args.reproduce is not None else parts.adapters.collectives.world_size
+    processes = 1 if parts.args.reproduce is not None else parts.adapters.mesh.data.size
     before = processes * undrained(parts, run.losses)
     summed = torch.tensor(before, dtype=torch.float32, device=parts.adapters.device.name)
     filters, last = parts.args.logging_nan_inf_filter, StepEnded(0, (), None, True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from math import prod
 from typing import cast
 
 from attrs import asdict, frozen
@@ -17,6 +18,7 @@ from hexloop.domain.checkpoints.reading import read_manifest
 from hexloop.domain.errors import CheckpointError, ConfigurationError
 from hexloop.domain.ranks import run_on_rank0
 from hexloop.ports.collectives import Json
+from hexloop.ports.mesh import DATA
 
 
 @frozen
@@ -48,9 +50,10 @@ def same_global_batch(parts: TrainerParts, resume_from: str | bool | None) -> It
     args = parts.args
     asked = args.gradient_accumulation_steps
     saved = _saved_step(parts, resume_from)
-    batch = global_batch_size(args, parts.train_batch_size)
+    ranks = parts.adapters.mesh.data
+    batch = global_batch_size(args, ranks, parts.train_batch_size)
     on_purpose = "batch_size" in args.resume_despite or args.auto_find_batch_size
-    if saved is not None and saved.only_processes_differ(args.world_size, asked) and not on_purpose:
+    if saved is not None and saved.only_processes_differ(ranks.size, asked) and not on_purpose:
         if not saved.samples % batch:
             args.gradient_accumulation_steps = saved.samples // batch
         elif parts.notices.refuses("batch_size"):
@@ -76,8 +79,13 @@ def _saved_step(parts: TrainerParts, resume_from: str | bool | None) -> SavedSte
         with suppress(CheckpointError, OSError, ValueError, LookupError, TypeError, ArithmeticError):
             storage, name = likely_checkpoint(parts.adapters.storage, resume_from)
             if name is not None:
-                processes = read_manifest(storage, name).world_size
                 setup = read_setup(storage, name)
+                sizes = setup.get("mesh")  # hexloop 0.1 had meshes of one dimension only
+                processes = (
+                    read_manifest(storage, name).world_size
+                    if sizes is None
+                    else prod(sizes.get(each, 1) for each in DATA)
+                )
                 samples, accumulation = setup["global_batch_size"], setup["global_batch_size"] // setup["batch_size"]
                 return cast(Json, asdict(SavedStep(samples, processes, accumulation, setup["asked_accumulation"])))
         return None
@@ -88,18 +96,19 @@ def _saved_step(parts: TrainerParts, resume_from: str | bool | None) -> SavedSte
 
 def _indivisible(parts: TrainerParts, saved: SavedStep) -> str:
     """Return why steps of this size cannot be built from the batches, and from which they can."""
-    args, size = parts.args, parts.train_batch_size
+    args, ranks, size = parts.args, parts.adapters.mesh.data, parts.train_batch_size
     devices = size // args.per_device_train_batch_size
-    if splits(args):
-        processes, sizes = [], [args.world_size * each for each in _divisors(saved.samples, args.world_size)]
+    if splits(args, ranks):
+        processes, sizes = [], [ranks.size * each for each in _divisors(saved.samples, ranks.size)]
     else:
-        processes, sizes = _divisors(saved.samples, size), _divisors(saved.samples, args.world_size * devices)
-    ways = [f"start {_listed(processes)} processes"] if processes else []
+        processes, sizes = _divisors(saved.samples, size), _divisors(saved.samples, ranks.size * devices)
+    each = parts.adapters.mesh.size // ranks.size
+    ways = [f"start {_listed([number * each for number in processes])} processes"] if processes else []
     ways += [f"choose per_device_train_batch_size={_listed(sizes)}"] if sizes else []
     ways.append("accept steps of another size by resume_despite=['batch_size']")
     return (
         f"The checkpoint's run had optimizer steps of {saved.samples} samples, which are not a multiple of the "
-        f"{global_batch_size(args, size)} samples of a batch with world_size={args.world_size} and "
+        f"{global_batch_size(args, ranks, size)} samples of a batch with world_size={args.world_size} and "
         f"per_device_train_batch_size={args.per_device_train_batch_size}; {', or '.join(ways)}."
     )
 

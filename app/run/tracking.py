@@ -234,7 +234,7 @@ class RunLoggers:
         grace = self.parts.args.logger_grace
         ends_at = time.monotonic() + (min(grace, AFTER_A_STOP) if outcome.kind in ("stopped", "preempted") else grace)
         left = self._finish_tracking(outcome, ends_at)
-        if outcome.kind == "finished" and self.parts.adapters.collectives.rank == 0:
+        if outcome.kind == "finished" and self.parts.adapters.mesh.writes:
             folder, own = state_folder(self.parts.folder), spool_name(self.run.state.run)
             location = self.parts.folder
             left += deliver_logs_of_others(folder, own, ends_at - time.monotonic(), location)
@@ -319,7 +319,7 @@ def _track(loggers: RunLoggers, receivers: Mapping[str, Receiver]) -> None:
 def _trackers(parts: TrainerParts) -> list[TrackerCallback]:
     """Return the callbacks of trackers that this process logs to."""
     callbacks = [each for each in parts.callback_handler.callbacks if isinstance(each, TrackerCallback)]
-    first = parts.adapters.collectives.rank == 0
+    first = parts.adapters.mesh.writes
     return [
         each
         for each in callbacks

@@ -110,7 +110,7 @@ class TrainerData(TrainerBase):
         if self.args.reproduce is not None:
             sampler_for = (lambda _: None) if sampler_fn is None else partial(data.sampler_from, sampler_fn)
             return loaders.loader(dataset, batch_size, sampler_for, is_training)
-        size = data.global_batch_size(self.args, batch_size)
+        size = data.global_batch_size(self.args, self.adapters.mesh.data, batch_size)
         if sampler_fn is not None and not _is_standard(sampler_fn):
             sampler = data.sampler_from(sampler_fn, dataset)
             if sampler is not None:
@@ -198,7 +198,10 @@ class TrainerData(TrainerBase):
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """Return the samples in an optimizer step of all processes together."""
         model_parallel_size = self.get_tp_size() * self.get_cp_size() * self.get_sp_size()
-        samples = data.global_batch_size(args, self._train_batch_size) * args.gradient_accumulation_steps
+        samples = (
+            data.global_batch_size(args, self.adapters.mesh.data, self._train_batch_size)
+            * args.gradient_accumulation_steps
+        )
         return samples // model_parallel_size
 
     def get_sp_size(self) -> int:

@@ -65,7 +65,7 @@ class TrainerPublishing(TrainerAttributes):
         try:
             self.init_hf_repo()
         except UnavailableError as error:
-            if self.adapters.collectives.rank == 0:
+            if self.adapters.mesh.writes:
                 warnings.warn(
                     f"The hub cannot be reached ({error}) The run starts all the same; what it publishes is kept in "
                     "the outbox until the hub can be reached.",
@@ -101,7 +101,7 @@ class TrainerPublishing(TrainerAttributes):
         """Publish the output folder, in which the model is saved."""
         publishing.refuse_url(self.args)
         review = bool(card.pop("create_pr", False))
-        if self.adapters.collectives.rank != 0:
+        if not self.adapters.mesh.writes:
             return None
         trainer: Any = self
         tags = [*as_list(card.pop("tags", None)), *as_list(getattr(unwrapped(self.model), "model_tags", None))]

@@ -97,7 +97,7 @@ class Trainer(TrainerCopies, LegacyNames):
         self._session, self._requests, self._preparation = None, Requests(), PreparationTime()
         self._notices = notices_in_force()
         self._kept_loaders = KeptLoaders()
-        make_output_folder(self.args, self.adapters.storage, self.adapters.collectives.rank)
+        make_output_folder(self.args, self.adapters.storage, self.adapters.mesh.writes)
         self._memory.start("init")
         self.model_init = model_init
         set_log_level(self.args, self._notices)
@@ -390,7 +390,7 @@ class Trainer(TrainerCopies, LegacyNames):
 
     def is_world_process_zero(self) -> bool:
         """Return whether this process is the first of the run."""
-        return self.adapters.collectives.rank == 0
+        return self.adapters.mesh.writes
 
     def is_local_process_zero(self) -> bool:
         """Return whether this process is the first of its machine."""

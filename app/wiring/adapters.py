@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import prod
 from typing import Any, TypedDict
 
 from attrs import define, evolve
@@ -51,6 +52,7 @@ from hexloop.ports.hub import Hub
 from hexloop.ports.interrupts import Interrupts
 from hexloop.ports.journal import Journal
 from hexloop.ports.logger import Logger
+from hexloop.ports.mesh import DATA, Mesh, flat_mesh
 from hexloop.ports.parallelism import Parallelism
 from hexloop.ports.precision import Precision
 from hexloop.ports.storage import Storage
@@ -78,12 +80,17 @@ class Injected(TypedDict, total=False):
 
 @define
 class Adapters:
-    """The adapters of a run, one for each port; loggers by name, without those of the callbacks of trackers."""
+    """The adapters of a run, one for each port; loggers by name, without those of the callbacks of trackers.
+
+    collectives: of all processes. data_collectives: of those that read different samples.
+    """
 
     device: Device
     precision: Precision[Any]
     parallelism: Parallelism[Any]
     collectives: Collectives
+    data_collectives: Collectives
+    mesh: Mesh
     storage: Storage
     hub: Hub
     loggers: Mapping[str, Logger]
@@ -128,11 +135,14 @@ def choose_adapters(args: TrainingArguments, injected: Injected, started_in: Wor
     if problems:
         raise ConfigurationError(problems)
     collectives = injected.get("collectives") or join(args)
+    mesh = _mesh(engine, args, collectives)
     return Adapters(
         device=device,
         precision=precision,
         parallelism=parallelism,
         collectives=collectives,
+        data_collectives=collectives if mesh.data.size == mesh.size else collectives.among(mesh.ranks(*DATA)),
+        mesh=mesh,
         storage=storage,
         hub=injected.get("hub") or HuggingFaceHub(token=args.hub_token),
         loggers=loggers,
@@ -207,6 +217,21 @@ def _parallelism(
     except ConfigurationError as error:
         problems += error.problems
         return SingleProcess()
+
+
+def _mesh(engine: Engine[Any, Any], args: TrainingArguments, collectives: Collectives) -> Mesh:
+    """Return the mesh of the engine. Raises ConfigurationError if it has another size than the run."""
+    if engine.mesh is None:
+        return flat_mesh(collectives.rank, collectives.world_size)
+    dimensions = engine.mesh(args)
+    size = prod(length for _, length in dimensions)
+    if size != collectives.world_size:
+        described = " x ".join(f"{name} {length}" for name, length in dimensions)
+        raise ConfigurationError(
+            f"The engine {engine.name} arranges {size} processes ({described}), but the run has "
+            f"{collectives.world_size}; start {size}, or change the engine's options."
+        )
+    return Mesh(dimensions, collectives.rank)
 
 
 def choose_storage(args: TrainingArguments, given: Storage | None = None, folder: str | None = None) -> Storage:

@@ -287,7 +287,7 @@ def user_files(parts: TrainerParts, override: CheckpointOverride) -> UserFiles:
     if parts.hooks.save_checkpoint.overridden:
         collectives.barrier("every rank has written what _save_checkpoint writes before the checkpoint")
         earlier = run_on_rank0(collectives, lambda: sorted(override.written()))
-    found = override.written() if collectives.rank == 0 and earlier else {}
+    found = override.written() if parts.adapters.mesh.writes and earlier else {}
     names: frozenset[str] = frozenset()
     close = UserFiles().close
     writes_model = parts.hooks.save_model.overridden or parts.hooks.save.overridden

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from attrs import define, field
 
 from hexloop.adapters.trainable.torch import counters
-from hexloop.adapters.trainable.torch.counters import OperationCounter, OperationMeter, TokenCounter
+from hexloop.adapters.trainable.torch.counters import OperationCounter, OperationMeter, TokenCounter, Total
 from hexloop.adapters.trainable.torch.names import is_compiled, unwrapped
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.run import Run
@@ -36,17 +36,17 @@ class RunCounters:
 
 
 def make_counters(
-    parts: TrainerParts, run: Run[Any, Any], learner: Learner[Any, Any], total: Callable[[float], float]
+    parts: TrainerParts, run: Run[Any, Any], learner: Learner[Any, Any], total: Total, data_total: Total
 ) -> RunCounters:
     """Return the counters that the arguments and hooks require; without an operation counter, measure operations.
 
-    total: sums a number over all processes.
+    total, data_total: sum a number over all processes, and over those that read different samples.
     """
     counting, each_batch, pending = parts.args.include_num_input_tokens_seen, list[Any](), list[Counter]()
     hooks, tokens = parts.hooks, None
     if counting != "no":
         padding = getattr(parts.processing_class, "pad_token_id", None)
-        tokens = TokenCounter(run, parts.main_input_name, counting == "non_padding", padding, total)
+        tokens = TokenCounter(run, parts.main_input_name, counting == "non_padding", padding, data_total)
         pending.append(tokens)
     if hooks.track_num_input_tokens.overridden:
         _track_after_each_step(learner, hooks.track_num_input_tokens.method)

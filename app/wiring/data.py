@@ -48,6 +48,7 @@ from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.transfer import Inspect
 from hexloop.domain.errors import CollectiveError, ConfigurationError, DataError
 from hexloop.ports.batches import Batches, Padding
+from hexloop.ports.mesh import DATA, Mesh, Place
 
 __all__ = [
     "batch_fingerprint",
@@ -68,20 +69,20 @@ Loaders = TypeVar("Loaders", LoaderFactory, ReproducingFactory)
 
 def loader_factory(parts: TrainerParts) -> LoaderFactory:
     """Return what makes the loaders of this process, as the arguments and the model's forward require."""
-    args = parts.args
+    args, ranks = parts.args, parts.adapters.mesh.data
     return LoaderFactory(
         collate=parts.data_collator,
         columns=_columns(parts),
         torch_options=_torch_options(parts),
         seed=args.seed,
         data_seed=_data_seed(args),
-        rank=args.process_index,
-        world_size=args.world_size,
-        dispatches=_dispatches(args),
+        rank=ranks.rank,
+        world_size=ranks.size,
+        dispatches=_dispatches(args, ranks),
         keyed=args.keyed_data_randomness,
         drop_last=args.dataloader_drop_last,
         sampling=_sampling(args),
-        training_batch=lambda: global_batch_size(args, parts.train_batch_size),
+        training_batch=lambda: global_batch_size(args, ranks, parts.train_batch_size),
         accumulation=lambda: args.gradient_accumulation_steps,
         length_column=args.length_column_name,
         main_input=parts.main_input_name,
@@ -91,7 +92,7 @@ def loader_factory(parts: TrainerParts) -> LoaderFactory:
 
 def reproducing_factory(parts: TrainerParts) -> ReproducingFactory:
     """Return what makes the loaders of this process as transformers makes them."""
-    args, settings = parts.args, _sharing_settings(parts.args)
+    args, ranks, settings = parts.args, parts.adapters.mesh.data, _sharing_settings(parts.args)
     inputs = getattr(parts.processing_class, "model_input_names", None)
     return ReproducingFactory(
         collate=parts.data_collator,
@@ -99,8 +100,8 @@ def reproducing_factory(parts: TrainerParts) -> ReproducingFactory:
         torch_options=_torch_options(parts),
         accelerate=AccelerateSettings(
             device=parts.adapters.device.name,
-            rank=args.process_index,
-            world_size=args.world_size,
+            rank=ranks.rank,
+            world_size=ranks.size,
             mixed_precision=str(args.mixed_precision),
             split_batches=settings.split_batches,
             dispatch_batches=settings.dispatch_batches,
@@ -173,25 +174,26 @@ def default_collator(processing_class: Any) -> Callable[[list[Any]], Any]:
     return DataCollatorWithPadding(processing_class) if hasattr(processing_class, "pad") else default_data_collator
 
 
-def global_batch_size(args: TrainingArguments, batch_size: int) -> int:
+def global_batch_size(args: TrainingArguments, ranks: Place, batch_size: int) -> int:
     """Return the samples of a micro-batch of all processes together.
 
-    batch_size: of each process, or with `split_batches` of all. Raises ConfigurationError if it cannot be split.
+    ranks: the processes that read different samples. batch_size: of each of them, or with `split_batches` of all.
+    Raises ConfigurationError if it cannot be split.
     """
     if not _sharing_settings(args).split_batches:
-        return batch_size * args.world_size
-    if batch_size % args.world_size:
+        return batch_size * ranks.size
+    if batch_size % ranks.size:
         raise ConfigurationError(
             f"split_batches=True in accelerator_config cannot split batches of {batch_size} evenly among "
-            f"{args.world_size} processes; choose per_device_train_batch_size and per_device_eval_batch_size among "
-            f"the multiples of {args.world_size}."
+            f"{ranks.size} processes; choose per_device_train_batch_size and per_device_eval_batch_size among "
+            f"the multiples of {ranks.size}."
         )
     return batch_size
 
 
-def splits(args: TrainingArguments) -> bool:
+def splits(args: TrainingArguments, ranks: Place) -> bool:
     """Return whether the processes split each batch, instead of having one each."""
-    return args.world_size > 1 and _sharing_settings(args).split_batches
+    return ranks.size > 1 and _sharing_settings(args).split_batches
 
 
 def sampler_from(method: Callable[..., Any], dataset: Any) -> Any:
@@ -226,7 +228,7 @@ def training_data(parts: TrainerParts, loader: Any, transfer: Transfer, inspect:
     Raises ConfigurationError if there are fewer samples than processes, or if an overridden step would see padding
     because the last batch of an epoch is known to have fewer.
     """
-    world, progress = parts.args.world_size, _skip_progress(parts.args)
+    world, progress = parts.adapters.mesh.data.size, _skip_progress(parts.args)
     if parts.args.reproduce is not None:
         evaluation_loader = parts.hooks.get_eval_dataloader
 
@@ -255,7 +257,7 @@ def evaluation_batches(parts: TrainerParts, loader: Any) -> Iterable[Any]:
     """
     if parts.args.reproduce is not None:
         return parts.kept_loaders.reading(loader)
-    if parts.args.world_size == 1:
+    if parts.adapters.mesh.data.size == 1:
         return cast(Iterable[Any], loader)
     shared = _shares(parts, loader, lambda batch: batch, lambda _batch: None, no_progress, unsharded_batches(loader))
     return _batches_of_shares(shared)
@@ -286,7 +288,7 @@ def _shares(
     whole: Iterable[list[Any]] | None = None,
 ) -> Shared:
     """Return this process's shares of the batches of a loader. whole: batches to read instead of the loader's own."""
-    world = parts.args.world_size
+    world = parts.adapters.mesh.data.size
     if isinstance(loader, OrderedLoader | StreamLoader):
         at_least = world if loader.num_workers < 2 else 1  # the last batch of one of several workers may be smaller
         return ShardedBatches(loader, _sharing(parts, loader), transfer, inspect, at_least)
@@ -339,7 +341,7 @@ def _without_padding(transfer: Transfer) -> Transfer:
 
 def _comparison(parts: TrainerParts) -> Compare:
     """Return a check that all processes start with the same rows, for data that each of them reads completely."""
-    collectives = parts.adapters.collectives
+    collectives = parts.adapters.data_collectives
 
     def compare(first_row: Any, failure: str | None) -> None:
         own = None if first_row is None else str(batch_fingerprint(first_row))
@@ -360,33 +362,36 @@ def _comparison(parts: TrainerParts) -> Compare:
 
 
 def _sharing(parts: TrainerParts, loader: Any, batch_sampler: Iterable[list[Any]] | None = None) -> SharingOptions:
-    args, collectives = parts.args, parts.adapters.collectives
+    args, collectives, mesh = parts.args, parts.adapters.data_collectives, parts.adapters.mesh
+    ranks = mesh.data
 
     def from_rank_zero(states: list[str]) -> list[str]:
         return cast(list[str], collectives.broadcast(states))
 
     return SharingOptions(
-        args.process_index,
-        args.world_size,
+        ranks.rank,
+        ranks.size,
         _data_seed(args),
-        splits(args),
+        splits(args, ranks),
         from_rank_zero,
-        _dispatcher(args).distribute if _dispatches(args) and not isinstance(loader, OrderedLoader) else None,
+        _dispatcher(args, mesh).distribute
+        if _dispatches(args, ranks) and not isinstance(loader, OrderedLoader)
+        else None,
         _comparison(parts),
         batch_sampler,
     )
 
 
-def _dispatcher(args: TrainingArguments) -> Dispatcher:
+def _dispatcher(args: TrainingArguments, mesh: Mesh) -> Dispatcher:
     """Return how rank 0 distributes what it reads. The first call is collective."""
     from hexloop.adapters.collectives.torch.tensors import host_group
 
-    return Dispatcher(args.process_index, args.world_size, host_group(float(args.ddp_timeout)))
+    return Dispatcher(mesh.data.rank, mesh.data.size, host_group(float(args.ddp_timeout), mesh.ranks(*DATA)))
 
 
-def _dispatches(args: TrainingArguments) -> bool:
+def _dispatches(args: TrainingArguments, ranks: Place) -> bool:
     """Return whether rank 0 reads for all."""
-    return args.world_size > 1 and bool(_sharing_settings(args).dispatch_batches)
+    return ranks.size > 1 and bool(_sharing_settings(args).dispatch_batches)
 
 
 def _sharing_settings(args: TrainingArguments) -> AcceleratorConfig:

@@ -33,17 +33,19 @@ from hexloop.adapters.trainable.torch.reproduction import TransformersLoss, Wind
 from hexloop.adapters.trainable.torch.trainable import (
     LOCAL_ITEM_SUM,
     ComputeLoss,
+    ItemSum,
     ModelLoss,
     exact_item_sum,
     item_count,
 )
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.wiring.adapters import Adapters
 from hexloop.app.wiring.data import evaluation_batches
 from hexloop.app.wiring.model import default_label_names, with_past
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import is_sharded, refuse_unprepared
 from hexloop.app.wiring.storage import WorkingFolder
-from hexloop.app.wiring.tensors import tensor_gatherer
+from hexloop.app.wiring.tensors import data_group, tensor_gatherer
 from hexloop.app.wiring.transfer import batch_transfer
 from hexloop.domain.errors import ConfigurationError
 
@@ -98,17 +100,23 @@ def _transformers_loss(parts: TrainerParts) -> LossChoice:
         parts.compute_loss_func,
         parts.label_smoother,
         is_causal_language_model(parts.model),
-        args.world_size if args.average_tokens_across_devices else 1,
+        parts.adapters.mesh.data.size if args.average_tokens_across_devices else 1,
     )
     return LossChoice(loss, takes_count or parts.compute_loss_func is not None, shifts_by_loss_type(parts.model))
 
 
 def window_items(parts: TrainerParts) -> WindowItems:
     """Return how transformers counts the items of a window."""
-    choice, collectives = standard_loss(parts), parts.adapters.collectives
-    several = collectives.world_size > 1 and parts.args.average_tokens_across_devices
-    total = exact_item_sum(collectives.world_size, parts.adapters.device.name, collectives) if several else None
-    return WindowItems(choice.normalises, choice.shifted, total or LOCAL_ITEM_SUM)
+    choice = standard_loss(parts)
+    several = parts.adapters.mesh.data.size > 1 and parts.args.average_tokens_across_devices
+    return WindowItems(choice.normalises, choice.shifted, item_sum(parts.adapters) if several else LOCAL_ITEM_SUM)
+
+
+def item_sum(adapters: Adapters) -> ItemSum:
+    """Return the exact sum of items over the processes that read different samples."""
+    return exact_item_sum(
+        adapters.mesh.data.size, adapters.device.name, adapters.data_collectives, data_group(adapters)
+    )
 
 
 def _can_be_smoothed(model: Any, label_names: list[str], factor: float) -> bool:
@@ -327,7 +335,8 @@ def make_evaluator(
         warn=logging.getLogger("hexloop").warning if args.should_log else lambda _message: None,
     )
     overridden = parts.hooks.prediction_step.overridden
-    ranks = SingleRank() if args.world_size == 1 else tensor_gatherer(adapters.device.name, announces=not sharded)
+    alone = adapters.mesh.data.size == 1
+    ranks = SingleRank() if alone else tensor_gatherer(adapters.device.name, not sharded, data_group(adapters))
     kept: Callable[[], int | None] = (lambda: None) if parts.gathers_all_rows else rows_to_keep
     step = parts.hooks.prediction_step.method if overridden else standard_prediction_step(parts)
     if overridden and adapters.precision.name in HALF_FORMATS:  # it may call the model itself

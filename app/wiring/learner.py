@@ -22,12 +22,12 @@ from hexloop.adapters.trainable.torch.trainable import (
     ItemSum,
     TorchTrainable,
     estimated_item_sum,
-    exact_item_sum,
     resolved_count,
 )
 from hexloop.app.wiring.evaluation import (
     HALF_FORMATS,
     is_only_forward_in_half,
+    item_sum,
     prepared_loss,
     run_loss,
     takes_argument,
@@ -164,16 +164,16 @@ def whole_windows(group: Windows) -> Windows:
 
 def make_losses(parts: TrainerParts) -> Losses[Any]:
     """Return what sums the losses of steps until they are logged."""
-    collectives = parts.adapters.collectives
-    if collectives.world_size == 1:
+    collectives = parts.adapters.data_collectives
+    if parts.adapters.mesh.data.size == 1:
         return _own_losses(parts)
     return SharedLosses(_own_losses(parts), collectives) if parts.args.reproduce is None else _own_losses(parts, True)
 
 
 def make_window_values(parts: TrainerParts) -> WindowValues[Any]:
     """Return what collects the loss and the gradient norm of each step until they are read."""
-    own, collectives = TorchWindowValues(), parts.adapters.collectives
-    return own if collectives.world_size == 1 else SharedWindowValues(own, collectives)
+    own, collectives = TorchWindowValues(), parts.adapters.data_collectives
+    return own if parts.adapters.mesh.data.size == 1 else SharedWindowValues(own, collectives)
 
 
 def _own_losses(parts: TrainerParts, averages: bool = False) -> Losses[Any]:
@@ -181,7 +181,7 @@ def _own_losses(parts: TrainerParts, averages: bool = False) -> Losses[Any]:
     device, filters = parts.adapters.device.name, parts.args.logging_nan_inf_filter
     if parts.args.reproduce is None:
         return TorchLosses(device, filters)
-    state, several = parts.state, parts.adapters.collectives if averages else None
+    state, several = parts.state, parts.adapters.data_collectives if averages else None
     return RunningLoss(device, filters, lambda: state.global_step, several)
 
 
@@ -219,12 +219,12 @@ def _item_sum(parts: TrainerParts, normalises: bool) -> ItemSum:
 
     normalises: the loss divides by the count that it is given.
     """
-    args, collectives = parts.args, parts.adapters.collectives
-    size = collectives.world_size
+    args, adapters = parts.args, parts.adapters
+    size = adapters.mesh.data.size
     if size == 1:
         return LOCAL_ITEM_SUM
     exact = args.average_tokens_across_devices if normalises else args.loss_weighting == "exact"
-    return exact_item_sum(size, parts.adapters.device.name, collectives) if exact else estimated_item_sum(size)
+    return item_sum(adapters) if exact else estimated_item_sum(size)
 
 
 class SynchronisingLearner(StandardLearner[Any, Any]):

@@ -39,6 +39,7 @@ class SavedSetup:
     global_batch_size: BatchSize | None = None
     batch_size: BatchSize | None = None
     asked_accumulation: BatchSize | None = None
+    mesh: dict[str, BatchSize] | None = None
     optimizer: SavedOptimizer | None = None
     imported_from: str | None = None
 

@@ -84,12 +84,12 @@ def snapshots(parts: TrainerParts) -> TorchSnapshots:
 
 def _rank_files(parts: TrainerParts) -> RankFiles:
     """Return which rank writes what: each a part of sharded state, and rank 0 everything else."""
-    collectives, engine = parts.adapters.collectives, _own_state(parts)
+    engine = _own_state(parts)
     sharded = SHARDED if is_sharded(parts.adapters.parallelism, parts.model) else frozenset()
     if engine is not None and engine.spreads_optimizer(parts.model_wrapped):
         sharded |= {"optimizer"}
     gathered = frozenset({"model"}) if _writers(parts) == 1 else frozenset[str]()
-    return RankFiles(collectives.rank, collectives.world_size, sharded=sharded, gathered=gathered)
+    return RankFiles(parts.adapters.mesh, sharded, gathered)
 
 
 # Model and optimizer
@@ -212,14 +212,14 @@ def refuse_unprepared(adapters: Adapters, model: Any) -> None:
 
 def save_sharded(parts: TrainerParts, folder: str) -> None:
     """Write the weights of a sharded model, in several files with an index if needed. Collective."""
-    collectives = parts.adapters.collectives
+    collectives, mesh = parts.adapters.collectives, parts.adapters.mesh
     writers = _writers(parts)
     tensors = list(ModelState(parts.unwrapped_model, layout_of(parts), writers).export())
-    if collectives.rank == 0:
+    if mesh.writes:
         for name in filter(is_weights, os.listdir(folder)):
             os.remove(os.path.join(folder, name))
     collectives.barrier("earlier weights are removed")
-    for file in sharded_files_of(MODEL, tensors, LARGEST, collectives.rank, writers):
+    for file in sharded_files_of(MODEL, tensors, LARGEST, mesh.rank, writers):
         with open(os.path.join(folder, file.path), "wb") as written:
             written.writelines(file.chunks)
     collectives.barrier("the weights are written")
@@ -228,7 +228,7 @@ def save_sharded(parts: TrainerParts, folder: str) -> None:
 def _writers(parts: TrainerParts) -> int:
     """Return how many processes write sharded weights: all of them, or one if the engine gathers them."""
     adapters = parts.adapters
-    return 1 if adapters.engine.consolidates(parts.args) else adapters.collectives.world_size
+    return 1 if adapters.engine.consolidates(parts.args) else adapters.mesh.size
 
 
 def _own_state(parts: TrainerParts) -> OwnState[Any] | None:

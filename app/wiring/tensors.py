@@ -10,13 +10,28 @@ from attrs import frozen
 from torch import Tensor
 
 from hexloop.adapters.batches.torch.structure import map_entries
+from hexloop.app.wiring.adapters import Adapters
+from hexloop.ports.mesh import DATA
 
 
-def tensor_gatherer(device: str, announces: bool = True) -> Any:
-    """Return what gathers and sums tensors of all processes. announces: it may report failures to the others."""
+def tensor_gatherer(device: str, announces: bool = True, group: Any = None) -> Any:
+    """Return what gathers and sums tensors of the processes of a group, None for all.
+
+    announces: it may report failures to the others.
+    """
     from hexloop.adapters.collectives.torch.tensors import TensorRanks
 
-    return TensorRanks(device, announces)
+    return TensorRanks(device, announces, group)
+
+
+def data_group(adapters: Adapters) -> Any:
+    """Return torch's group of the processes that read different samples; None for all. The first call is collective."""
+    mesh = adapters.mesh
+    if mesh.data.size in (1, mesh.size):
+        return None
+    from hexloop.adapters.collectives.torch.tensors import device_group
+
+    return device_group(mesh.ranks(*DATA))
 
 
 def nested_arrays(values: Any) -> Any:

@@ -45,7 +45,7 @@ MOVED = {
     "hexloop.adapters.storage.local.storage": "hexloop.adapters.storage.local",
     "hexloop.adapters.trainable.least_squares.model": "hexloop.adapters.trainable.least_squares",
     "hexloop.adapters.trainable.least_squares.momentum": "hexloop.adapters.trainable.least_squares",
-    "hexloop.adapters.trainable.least_squares.sharded": "hexloop.adapters.trainable.least_squares",
+    "hexloop.adapters.trainable.least_squares.sharded": "hexloop.adapters.trainable.sharded_least_squares",
     "hexloop.adapters.trainable.least_squares.trainable": "hexloop.adapters.trainable.least_squares",
     "hexloop.adapters.trainable.torch.numbering": "hexloop.adapters.trainable.torch.parameter_groups",
     "hexloop.adapters.trainable.torch.optimizer_table": "hexloop.adapters.trainable.torch.optimizers",

@@ -32,12 +32,12 @@ from .adapters.storage.local import LocalStorage as LocalStorage
 from .adapters.storage.memory import MemoryStorage as MemoryStorage
 from .adapters.trainable.least_squares import LinearModel as LinearModel
 from .adapters.trainable.least_squares import MomentumOptimizer as MomentumOptimizer
-from .adapters.trainable.least_squares import (
+from .adapters.trainable.least_squares import LeastSquares as LeastSquares, least_squares as least_squares
+from .adapters.trainable.sharded_least_squares import (
     LinearShard as LinearShard,
     ShardedLeastSquares as ShardedLeastSquares,
     sharded_least_squares as sharded_least_squares,
 )
-from .adapters.trainable.least_squares import LeastSquares as LeastSquares, least_squares as least_squares
 from .app.testing.contracts.environment import BackgroundContract as BackgroundContract
 from .app.testing.contracts.data import BatchesContract as BatchesContract, EvaluatorContract as EvaluatorContract
 from .app.testing.contracts.environment import ClockContract as ClockContract

@@ -24,6 +24,7 @@ from hexloop.adapters.storage.local import LocalStorage
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.state import RunState
+from hexloop.ports.mesh import flat_mesh
 from hexloop.ports.state import Part
 from hexloop.ports.storage import File
 from tests.contracts.keepers import Keeper, assert_equal, blank, weights
@@ -166,7 +167,7 @@ def test_each_process_has_a_file_of_its_own_documents(tmp_path: Path) -> None:
             "losses": Keeper(values={"sum": 10 * rank}),
             "data": Keeper(values={"at": 5} if rank == 0 else {}),
         }
-        paths = written(CheckpointContents(kept, ranks=RankFiles(rank, 3)), tmp_path)
+        paths = written(CheckpointContents(kept, ranks=RankFiles(flat_mesh(rank, 3))), tmp_path)
         own = "run_state.json" if rank == 0 else f"run_state-rank-{rank:05}.json"
         assert paths == (["model.safetensors", own] if rank == 0 else [own])
         assert list(stored(tmp_path, own))[-3:] == (["random", "losses", "data"] if rank == 0 else [
@@ -176,7 +177,7 @@ def test_each_process_has_a_file_of_its_own_documents(tmp_path: Path) -> None:
     for rank in range(3):
         again = {name: Keeper(values=dict.fromkeys(names)) for name, names in EACH_HAS.items()}
         again["model"] = blank(Keeper(weights()))
-        read_back(CheckpointContents(again, ranks=RankFiles(rank, 3)), tmp_path)
+        read_back(CheckpointContents(again, ranks=RankFiles(flat_mesh(rank, 3))), tmp_path)
         loaded[rank] = {name: again[name].values for name in EACH_HAS}
     assert loaded == {
         rank: {"random": {"seed": rank}, "losses": {"sum": 10 * rank}, "data": {"at": 5}} for rank in range(3)

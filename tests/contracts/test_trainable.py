@@ -5,14 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hexloop.adapters.collectives import SingleProcessCollectives
-from hexloop.adapters.trainable.least_squares import (
-    LeastSquares,
-    Row,
-    Scalar,
-    ShardedLeastSquares,
-    least_squares,
-    sharded_least_squares,
-)
+from hexloop.adapters.trainable.least_squares import LeastSquares, Row, Scalar, least_squares
+from hexloop.adapters.trainable.sharded_least_squares import ShardedLeastSquares, sharded_least_squares
 from hexloop.app.testing.contracts.learning import TrainableContract
 from hexloop.ports.trainable import Trainable
 from tests.contracts.least_squares import PLANE, ROWS, WINDOW, small_trainable

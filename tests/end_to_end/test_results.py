@@ -113,6 +113,7 @@ class SecondProcess(SingleProcessCollectives):
     """Collectives of a process other than rank 0."""
 
     rank = 1
+    world_size = 2
 
 
 def test_only_the_first_process_reports_its_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -220,11 +220,11 @@ class Dispatcher:
     def _receive(self) -> Shares:
         while True:
             lengths = torch.zeros(2, dtype=torch.int64)
-            dist.recv(lengths, 0, self.group)
+            dist.recv(lengths, group=self.group, group_src=0)
             document, data = (torch.empty(length, dtype=torch.uint8) for length in lengths.tolist())
-            dist.recv(document, 0, self.group)
+            dist.recv(document, group=self.group, group_src=0)
             if len(data):
-                dist.recv(data, 0, self.group)
+                dist.recv(data, group=self.group, group_src=0)
             content = json.loads(document.numpy().tobytes())
             if not content:
                 return
@@ -238,10 +238,10 @@ class Dispatcher:
         for rank, (content, tensors) in enumerate(messages, 1):
             document = torch.frombuffer(bytearray(json.dumps(content).encode()), dtype=torch.uint8)
             data = torch.cat(tensors) if tensors else data_state.NO_BYTES
-            dist.send(torch.tensor([len(document), len(data)]), rank, self.group)
-            dist.send(document, rank, self.group)
+            dist.send(torch.tensor([len(document), len(data)]), group=self.group, group_dst=rank)
+            dist.send(document, group=self.group, group_dst=rank)
             if len(data):
-                dist.send(data, rank, self.group)
+                dist.send(data, group=self.group, group_dst=rank)
 
 
 def _encode(share: Share) -> Message:

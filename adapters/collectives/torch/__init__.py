@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
-from hexloop.adapters.collectives import REDUCERS, PendingReduction
+from hexloop.adapters.collectives import REDUCERS, PendingReduction, place_among
 from hexloop.adapters.collectives.torch.mailbox import CAPACITY, Mailbox, PostedMessage, shared_mailbox
 from hexloop.adapters.collectives.torch.peers import PeerMonitor
 from hexloop.adapters.collectives.torch.world import set_timeout
@@ -42,6 +42,8 @@ class TorchCollectives:
     monitor: shared with the collectives of other threads.
     through_memory: reduce few numbers through shared memory if all processes are on one machine.
     connect_timeout: the timeout of the construction, in seconds; None for that of later operations.
+    ranks: those of the default group that communicate, this one among them; by default all. They are numbered in
+        ascending order. Construction is collective over them.
     """
 
     def __init__(
@@ -50,12 +52,17 @@ class TorchCollectives:
         monitor: PeerMonitor | None = None,
         through_memory: bool = True,
         connect_timeout: float | None = None,
+        ranks: Sequence[int] | None = None,
     ) -> None:
-        self.rank = dist.get_rank()
-        self.world_size = dist.get_world_size()
+        self._ranks = tuple(range(dist.get_world_size())) if ranks is None else tuple(sorted(ranks))
+        self.rank = self._ranks.index(dist.get_rank())
+        self.world_size = len(self._ranks)
         self._timeout = timeout
         self._failed = False
-        self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=connect_timeout or timeout))
+        apart: dict[str, Any] = {} if ranks is None else {"ranks": ranks, "use_local_synchronization": True}
+        self._group: Any = dist.new_group(
+            backend="gloo", timeout=timedelta(seconds=connect_timeout or timeout), **apart
+        )
         self._monitor = monitor or PeerMonitor(self.rank, self.world_size, self._draw_name(), timeout)
         self._connect()
         self._mailbox: Mailbox | None = None
@@ -64,9 +71,15 @@ class TorchCollectives:
         if connect_timeout is not None:
             set_timeout(self._group, timeout)
 
+    def among(self, ranks: Sequence[int]) -> TorchCollectives:
+        """Return the collectives of some of the processes; see `Collectives.among`."""
+        place_among(self.rank, ranks)
+        return TorchCollectives(self._timeout, self._monitor, ranks=[self._ranks[rank] for rank in ranks])
+
     def apart(self) -> TorchCollectives:
         """Return the collectives of the same processes for another thread; see `Collectives.apart`."""
-        return TorchCollectives(self._timeout, self._monitor, through_memory=False)
+        ranks = None if len(self._ranks) == dist.get_world_size() else self._ranks
+        return TorchCollectives(self._timeout, self._monitor, through_memory=False, ranks=ranks)
 
     def start_reduction(self, values: Sequence[float], reduction: Reduction) -> PendingReduction:
         """Start a reduction; see `Collectives.start_reduction`."""
@@ -99,9 +112,9 @@ class TorchCollectives:
         sent = _bytes_of(value) if self.rank == source else torch.zeros(0, dtype=torch.uint8)
         with self._monitor.explaining(f"a broadcast from rank {source}"):
             length = torch.tensor([len(sent)])
-            dist.broadcast(length, source, self._group)
+            dist.broadcast(length, self._ranks[source], self._group)
             received = sent if self.rank == source else torch.zeros(int(length), dtype=torch.uint8)
-            dist.broadcast(received, source, self._group)
+            dist.broadcast(received, self._ranks[source], self._group)
         return _value_of(received)
 
     def barrier(self, name: str) -> None:
@@ -161,7 +174,7 @@ class TorchCollectives:
     def _draw_name(self) -> str:
         """Draw a name, equal on all ranks and new each time, because a launcher's store outlives the ranks."""
         drawn = torch.frombuffer(bytearray(os.urandom(8)), dtype=torch.uint8)
-        dist.broadcast(drawn, 0, self._group)
+        dist.broadcast(drawn, self._ranks[0], self._group)
         return bytes(drawn.tolist()).hex()
 
     def _connect(self) -> None:

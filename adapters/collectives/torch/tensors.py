@@ -37,20 +37,29 @@ class Kind(IntEnum):
     FAILURE = 2
 
 
-_HOST_GROUPS: dict[int, Any] = {}
-"""The group for host tensors of each default group, by the identity of the latter."""
+_GROUPS: dict[tuple[int, str | None, tuple[int, ...]], Any] = {}
+"""The groups that were made: by the identity of the default group, back end and ranks."""
 
 
-def host_group(timeout: float) -> Any:
-    """Return a group of all processes for host tensors. The first call is collective and creates it."""
-    default = id(dist.group.WORLD)
-    if default not in _HOST_GROUPS:
-        _HOST_GROUPS[default] = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
-    return _HOST_GROUPS[default]
+def host_group(timeout: float, ranks: Sequence[int]) -> Any:
+    """Return a group of these ranks for host tensors. The first call is collective over them and creates it."""
+    return _group("gloo", ranks, timeout=timedelta(seconds=timeout))
+
+
+def device_group(ranks: Sequence[int]) -> Any:
+    """Return a group of these ranks for tensors on the device; see `host_group`."""
+    return _group(None, ranks)
+
+
+def _group(backend: str | None, ranks: Sequence[int], **options: Any) -> Any:
+    key = id(dist.group.WORLD), backend, tuple(ranks)
+    if key not in _GROUPS:
+        _GROUPS[key] = dist.new_group(list(ranks), backend=backend, use_local_synchronization=True, **options)
+    return _GROUPS[key]
 
 
 class TensorRanks:
-    """Implements the evaluator's `RankGatherer` over torch.distributed's default group.
+    """Implements the evaluator's `RankGatherer` over a group of torch.distributed, by default that of all processes.
 
     `parts`, `finish` and `fail` exchange headers of one size first, so a process that fails or has fewer batches meets
     the others in the same operation, and all of them raise an error instead of waiting.
@@ -59,8 +68,8 @@ class TensorRanks:
     would be in another operation.
     """
 
-    def __init__(self, device: torch.device | str, announces: bool = True) -> None:
-        self._size, self._rank = dist.get_world_size(), dist.get_rank()
+    def __init__(self, device: torch.device | str, announces: bool = True, group: Any = None) -> None:
+        self._group, self._size, self._rank = group, dist.get_world_size(group), dist.get_rank(group)
         self._device = torch.device(device)
         self._announces = announces
         self._batches = 0
@@ -103,13 +112,13 @@ class TensorRanks:
     def each(self, value: Tensor) -> list[Tensor]:
         """Return every process's tensor; all have the same shape."""
         found = [torch.empty_like(value) for _ in range(self._size)]
-        dist.all_gather(found, value.contiguous())
+        dist.all_gather(found, value.contiguous(), self._group)
         return found
 
     def total(self, value: Tensor) -> Tensor:
         """Return the sum of all processes' tensors, which have the same shape."""
         found = value.clone()
-        dist.all_reduce(found)
+        dist.all_reduce(found, group=self._group)
         return found
 
     def _report(self, error: Exception) -> None:

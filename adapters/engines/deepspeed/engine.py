@@ -34,6 +34,7 @@ from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
 from hexloop.domain.errors import CollectiveError, ConfigurationError
 from hexloop.ports.device import Device
 from hexloop.ports.engine import Engine, RunFacts
+from hexloop.ports.mesh import flat_mesh
 from hexloop.ports.parallelism import ParallelismCapabilities
 from hexloop.ports.state import Exportable
 from hexloop.ports.trainable import Trainable
@@ -119,7 +120,7 @@ class DeepSpeed:
     @property
     def layout(self) -> ZeroLayout:
         """The layout of weights that ZeRO 3 partitions."""
-        return ZeroLayout(dist.get_rank(), self.world_size)
+        return ZeroLayout(flat_mesh(dist.get_rank(), self.world_size, "shard"))
 
     def learner(
         self,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hexloop.adapters.trainable.torch.layouts import ModuleLayout, communication_device, norm_over
 from hexloop.domain.errors import CheckpointError
-from hexloop.ports.parallelism import Spread
+from hexloop.ports.mesh import Sharded, Spread, flat_mesh, held_in_runs
 
 
 @frozen
@@ -48,7 +48,8 @@ class ZeroPartitions:
         self._zero = engine.optimizer
         self.fragments: dict[int, Fragment] = {}
         self._spreads: dict[int, Spread] = {}
-        self.is_spread = dist.get_world_size() > 1
+        self.mesh = flat_mesh(dist.get_rank(), dist.get_world_size(), "shard")
+        self.is_spread = self.mesh.size > 1
         self.groups: list[list[Tensor]] = []
         if engine.zero_optimization_partition_weights():
             self._flat = self._zero.fp32_partitioned_groups_flat
@@ -124,8 +125,8 @@ class ZeroPartitions:
         gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
         dist.all_gather(gathered, own)
         for parameter, rows in zip(parameters, torch.stack(gathered, 1).tolist(), strict=True):
-            runs = tuple((start, length) for start, length in rows)
-            self._spreads[id(parameter)] = Spread(tuple(whole_shape(parameter)), runs, runs[dist.get_rank()])
+            lengths = [length for _, length in rows]
+            self._spreads[id(parameter)] = held_in_runs(tuple(whole_shape(parameter)), self.mesh, "shard", lengths)
 
     def _read_stage_3(self) -> None:
         """Stage 3: each rank has an equal part of every parameter, padded at the end."""
@@ -211,9 +212,8 @@ class ZeroLayout(ModuleLayout):
             return None
         partitioned: Any = tensor
         size, count = partitioned.ds_tensor.ds_numel, partitioned.ds_numel
-        bounds = [min(number * size, count) for number in range(self.world_size + 1)]
-        runs = tuple((bounds[rank], bounds[rank + 1] - bounds[rank]) for rank in range(self.world_size))
-        return Spread(tuple(partitioned.ds_shape), runs, runs[self.rank])
+        bounds = tuple(min(number * size, count) for number in range(self.mesh.size + 1))
+        return Spread(tuple(partitioned.ds_shape), self.mesh, (Sharded("shard", 0, bounds),), flat=True)
 
     def local(self, tensor: Tensor) -> Tensor:
         """Return this rank's run without padding; a copy if it is offloaded to disk."""
@@ -225,7 +225,7 @@ class ZeroLayout(ModuleLayout):
             partition = read
         spread = self.spread(tensor, tensor)
         assert spread is not None
-        own: Tensor = partition.detach().view(-1).narrow(0, 0, spread.own[1])
+        own: Tensor = partition.detach().view(-1).narrow(0, 0, spread.own.size)
         return own
 
     def like(self, parameter: Tensor, local: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ from math import prod
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor, nn
 
@@ -71,7 +70,7 @@ class ZeroOptimizerState:
     def __init__(self, model: nn.Module, partitions: ZeroPartitions, scaler: Any = None) -> None:
         self._model = model
         self._partitions = partitions
-        self._layout = WholeLayout(dist.get_rank(), dist.get_world_size()) if partitions.is_spread else WHOLE
+        self._layout = WholeLayout(partitions.mesh) if partitions.is_spread else WHOLE
         self._scaler = scaler
         self._names = {id(parameter): name for name, parameter in self._layout.parameters(model).items()}
         self._groups = GroupValues(partitions.optimizer)
@@ -153,11 +152,11 @@ class ZeroOptimizerState:
 
     def _parts(self, outgoing: Sequence[Outgoing]) -> Iterator[Part]:
         """Yield a part for each tensor, together those of a flat tensor, which may have to be read from disk."""
-        owners = assign_to_ranks([each.entry.size for each in outgoing], self._layout.world_size)
+        owners = assign_to_ranks([each.entry.size for each in outgoing], self._layout.mesh.size)
         for flat, together in groupby(zip(outgoing, owners, strict=True), lambda pair: pair[0].flat):
             with self._partitions.loaded(flat):
                 for each, owner in together:
-                    yield assigned_part(each.entry, self._own(each), owner, self._layout.rank)
+                    yield assigned_part(each.entry, self._own(each), owner, self._layout.mesh.rank)
 
     def _own(self, outgoing: Outgoing) -> Tensor | None:
         """Return the elements that this rank has of a tensor to export."""
@@ -253,8 +252,8 @@ class ZeroModelState(ModelState):
         spread = {name: tensor for name, tensor in own.items() if hasattr(tensor, "ds_id")}
         super()._copy({name: tensor for name, tensor in own.items() if name not in spread}, found)
         sizes = [prod(found[name].shape) for name in spread]
-        readers = assign_to_ranks(sizes, self._layout.world_size)
+        readers = assign_to_ranks(sizes, self._layout.mesh.size)
         for (name, tensor), reader in zip(spread.items(), readers, strict=True):
             with deepspeed.zero.GatheredParameters([tensor], modifier_rank=reader):
-                if reader == self._layout.rank:
+                if reader == self._layout.mesh.rank:
                     tensor.copy_(read_tensor(found[name]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import pairwise
-from math import prod
 from typing import Any, cast
 
 import torch
@@ -23,7 +22,8 @@ from hexloop.adapters.trainable.torch.layouts import ModuleLayout, norm_over
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.device import Device
 from hexloop.ports.engine import Engine
-from hexloop.ports.parallelism import Parallelism, ParallelismCapabilities, Spread
+from hexloop.ports.mesh import Dimensions, Sharded, Spread
+from hexloop.ports.parallelism import Parallelism, ParallelismCapabilities
 
 
 @define(eq=False)
@@ -46,7 +46,7 @@ class Fsdp2(Fsdp):
     def _shard(self, model: nn.Module) -> None:
         options, formats, units = self.options, self.options.formats, self.units_of(model)
         arguments: dict[str, Any] = {
-            "mesh": self._mesh(),
+            "mesh": self._device_mesh(),
             "reshard_after_forward": options.reshard_after_forward,
             "mp_policy": MixedPrecisionPolicy(formats.parameters, formats.gradients, formats.outputs),
             "offload_policy": CPUOffloadPolicy(self.device.type != "cpu") if options.offload else OffloadPolicy(),
@@ -60,11 +60,11 @@ class Fsdp2(Fsdp):
             for unit, following in pairwise(in_order):
                 unit.set_modules_to_forward_prefetch([following])
 
-    def _mesh(self) -> DeviceMesh:
-        shape = (self.world_size, 1) if self.options.strategy == "no_shard" else self.options.mesh
-        if shape is None:
-            return init_device_mesh(self.device.type, (self.world_size,))
-        return init_device_mesh(self.device.type, shape, mesh_dim_names=("replicas", "shards"))
+    def _device_mesh(self) -> DeviceMesh:
+        replicas, shards = (self.mesh.along(name).size for name in ("replicate", "shard"))
+        if self.options.strategy != "no_shard" and self.options.mesh is None:
+            return init_device_mesh(self.device.type, (shards,))
+        return init_device_mesh(self.device.type, (replicas, shards), mesh_dim_names=("replicas", "shards"))
 
     def synchronise(self, last_of_window: bool) -> None:
         """Reduce gradients in every backward pass or, if so configured, in the window's last one only."""
@@ -83,7 +83,7 @@ class Fsdp2(Fsdp):
     def layout(self) -> RowLayout:
         """The layout of the model that was prepared last."""
         assert self._shard_group is not None, "no model is prepared"
-        return RowLayout(dist.get_rank(), self.world_size, self._shard_group)
+        return RowLayout(self.mesh, self._shard_group)
 
 
 def _free(model: nn.Module) -> None:
@@ -116,26 +116,18 @@ class RowLayout(ModuleLayout):
         """Return how the rows are sharded: in equal chunks, of which the last ones may be smaller or empty."""
         if not isinstance(tensor, DTensor):
             return None
-        *_, shards = tensor.device_mesh.shape
-        rows, width = tensor.shape[0], prod(tensor.shape[1:])
-        chunk = -(-rows // shards)
-        bounds = [min(number * chunk, rows) * width for number in range(shards + 1)]
-        first_replica = tensor.device_mesh.mesh.reshape(-1, shards)[0].tolist()
-        run = {rank: (bounds[number], bounds[number + 1] - bounds[number]) for number, rank in enumerate(first_replica)}
-        shard = tensor.device_mesh.get_local_rank(tensor.device_mesh.ndim - 1)
-        own = bounds[shard], bounds[shard + 1] - bounds[shard]
-        return Spread(tuple(tensor.shape), tuple(run.get(rank, (0, 0)) for rank in range(self.world_size)), own)
+        return Spread(tuple(tensor.shape), self.mesh, (Sharded("shard"),))
 
     def local(self, tensor: Tensor) -> Tensor:
-        """Return this rank's rows, flat."""
+        """Return this rank's rows."""
         assert isinstance(tensor, DTensor)
         rows: Tensor = cast("DTensor", tensor.detach()).to_local()
-        return rows.view(-1)
+        return rows
 
     def like(self, parameter: Tensor, local: Tensor) -> Tensor:
         """Return a DTensor of these rows, on the parameter's device."""
         made = torch.empty_like(parameter.detach(), dtype=local.dtype)
-        self.local(made).copy_(local)
+        self.local(made).copy_(local.view_as(self.local(made)))
         return made
 
     def norm(self, own: Tensor) -> Tensor:
@@ -156,6 +148,10 @@ def make_fsdp(args: EngineArguments, device: Device) -> Parallelism[Tensor]:
     return Fsdp1(torch.device(device.name), args.world_size, options)
 
 
+def _dimensions(args: EngineArguments) -> Dimensions:
+    return read_options(args).dimensions(args.world_size)
+
+
 ENGINE: Engine[EngineArguments, Tensor] = Engine(
-    "fsdp", make_fsdp, consolidates=consolidates, exchanges_host_tensors=True
+    "fsdp", make_fsdp, mesh=_dimensions, consolidates=consolidates, exchanges_host_tensors=True
 )

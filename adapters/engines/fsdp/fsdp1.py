@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -27,7 +26,8 @@ from hexloop.adapters.engines.fsdp.units import Fsdp, allocate_meta_tensors, bro
 from hexloop.adapters.trainable.torch.layouts import WHOLE, norm_over
 from hexloop.adapters.trainable.torch.names import COMPILED, by_own_names
 from hexloop.domain.errors import ConfigurationError
-from hexloop.ports.parallelism import ParallelismCapabilities, Spread
+from hexloop.ports.mesh import Mesh, Spread, held_in_runs
+from hexloop.ports.parallelism import ParallelismCapabilities
 
 
 @define(eq=False)
@@ -52,7 +52,7 @@ class Fsdp1(Fsdp):
             locations = _locations(model)
             shapes = {name: tuple(each.shape) for name, each in WHOLE.parameters(model).items()}
             self._wrapped = self._wrap(model)
-            self._layout = FlatLayout(dist.get_rank(), self.world_size, locations, list(shapes), self._shards)
+            self._layout = FlatLayout(self.mesh, locations, list(shapes), self._shards)
             self._layout.exchange(shapes, self._wrapped)
         self.layout.free()
         return self._wrapped, make_optimizer(self._wrapped)
@@ -60,11 +60,7 @@ class Fsdp1(Fsdp):
     @property
     def _shards(self) -> int:
         """The number of ranks that hold one replica together."""
-        if self.options.strategy == "no_shard":
-            return 1
-        if self.options.mesh is not None and self.options.strategy.startswith("hybrid"):
-            return self.options.mesh[1]
-        return self.world_size
+        return self.mesh.along("shard").size
 
     @property
     def _strategy(self) -> str:
@@ -136,8 +132,7 @@ class FlatLayout:
     shards: the number of ranks that hold one replica together.
     """
 
-    rank: int
-    world_size: int
+    mesh: Mesh
     locations: Mapping[str, Location]
     names: Iterable[str]
     shards: int
@@ -158,12 +153,9 @@ class FlatLayout:
         lengths = lengths.to(next(iter(self.parameters().values())).device)
         gathered = [torch.empty_like(lengths) for _ in range(self.shards)]
         dist.all_gather(gathered, lengths, group=group)
-        shard = dist.get_rank(group)
         table = torch.stack(gathered, 1).tolist()
         for (name, parameter), row in zip(self.parameters().items(), table, strict=True):
-            runs = list(zip(accumulate(row, initial=0), row, strict=False))
-            copies = [(0, 0)] * (self.world_size - self.shards)
-            self._spreads[id(parameter)] = Spread(shapes[name], (*runs, *copies), runs[shard])
+            self._spreads[id(parameter)] = held_in_runs(shapes[name], self.mesh, "shard", row)
 
     def free(self) -> None:
         """Free gathered flat parameters, for which torch has no public function.

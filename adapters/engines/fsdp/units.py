@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from hexloop.domain.errors import ConfigurationError
+from hexloop.ports.mesh import Dimensions, Mesh
 
 STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
 """What is sharded over the ranks; accelerate's configuration files number them, from 1."""
@@ -124,6 +125,13 @@ class FsdpOptions:
         """Whether gathered weights are freed after the forward pass and gathered again in the backward pass."""
         return self.strategy in KEEPING
 
+    def dimensions(self, processes: int) -> Dimensions:
+        """Return the mesh of this number of processes: replicas, and the ranks that hold one together."""
+        replicas, shards = self.mesh or (1, processes)
+        if self.strategy == "no_shard":
+            replicas, shards = processes, 1
+        return ("replicate", replicas), ("shard", shards)
+
 
 @define(eq=False)
 class Fsdp:
@@ -138,6 +146,11 @@ class Fsdp:
     device: torch.device
     world_size: int
     options: FsdpOptions = field(factory=FsdpOptions)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The ranks, once they have met."""
+        return Mesh(self.options.dimensions(self.world_size), dist.get_rank())
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of the sum over the ranks: the mean of `world_size` times their shares."""

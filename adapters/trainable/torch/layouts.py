@@ -9,14 +9,15 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
-from attrs import frozen
+from attrs import field, frozen
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from hexloop.adapters.trainable.torch.names import by_own_names
 from hexloop.adapters.trainable.torch.serialization import DTYPES, TYPES, tensor_names, tensor_part
 from hexloop.domain.ranks import assign_to_ranks
-from hexloop.ports.parallelism import Layout, Spread
+from hexloop.ports.mesh import Mesh, Spread, held_by_one
+from hexloop.ports.parallelism import Layout
 from hexloop.ports.state import Part
 
 TorchLayout: TypeAlias = Layout[nn.Module, Tensor]
@@ -26,8 +27,7 @@ TorchLayout: TypeAlias = Layout[nn.Module, Tensor]
 class ModuleLayout:
     """Base of layouts that keep the tensors in the module, under the names in the model without wrappers."""
 
-    rank: int = 0
-    world_size: int = 1
+    mesh: Mesh = field(factory=Mesh)
 
     uneven = False
 
@@ -110,16 +110,16 @@ def assigned_parts(entries: Sequence[TensorEntry], layout: TorchLayout, writers:
     Tensors are assigned by `assign_to_ranks` to the first `writers` ranks, to all ranks if None. They are gathered one
     at a time, in the host memory of their rank. Collective.
     """
-    owners = assign_to_ranks([entry.size for entry in entries], writers or layout.world_size)
+    owners = assign_to_ranks([entry.size for entry in entries], writers or layout.mesh.size)
     for entry, owner in zip(entries, owners, strict=True):
         own = entry.tensor
         if own is not None and entry.spread is not None:
             own = layout.local(own)
-        yield assigned_part(entry, own, owner, layout.rank)
+        yield assigned_part(entry, own, owner, layout.mesh.rank)
 
 
 def assigned_part(entry: TensorEntry, own: Tensor | None, owner: int, rank: int) -> Part:
-    """Return rank `rank`'s part of a tensor that is assigned to `owner`; `own`: its elements, flat. Collective."""
+    """Return rank `rank`'s part of a tensor that is assigned to `owner`; `own`: what it holds. Collective."""
     whole = None
     if entry.spread is not None:
         whole = _gather(entry, entry.spread, own, owner, rank)
@@ -132,24 +132,27 @@ def assigned_part(entry: TensorEntry, own: Tensor | None, owner: int, rank: int)
 
 def _gather(entry: TensorEntry, spread: Spread, own: Tensor | None, owner: int, rank: int) -> Tensor | None:
     """Return the whole tensor in host memory on rank `owner`; None on the others, which send their elements."""
-    runs, device = spread.runs, communication_device()
+    boxes, device = spread.holders(), communication_device()
     if owner != rank:
-        if runs[rank][1] and own is not None:
-            dist.send(own.to(device).view(torch.uint8), owner)
+        if rank in boxes and own is not None:
+            dist.send(own.to(device).contiguous().view(-1).view(torch.uint8), owner)
         return None
-    whole = torch.empty(prod(entry.shape), dtype=entry.dtype, device=device)
+    whole = torch.empty(spread.divided, dtype=entry.dtype, device=device)
     received = []
-    for sender, (begin, length) in enumerate(runs):
-        if length == 0:
+    for sender, box in boxes.items():
+        target = whole[box.slices]
+        if sender == owner:
+            if own is not None:
+                target.copy_(own.view(target.shape))
             continue
-        target = whole[begin : begin + length]
-        if sender != owner:
-            received.append(dist.irecv(target.view(torch.uint8), sender))
-        elif own is not None:
-            target.copy_(own)
-    for each in received:
-        if each is not None:
-            each.wait()
+        # What is contiguous in the whole tensor is received in place.
+        buffer = target if target.is_contiguous() else torch.empty_like(target, memory_format=torch.contiguous_format)
+        received.append((dist.irecv(buffer.view(-1).view(torch.uint8), sender), buffer, target))
+    for pending, buffer, target in received:
+        if pending is not None:
+            pending.wait()
+        if buffer is not target:
+            target.copy_(buffer)
     return whole.cpu().view(entry.shape)
 
 
@@ -163,7 +166,7 @@ def merge_uneven_state(
     """
     own, described = {entry.name: entry for entry in entries}, {}
     for name, kept in state.items():
-        if _first_holder(parameters[name], layout) == layout.rank:
+        if _first_holder(parameters[name], layout) == layout.mesh.rank:
             tensors = [own[tensor] for tensor in tensor_names(kept)]
             fields = [[each.name, DTYPES[each.dtype], each.shape, each.spread is None] for each in tensors]
             described[name] = [kept, fields]
@@ -177,9 +180,8 @@ def merge_uneven_state(
             continue
         merged[name], tensors = by_rank[first][name]
         for tensor, dtype, shape, is_whole in tensors:
-            held, size = own.get(tensor), prod(shape)
-            runs = tuple((0, size if rank == first else 0) for rank in range(layout.world_size))
-            spread = Spread(tuple(shape), runs, runs[layout.rank]) if is_whole else layout.spread(parameter, parameter)
+            held = own.get(tensor)
+            spread = held_by_one(tuple(shape), layout.mesh, first) if is_whole else layout.spread(parameter, parameter)
             found[tensor] = TensorEntry(
                 tensor, None if held is None else held.tensor, tuple(shape), TYPES[dtype], spread
             )
@@ -189,7 +191,7 @@ def merge_uneven_state(
 def _first_holder(parameter: Tensor, layout: TorchLayout) -> int:
     """Return the first rank that holds a part of a parameter."""
     spread = layout.spread(parameter, parameter)
-    return 0 if spread is None else next((rank for rank, (_, length) in enumerate(spread.runs) if length), 0)
+    return 0 if spread is None else next(iter(spread.holders()), 0)
 
 
 def communication_device() -> torch.device:

@@ -15,7 +15,7 @@ from hexloop.adapters.trainable.torch.serialization import (
     DTYPES,
     StateDecoder,
     StateEncoder,
-    read_slice,
+    read_box,
     read_tensor,
     tensor_part,
 )
@@ -122,7 +122,8 @@ class ModelState:
             if spread is None:
                 tensor.copy_(read_tensor(found[name]))
             else:
-                self._layout.local(tensor).copy_(read_slice(found[name], *spread.own))
+                local = self._layout.local(tensor)
+                local.copy_(read_box(found[name], spread).view(local.shape))
 
     def differences(self, parts: Sequence[Part], types: bool = False) -> list[str]:
         """Return how saved tensors differ from the model's: missing, unknown, other shapes and optionally types."""

@@ -36,14 +36,14 @@ from hexloop.adapters.trainable.torch.serialization import (
     StateEncoder,
     UncastTensor,
     package_classes,
-    read_slice,
+    read_box,
     tensor_names,
     tensor_part,
 )
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import json_part, json_value
 from hexloop.domain.wording import listed
-from hexloop.ports.parallelism import Spread
+from hexloop.ports.mesh import Spread
 from hexloop.ports.state import JSON, Part
 
 FURTHER = "further"
@@ -249,7 +249,7 @@ def check_groups(groups: Sequence[Mapping[str, Any]], present: list[list[str]]) 
 
 def _own(layout: TorchLayout, parameter: Tensor, spread: Spread, part: Part) -> Tensor:
     """Return this rank's elements of a moment."""
-    return layout.like(parameter, read_slice(part, *spread.own))
+    return layout.like(parameter, read_box(part, spread))
 
 
 def _exact(saved: Any, loaded: Any, parameter: Tensor, own_type: set[int]) -> Any:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import keyed
+from hexloop.ports.mesh import Spread
 from hexloop.ports.state import Part
 
 DTYPES = {
@@ -72,6 +73,14 @@ def read_tensor(part: Part) -> Tensor:
 def read_slice(part: Part, begin: int, length: int) -> Tensor:
     """Return some elements of a whole tensor's part as a new flat tensor. Raises ValueError like `read_tensor`."""
     return _tensor(part, lambda: part.run(begin, length), length)
+
+
+def read_box(part: Part, spread: Spread) -> Tensor:
+    """Return this rank's box of a whole tensor's part as a new tensor. Raises ValueError like `read_tensor`."""
+    box = spread.own
+    runs = [read_slice(part, *run) for run in box.runs(spread.divided)]
+    found = runs[0] if len(runs) == 1 else torch.cat(runs) if runs else read_slice(part, 0, 0)
+    return found.view(box.lengths)
 
 
 def _tensor(part: Part, read: Callable[[], memoryview], count: int) -> Tensor:

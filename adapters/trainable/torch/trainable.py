@@ -54,8 +54,10 @@ LOCAL_ITEM_SUM = ItemSum(1, lambda items: items)
 """For a single process."""
 
 
-def exact_item_sum(size: int, device: torch.device | str, collectives: Collectives | None = None) -> ItemSum:
-    """Return the sum over torch.distributed's default group, computed on the device.
+def exact_item_sum(
+    size: int, device: torch.device | str, collectives: Collectives | None = None, group: Any = None
+) -> ItemSum:
+    """Return the sum over a group of torch.distributed, by default that of all processes, computed on the device.
 
     If the device is the CPU and there are `collectives`, they compute the sum.
     """
@@ -67,7 +69,7 @@ def exact_item_sum(size: int, device: torch.device | str, collectives: Collectiv
             count = items.clone()
         else:  # filled on the device: a copy from host memory would make the host wait for the device
             count = torch.full((), items, dtype=torch.int64, device=device)
-        work = dist.all_reduce(count, async_op=True)
+        work = dist.all_reduce(count, group=group, async_op=True)
 
         def result() -> Tensor:
             work.wait()

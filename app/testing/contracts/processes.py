@@ -113,6 +113,33 @@ class CollectivesContract:
 
         assert self.run(meet) == [[self.world_size] * self.world_size] * self.world_size
 
+    def test_some_ranks_communicate_among_themselves(self) -> None:
+        """Even and odd ranks have collectives of their own, numbered in order, also for another thread and again."""
+
+        def agree(rank: Collectives) -> tuple[Any, ...]:
+            own = [each for each in range(rank.world_size) if each % 2 == rank.rank % 2]
+            some = rank.among(own[::-1])
+            part = some.among(range(some.world_size))
+            some.barrier("some")
+            total = part.start_reduction([rank.rank], Reduction.SUM).result()
+            sent = some.broadcast(rank.rank, some.world_size - 1)
+            return some.rank, some.world_size, some.gather(rank.rank), total, sent, some.apart().gather(rank.rank)
+
+        def expected(rank: int) -> tuple[Any, ...]:
+            ranks = [each for each in range(self.world_size) if each % 2 == rank % 2]
+            return ranks.index(rank), len(ranks), ranks, (sum(ranks),), ranks[-1], ranks
+
+        assert self.run(agree) == [expected(rank) for rank in range(self.world_size)]
+
+    def test_a_rank_cannot_join_others(self) -> None:
+        """A rank that is not among those whose collectives it asks for gets an error that names it."""
+
+        def join_others(rank: Collectives) -> None:
+            with pytest.raises(ValueError, match=rf"^Rank {rank.rank} is not among the ranks \[.*\]"):
+                rank.among([rank.world_size])
+
+        self.run(join_others)
+
     def test_two_threads_do_not_interfere(self) -> None:
         """Operations of a second thread on `apart()` do not mix with those of the first."""
 
@@ -341,7 +368,7 @@ class EngineContract(ParallelismContract[Model, Batch, Loss], Generic[Model, Bat
         return before, loss, [contents(state.export()) for state in states]
 
     def test_sharded_tensors_are_complete(self, parallelism: Parallelism[Loss]) -> None:
-        """If the engine shards weights, the runs of all ranks make up each tensor, and each rank holds its own run."""
+        """If the engine shards weights, the boxes of all ranks make up each tensor, and each rank holds its own one."""
         if not parallelism.capabilities.sharded:
             pytest.skip("it does not shard weights")
         sharding, model = cast("Sharding[Loss, Model, Any]", parallelism), self.model()
@@ -353,9 +380,9 @@ class EngineContract(ParallelismContract[Model, Batch, Loss], Generic[Model, Bat
             spread = layout.spread(tensor, tensor)
             if spread is None:
                 continue
-            held = sorted(run for run in spread.runs if run[1])
+            held = sorted(run for box in spread.holders().values() for run in box.runs(spread.divided))
             ends = [0, *(first + length for first, length in held)]
             assert [first for first, _ in held] == ends[:-1]
             assert ends[-1] == prod(spread.shape)
-            assert len(spread.runs) == layout.world_size
-            assert layout.local(tensor).shape == (spread.own[1],)
+            assert spread.mesh.size == layout.mesh.size
+            assert prod(layout.local(tensor).shape) == spread.own.size

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from hexloop.adapters.engines.single.engine import SingleProcess
 from hexloop.adapters.trainable.torch.layouts import WholeLayout
 from hexloop.ports.engine import Engine
-from hexloop.ports.parallelism import ParallelismCapabilities, Spread
+from hexloop.ports.mesh import Sharded, Spread
+from hexloop.ports.parallelism import ParallelismCapabilities
 from tests.contracts.test_engines import OnLeastSquares, OnLine
 from tests.contracts.toy_engine import Copied, CopiedState, Toy, ToyLearner
 
@@ -117,7 +118,7 @@ class TestLoadingHalf(OnLine):
 
 class Incomplete(WholeLayout):
     def spread(self, tensor: Tensor, parameter: Tensor) -> Spread:
-        return Spread(tuple(tensor.shape), ((1, tensor.numel() - 1),), (0, tensor.numel()))
+        return Spread(tuple(tensor.shape), self.mesh, (Sharded("replicate", 0, (1, tensor.numel())),), flat=True)
 
 
 class LosingAnElement(SingleProcess):

@@ -187,11 +187,13 @@ def test_parts_may_be_loaded_in_any_distribution() -> None:
         return shard.model.whole_parameters()
 
     assert SimulatedWorld(2).run(load) == [[1.0, 2.0, 3.0, 4.0]] * 2
-    assert [len(exported) for exported in exports] == [1, 2, 2, 4]
+    assert sorted(part.name for part in parts if part.length) == [
+        "bias", "bias.momentum_buffer", "learning_rate", "weight", "weight.momentum_buffer",
+    ]  # fmt: skip
 
 
 def test_a_shard_alone_can_be_exported_and_loaded() -> None:
-    """The weights without the optimizer are exported as parts too, and each rank loads its slice."""
+    """The weights without the optimizer are exported as parts too, and each rank loads its own."""
 
     def carry_over(rank: Collectives) -> tuple[list[float], list[float]]:
         first, second = sharded_least_squares(rank, 3), sharded_least_squares(rank, 3)
@@ -203,4 +205,4 @@ def test_a_shard_alone_can_be_exported_and_loaded() -> None:
 
     for parameters, velocity in SimulatedWorld(2).run(carry_over):
         assert parameters == [1.0, 2.0, 3.0, 4.0]
-        assert velocity in ([5.0], [6.0, 7.0, 8.0])
+        assert velocity in ([5.0, 6.0, 8.0], [7.0])

@@ -24,6 +24,7 @@ from hexloop.domain.run import Evaluation
 from hexloop.domain.state import RunState
 from hexloop.domain.triggers import ControlFlags
 from hexloop.ports.collectives import Collectives
+from hexloop.ports.mesh import flat_mesh
 
 ROWS = [((float(number), 1.0), 2.0 * number) for number in range(12)]
 SEEN = (EpochBegan, EpochEnded, Logged, Saved, Evaluated)
@@ -45,7 +46,7 @@ def actions_of_ranks(
             yield Evaluated(run.state.step, {})
             return {}
 
-        contents = CheckpointContents({}, ranks=RankFiles(rank.rank, rank.world_size))
+        contents = CheckpointContents({}, ranks=RankFiles(flat_mesh(rank.rank, rank.world_size)))
         run = simulated_run(
             ROWS,
             batch_size=3,

@@ -28,6 +28,7 @@ from hexloop.domain.run import Evaluation
 from hexloop.domain.state import RunState
 from hexloop.domain.triggers import Interval, Trigger, Triggers
 from hexloop.ports.collectives import Collectives
+from hexloop.ports.mesh import flat_mesh
 
 ROWS = [((float(number), 1.0), 2.0 * number) for number in range(8)]
 EVERY_STEP = Trigger(Interval.STEPS, 1)
@@ -60,7 +61,7 @@ def training(storage: MemoryStorage, metrics: list[float], stops: dict[int, int]
 
         store = CheckpointStore(
             storage,
-            CheckpointContents({}, ranks=RankFiles(rank.rank, rank.world_size)),
+            CheckpointContents({}, ranks=RankFiles(flat_mesh(rank.rank, rank.world_size))),
             CheckpointPolicy(2, keep_best=True),
             collectives=rank,
         )

@@ -24,6 +24,7 @@ from hexloop.domain.ranks import assign_to_ranks
 from hexloop.domain.requests import Requests, SharedAgreement
 from hexloop.domain.state import RunState
 from hexloop.ports.collectives import Collectives
+from hexloop.ports.mesh import flat_mesh
 from hexloop.ports.state import Exportable, Part
 
 ROWS = [((float(number), 1.0), 2.0 * number) for number in range(8)]
@@ -69,7 +70,7 @@ def saved(size: int) -> tuple[set[int], set[str]]:
 
     def save(rank: Collectives) -> int:
         kept: dict[str, Exportable] = {name: OneNumber() for name in (*EACH, "scheduler", "scaler")}
-        contents = CheckpointContents(kept, ranks=RankFiles(rank.rank, rank.world_size))
+        contents = CheckpointContents(kept, ranks=RankFiles(flat_mesh(rank.rank, rank.world_size)))
         list(CheckpointStore(storage, contents, collectives=rank).save(RunState(run="mine", step=7)))
         return world.operations[rank.rank]
 
