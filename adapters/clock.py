@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-__path__: list[str] = []  # lets hexloop._moved serve old paths such as hexloop.adapters.clock.system
-
 
 class SystemClock:
     """Clock of the operating system."""

@@ -16,8 +16,6 @@ from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.clock import Clock
 from hexloop.ports.interrupts import Interrupts
 
-__path__: list[str] = []  # lets hexloop._moved serve old paths such as hexloop.adapters.interrupts.signals
-
 Handler: TypeAlias = "Callable[[int, FrameType | None], object] | int | None"
 
 

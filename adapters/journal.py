@@ -23,8 +23,6 @@ from hexloop.domain.limits import limits
 from hexloop.domain.ranges import Count
 from hexloop.ports.journal import Fact
 
-__path__: list[str] = []  # lets hexloop._moved serve old paths such as hexloop.adapters.journal.json_lines
-
 
 @frozen
 class AnyNote(Open):

@@ -15,8 +15,6 @@ from hexloop.adapters.collectives import REDUCERS, PendingReduction, place_among
 from hexloop.domain.errors import CollectiveError
 from hexloop.ports.collectives import Json, Reduction
 
-__path__: list[str] = []  # lets hexloop._moved serve old paths such as hexloop.adapters.collectives.simulated
-
 IDLE_SECONDS = 0.5
 """Real seconds without a change after which the other threads of the blocked ranks count as blocked too."""
 

@@ -18,8 +18,6 @@ from hexloop.domain.errors import MissingFileError, StorageError, StorageFullErr
 from hexloop.domain.redaction import user_of, without_user
 from hexloop.ports.storage import Entry, Publication, StorageCapabilities, Stored
 
-__path__: list[str] = []  # lets hexloop._moved serve the old path hexloop.adapters.storage.fsspec.storage
-
 Arguments = ParamSpec("Arguments")
 Response = TypeVar("Response")
 

@@ -16,8 +16,6 @@ from attrs import define, frozen
 
 from hexloop.ports.state import Part
 
-__path__: list[str] = []  # lets hexloop._moved serve old paths below this one
-
 Row: TypeAlias = tuple[tuple[float, ...], float]
 """Features and target."""
 

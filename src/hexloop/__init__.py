@@ -12,15 +12,12 @@ from typing import Any
 
 import lazy_loader
 
-from hexloop import _moved
-
 __version__ = "0.1.0"
 
 if not os.path.isdir(os.path.join(__path__[0], "domain")):
     # An editable install from a source tree without the links to the four folders: they are at the top of the tree.
     __path__.append(os.path.dirname(os.path.dirname(__path__[0])))
 
-_moved.install()
 _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
