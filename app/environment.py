@@ -13,7 +13,7 @@ from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import variable_truth
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 VARIABLES = {
     "ACCELERATE_USE_CPU": "trains on the CPU, as use_cpu does",
@@ -189,36 +189,3 @@ class Surroundings:
     device: str | None = None
     n_gpu: int | None = None
     local_world_size: int = 0
-
-
-def detect_device(local_rank: int = 0) -> str:
-    """Return the device that ACCELERATE_TORCH_DEVICE names, or this process's accelerator, or the CPU.
-
-    CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER determine which GPUs torch sees, and their numbers.
-    """
-    import torch
-
-    named = lower_variable("ACCELERATE_TORCH_DEVICE", "")
-    if named:
-        return named
-    if torch.cuda.is_available():
-        return f"cuda:{local_rank % max(1, torch.cuda.device_count())}"
-    if torch.backends.mps.is_available():
-        return "mps"
-    if torch.xpu.is_available():
-        return f"xpu:{local_rank % max(1, torch.xpu.device_count())}"
-    return "cpu"
-
-
-def count_gpus(device: torch.device, world_size: int) -> int:
-    """Return how many GPUs a process with this device trains on: all CUDA devices if it is alone, else one.
-
-    A device with an index other than 0, or named by the environment, is the only one.
-    """
-    import torch
-
-    if device.type == "cpu":
-        return 0
-    if device.type != "cuda" or world_size > 1 or device.index or lower_variable("ACCELERATE_TORCH_DEVICE", ""):
-        return 1
-    return max(1, torch.cuda.device_count())

@@ -110,8 +110,8 @@ def _join_the_others(args: JoinArguments, process: Launched) -> TorchCollectives
             f"ddp_backend={args.ddp_backend or backend!r} is not available: this build of torch does not have it; "
             "choose gloo, or leave it out."
         )
-    if args.device.type == "cuda":
-        torch.cuda.set_device(args.device)
+    if args.device.index is not None:
+        torch.get_device_module(args.device).set_device(args.device)
     timeouts = Timeouts(args.rendezvous_timeout, float(args.ddp_timeout))
     place = MeetingPlace(process.address, process.port, hosted=os.environ.get(AGENT_STORE) != "True")
     world = start_world(place, process.rank, process.world_size, backend, timeouts)

@@ -7,10 +7,10 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate
 from operator import mul
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -44,17 +44,17 @@ Piece: TypeAlias = tuple[Bytes, Bytes]
 class TorchSnapshots:
     """Snapshots adapter for parts whose source is a tensor; the bytes of other parts are copied.
 
-    CPU tensors are copied at once. GPU tensors are copied to pinned memory on a separate stream, which overlaps with
-    the next step: `wait_before_update` must be called before the optimizer's update and makes the device, not this
-    process, wait for the copies. Tensors that change outside the update (batch norm statistics) are copied on the
-    current stream.
+    CPU tensors are copied at once. Those on an accelerator with streams are copied to pinned memory on a separate
+    stream, which overlaps with the next step: `wait_before_update` must be called before the optimizer's update and
+    makes the device, not this process, wait for the copies. Tensors that change outside the update (batch norm
+    statistics) are copied on the current stream.
     """
 
     def __init__(self) -> None:
         self._copies: dict[Key, Copy] = {}
         self._reserving = threading.Lock()
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        self._copied: dict[torch.device, torch.cuda.Event] = {}
+        self._streams: dict[torch.device, Any] = {}
+        self._copied: dict[torch.device, Any] = {}
 
     def reserve(self, owners: Mapping[str, Sequence[Part]]) -> Callable[[], None]:
         """Return a function that allocates the buffers; see `Snapshots.reserve`."""
@@ -68,7 +68,7 @@ class TorchSnapshots:
         # loader's worker, would wait for it for ever, so the thread that allocates must not be the first to call one.
         for dtype in {tensor.dtype for tensor in wanted.values()}:
             Copy(allocate_like([torch.empty(1, dtype=dtype)])[0])
-        if any(tensor.device.type == "cuda" for tensor in wanted.values()):
+        if any(_has_streams(tensor.device.type) for tensor in wanted.values()):
             torch.zeros(1, pin_memory=True)
         return partial(self._allocate_buffers, wanted)
 
@@ -86,7 +86,7 @@ class TorchSnapshots:
     def wait_before_update(self) -> None:
         """Make every device wait for the copies of its tensors before it does any work enqueued from now on."""
         for device, copied in self._copied.items():
-            torch.cuda.current_stream(device).wait_event(copied)
+            torch.get_device_module(device).current_stream(device).wait_event(copied)
         self._copied.clear()
 
     def _take(self, owner: str, part: Part, pieces: list[Piece], small: _SmallTensors) -> Part:
@@ -96,8 +96,8 @@ class TorchSnapshots:
             data = bytes(part.read())
             return _with_bytes(part, lambda: memoryview(data))
         copy = self._copies[owner, part.name]
-        if source.device.type == "cuda":
-            copied = self._copy_from_gpu(copy.buffer, source.detach(), owner == OPTIMIZER or source.requires_grad)
+        if _has_streams(source.device.type):
+            copied = self._copy_beside(copy.buffer, source.detach(), owner == OPTIMIZER or source.requires_grad)
 
             def read() -> memoryview:
                 copied.synchronize()
@@ -115,19 +115,20 @@ class TorchSnapshots:
             pieces += [(to[start : start + PIECE], of[start : start + PIECE]) for start in range(0, len(of), PIECE)]
         return copy.part
 
-    def _copy_from_gpu(self, buffer: Tensor, tensor: Tensor, beside: bool) -> torch.cuda.Event:
+    def _copy_beside(self, buffer: Tensor, tensor: Tensor, beside: bool) -> Any:
         """Enqueue the copy, on the separate stream if it may run `beside` the next step."""
         device = tensor.device
-        current = torch.cuda.current_stream(device)
+        module = torch.get_device_module(device)
+        current = module.current_stream(device)
         stream = current
         if beside:
             if device not in self._streams:
-                self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+                self._streams[device] = module.Stream(device)
             stream = self._streams[device]
             stream.wait_stream(current)
-        with torch.cuda.stream(stream):
+        with module.stream(stream):
             buffer.copy_(tensor, non_blocking=True)
-            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied = module.Event()
             copied.record(stream)
         if beside:
             tensor.record_stream(stream)
@@ -142,7 +143,7 @@ class TorchSnapshots:
                 copy = self._copies.get(key)
                 if copy is not None and copy.shape == tensor.shape and copy.dtype == tensor.dtype:
                     continue
-                if tensor.device.type == "cuda":
+                if _has_streams(tensor.device.type):
                     buffer = torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=True)
                     self._copies[key] = Copy(buffer)
                 else:
@@ -150,6 +151,12 @@ class TorchSnapshots:
             if in_host_memory:
                 buffers = allocate_like(list(in_host_memory.values()))
                 self._copies.update(zip(in_host_memory, map(Copy, buffers), strict=True))
+
+
+@cache
+def _has_streams(kind: str) -> bool:
+    """Return whether a kind of device copies to pinned memory beside its computation."""
+    return kind != "cpu" and hasattr(torch.get_device_module(kind), "Stream")
 
 
 class Copy:

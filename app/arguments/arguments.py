@@ -35,7 +35,8 @@ from hexloop.app.arguments.outputs import (
     TrackioArguments,
 )
 from hexloop.app.arguments.setters import Setters
-from hexloop.app.environment import Surroundings, count_gpus, detect_device, is_on, launched
+from hexloop.app.devices import count_devices, detect_device, torch_name
+from hexloop.app.environment import Surroundings, is_on, launched
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import RefusalError, problem
 
@@ -143,10 +144,15 @@ class TrainingArguments(
         """The device of this process."""
         import torch
 
+        return torch.device(torch_name(self.device_name))
+
+    @property
+    def device_name(self) -> str:
+        """The name of the device of this process, as the table of devices has it; usually torch's."""
         if self._on_cpu:
-            return torch.device("cpu")
+            return "cpu"
         surroundings = self.surroundings
-        return torch.device(surroundings.device or detect_device(surroundings.local_process_index))
+        return surroundings.device or detect_device(surroundings.local_process_index)
 
     @property
     def n_gpu(self) -> int:
@@ -155,7 +161,7 @@ class TrainingArguments(
             return 0
         if self.surroundings.n_gpu is not None:
             return self.surroundings.n_gpu
-        return count_gpus(self.device, self.world_size)
+        return count_devices(self.device_name, self.world_size)
 
     @property
     def _n_gpu(self) -> int:

@@ -21,13 +21,13 @@ from attrs import asdict, frozen
 import hexloop
 import hexloop.adapters
 from hexloop.app.command_line import ExitCode
+from hexloop.app.devices import device_kinds
 from hexloop.app.printing import print_document, print_lines
 from hexloop.ports.device import Device
 
 NOT_ADAPTERS = frozenset({"arguments", "digests"})
 """Modules in the folders of ports that only support the adapters next to them."""
 
-GIBIBYTE = 2**30
 FORMATS = ("fp32", "tf32", "bf16", "fp16")
 GET_TORCH = "https://pytorch.org/get-started/locally"
 
@@ -118,31 +118,16 @@ def _devices() -> Iterator[DeviceFound]:
         return
     import torch
 
-    from hexloop.app.wiring.adapters import DEVICES
-
     cores, threads = os.cpu_count() or 1, torch.get_num_threads()
     processor = f"{cores} core{'s' * (cores > 1)}, {threads} torch thread{'s' * (threads > 1)}"
-    yield _tested(DEVICES["cpu"](0), processor)
-    built_for = torch.version.cuda or torch.version.hip
-    if built_for is None:
-        advice = f"for an NVIDIA or AMD GPU, install a torch that is built for it: {GET_TORCH}"
-        yield DeviceFound("cuda", f"torch {torch.__version__} is built without CUDA and ROCm", {}, advice)
-    elif not torch.cuda.is_available():
-        kind, tool = ("CUDA", "nvidia-smi") if torch.version.cuda else ("ROCm", "rocm-smi")
-        advice = f"check that the driver is installed ({tool} lists GPUs)"
-        yield DeviceFound("cuda", f"torch is built for {kind} {built_for}, but finds no GPU", {}, advice)
-    else:
-        for index in range(torch.cuda.device_count()):
-            memory = torch.cuda.get_device_properties(index).total_memory / GIBIBYTE
-            yield _tested(DEVICES["cuda"](index), f"{torch.cuda.get_device_name(index)}, {memory:.0f} GiB")
-    if torch.backends.mps.is_available():
-        yield _tested(DEVICES["mps"](0), "Apple's GPU through Metal")
-    elif platform.system() == "Darwin":
-        yield DeviceFound(
-            "mps", "torch finds no Metal", {}, f"install a current torch on macOS 14 or later: {GET_TORCH}"
-        )
-    else:
-        yield DeviceFound("mps", "available on Macs only", {})
+    kinds = dict(device_kinds())
+    yield _tested(kinds.pop("cpu").device(0), processor)
+    for kind in kinds.values():
+        if kind.is_available():
+            for number in range(kind.count()):
+                yield _tested(kind.device(number), kind.describe(number))
+        elif (missing := kind.missing()) is not None:
+            yield DeviceFound(kind.name, missing.reason, {}, missing.advice)
 
 
 def _tested(device: Device | None, description: str) -> DeviceFound:

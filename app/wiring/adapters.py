@@ -1,7 +1,8 @@
 """Choose an adapter for every port: the one that the caller passed, or else the one that the arguments name.
 
-Devices, precisions and loggers are tables. To add one, add a file to its folder in `hexloop.adapters` and a row here.
-Engines are in `hexloop.app.engines`, storages in `hexloop.app.wiring.storage`.
+Precisions and loggers are tables. To add one, add a file to its folder in `hexloop.adapters` and a row here. Kinds of
+devices are in `hexloop.adapters.device.torch.kinds`, engines in `hexloop.app.engines`, storages in
+`hexloop.app.wiring.storage`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from hexloop.adapters.logger.json_lines import JsonLines
 from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.adapters.storage.signed import SignedStorage
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.devices import device_kinds
 from hexloop.app.engines import engine_for, find_plugin, plugin_names
 from hexloop.app.joining import join
 from hexloop.app.trackers import LOCAL_FOLDER, TRACKERS, available_trackers, missing_package
@@ -250,41 +252,22 @@ def choose_device(args: TrainingArguments) -> Device:
 
     Raises ConfigurationError if it is not available, or if hexloop has no adapter for it.
     """
-    kind, index = args.device.type, args.device.index or 0
-    device = DEVICES[kind](index) if kind in DEVICES else None
+    name, kinds = args.device_name, device_kinds()
+    kind, _, number = name.partition(":")
+    device = kinds[kind].device(int(number or 0)) if kind in kinds else None
     if device is not None:
         return device
-    reason = "torch does not find it on this machine" if kind in DEVICES else "hexloop has no adapter for it"
+    reason = "torch does not find it on this machine" if kind in kinds else "hexloop has no adapter for it"
     raise ConfigurationError(
-        f"The device {args.device} cannot be used: {reason}. Choose another, pass device=..., or set use_cpu=True."
+        f"The device {name} cannot be used: {reason}. Choose another, pass device=..., or set use_cpu=True."
     )
 
 
-def cpu_device(index: int = 0) -> Device:
-    """Return the CPU; it has no other index than 0."""
+def cpu_device() -> Device:
+    """Return the CPU."""
     from hexloop.adapters.device.torch import CpuDevice
 
     return CpuDevice()
-
-
-def _cuda(index: int) -> Device | None:
-    import torch
-
-    from hexloop.adapters.device.torch import CudaDevice
-
-    return CudaDevice(index) if index < torch.cuda.device_count() else None
-
-
-def _mps(index: int) -> Device | None:
-    import torch
-
-    from hexloop.adapters.device.torch import MpsDevice
-
-    return MpsDevice() if torch.backends.mps.is_available() else None
-
-
-DEVICES: dict[str, Callable[[int], Device | None]] = {"cpu": cpu_device, "cuda": _cuda, "mps": _mps}
-"""From the type of a `torch.device` and its index to the adapter; None if the device is not available."""
 
 
 def precision_name(args: TrainingArguments) -> str:

@@ -77,7 +77,7 @@ def contents_for(
 def snapshots(parts: TrainerParts) -> TorchSnapshots:
     """Return snapshots whose copies are complete before the optimizer changes what they copy."""
     made = TorchSnapshots()
-    if parts.adapters.device.name.startswith("cuda"):
+    if parts.adapters.device.capabilities.pins_memory:
         parts.optimizer.register_step_pre_hook(lambda *_: made.wait_before_update())
     return made
 

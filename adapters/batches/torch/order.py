@@ -385,8 +385,9 @@ def random_fingerprint(device: str) -> str:
     digest.update(state[1].data)
     digest.update(repr(state[2:]).encode())
     digest.update(torch.get_rng_state().numpy().data)
-    if device.startswith("cuda"):
-        digest.update(torch.cuda.get_rng_state(device).numpy().data)
-    elif device == "mps":
-        digest.update(torch.mps.get_rng_state().numpy().data)
+    kind = device.partition(":")[0]
+    if kind != "cpu":
+        module = torch.get_device_module(kind)
+        state = module.get_rng_state(device) if kind != device else module.get_rng_state()
+        digest.update(state.numpy().data)
     return digest.hexdigest()

@@ -208,8 +208,15 @@ def backend_of(kind: str, chosen: str | None, with_host: bool) -> str:
 
     with_host: host tensors are sent too; they use gloo if the back end of the device does not carry them.
     """
-    backend = chosen or {"cuda": "nccl", "xpu": "xccl"}.get(kind, "gloo")
+    backend = chosen or _usual_backend(kind)
     return f"cpu:gloo,{kind}:{backend}" if with_host and kind != "cpu" and backend in DEVICE_ONLY_BACKENDS else backend
+
+
+def _usual_backend(kind: str) -> str:
+    try:
+        return str(dist.get_default_backend_for_device(kind))
+    except ValueError:  # torch knows none
+        return "gloo"
 
 
 def is_built_in(backend: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import random
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -49,6 +49,10 @@ class RandomStates:
     torch: str
     device: str | None = None
     devices: list[str] = Factory(list)
+
+
+Saved: TypeAlias = "tuple[str, str, str, int]"
+"""A saved generator: its field, torch's name of the device, the encoded state, and the number of the device."""
 
 
 class TorchDevice:
@@ -97,7 +101,7 @@ class TorchDevice:
         saved = _checked({part.name: json_value(part) for part in parts})
         own = list(self._saved_generators(saved))
         tensors, problems = [], []
-        for name, device, text in [("torch", "cpu", saved.torch), *own]:
+        for name, device, text, _ in [("torch", "cpu", saved.torch, 0), *own]:
             try:
                 tensors.append(decode_state(text))
                 torch.Generator(device).set_state(tensors[-1])
@@ -109,17 +113,17 @@ class TorchDevice:
         random.setstate((version, tuple(words), gauss))
         np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
         torch.set_rng_state(tensors[0])
-        for (_, device, _), state in zip(own, tensors[1:], strict=True):
-            self._set_generator(device, state)
+        for (*_, number), state in zip(own, tensors[1:], strict=True):
+            self._set_generator(number, state)
 
     def _own_generators(self) -> Iterator[Part]:
         return iter(())
 
-    def _saved_generators(self, saved: RandomStates) -> Iterable[tuple[str, str, str]]:
-        """Return the field, the device's name and the encoded state of each saved generator of this kind of device."""
+    def _saved_generators(self, saved: RandomStates) -> Iterable[Saved]:
+        """Return the saved generators of this kind of device, in the order in which they are set."""
         return ()
 
-    def _set_generator(self, device: str, state: Tensor) -> None:
+    def _set_generator(self, number: int, state: Tensor) -> None:
         """No-op: the CPU has no generator of its own."""
 
 
@@ -130,7 +134,68 @@ class CpuDevice(TorchDevice):
         super().__init__("cpu", DeviceCapabilities("cpu", frozenset({"fp32", "bf16", "fp16"})))
 
 
-class CudaDevice(TorchDevice):
+class Accelerator(TorchDevice):
+    """One device of a kind that torch drives through a module with its usual functions, such as `torch.cuda`.
+
+    kind: torch's name. capabilities: by default fp32, fp16 and, if the module says so, bf16. module: with torch's
+    functions for the kind, by default torch's own. name: under which torch has the device, by default kind and index.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        index: int = 0,
+        capabilities: DeviceCapabilities | None = None,
+        module: Any = None,
+        name: str | None = None,
+    ) -> None:
+        self._index, self._module = index, torch.get_device_module(kind) if module is None else module
+        if capabilities is None:
+            precisions = {"fp32", "fp16"} | ({"bf16"} if self._module.is_bf16_supported() else set())
+            capabilities = DeviceCapabilities(kind, frozenset(precisions), pins_memory=True)
+        super().__init__(name or f"{kind}:{index}", capabilities)
+
+    def seed(self, seed: int) -> None:
+        """Seed Python, numpy and torch on every device, also one whose kind torch does not seed itself."""
+        super().seed(seed)
+        self._module.manual_seed_all(seed)
+
+    def memory(self) -> Memory:
+        """Return the figures of PyTorch's allocator."""
+        module, index = self._module, self._index
+        total = module.get_device_properties(index).total_memory
+        return Memory(module.memory_allocated(index), module.max_memory_allocated(index), total)
+
+    def release_memory(self) -> None:
+        """Empty the allocator's cache."""
+        self._module.empty_cache()
+
+    def forget_peak_memory(self) -> None:
+        """Reset the allocator's peak."""
+        self._module.reset_peak_memory_stats(self._index)
+
+    def _own_generators(self) -> Iterator[Part]:
+        """Yield the state of this device's generator, and of those of all visible devices, in order."""
+        yield json_part("device", encode_state(self._module.get_rng_state(self._index)))
+        yield json_part("devices", [encode_state(state) for state in self._module.get_rng_state_all()])
+
+    def _saved_generators(self, saved: RandomStates) -> Iterator[Saved]:
+        """Yield as many devices' states as are visible; this one gets its own state, whatever its index was."""
+        for index, text in enumerate(saved.devices[: self._module.device_count()]):
+            yield f"devices[{index}]", self._named(index), text, index
+        if saved.device is not None:
+            yield "device", self.name, saved.device, self._index
+
+    def _set_generator(self, number: int, state: Tensor) -> None:
+        self._module.set_rng_state(state, number)
+
+    def _named(self, index: int) -> str:
+        """Return the name of another device of this kind."""
+        kind, numbered, _ = self.name.partition(":")
+        return f"{kind}:{index}" if numbered else kind
+
+
+class CudaDevice(Accelerator):
     """One NVIDIA GPU through CUDA, or one AMD GPU through ROCm, which PyTorch drives under the same names.
 
     Raises ConfigurationError if torch does not find the GPU.
@@ -144,36 +209,7 @@ class CudaDevice(TorchDevice):
         if torch.version.cuda is not None and torch.cuda.get_device_capability(index) >= (8, 0):
             precisions.add("tf32")
         kind = "rocm" if torch.version.hip else "cuda"
-        super().__init__(f"cuda:{index}", DeviceCapabilities(kind, frozenset(precisions), pins_memory=True))
-        self._index = index
-
-    def memory(self) -> Memory:
-        """Return the figures of PyTorch's allocator."""
-        total = torch.cuda.get_device_properties(self._index).total_memory
-        return Memory(torch.cuda.memory_allocated(self._index), torch.cuda.max_memory_allocated(self._index), total)
-
-    def release_memory(self) -> None:
-        """Empty the allocator's cache."""
-        torch.cuda.empty_cache()
-
-    def forget_peak_memory(self) -> None:
-        """Reset the allocator's peak."""
-        torch.cuda.reset_peak_memory_stats(self._index)
-
-    def _own_generators(self) -> Iterator[Part]:
-        """Yield the state of this GPU's generator, and of those of all visible GPUs, in order."""
-        yield json_part("device", encode_state(torch.cuda.get_rng_state(self._index)))
-        yield json_part("devices", [encode_state(state) for state in torch.cuda.get_rng_state_all()])
-
-    def _saved_generators(self, saved: RandomStates) -> Iterator[tuple[str, str, str]]:
-        """Yield as many GPUs' states as are visible; this GPU gets this GPU's state, whatever its index was."""
-        for index, text in enumerate(saved.devices[: torch.cuda.device_count()]):
-            yield f"devices[{index}]", f"cuda:{index}", text
-        if saved.device is not None:
-            yield "device", self.name, saved.device
-
-    def _set_generator(self, device: str, state: Tensor) -> None:
-        torch.cuda.set_rng_state(state, device)
+        super().__init__("cuda", index, DeviceCapabilities(kind, frozenset(precisions), pins_memory=True))
 
 
 class MpsDevice(TorchDevice):
@@ -194,10 +230,10 @@ class MpsDevice(TorchDevice):
     def _own_generators(self) -> Iterator[Part]:
         yield json_part("device", encode_state(torch.mps.get_rng_state()))
 
-    def _saved_generators(self, saved: RandomStates) -> Iterable[tuple[str, str, str]]:
-        return [("device", "mps", saved.device)] if saved.device is not None else []
+    def _saved_generators(self, saved: RandomStates) -> Iterable[Saved]:
+        return [("device", "mps", saved.device, 0)] if saved.device is not None else []
 
-    def _set_generator(self, device: str, state: Tensor) -> None:
+    def _set_generator(self, number: int, state: Tensor) -> None:
         torch.mps.set_rng_state(state)
 
 

@@ -19,9 +19,6 @@ SWITCH = "ACCELERATE_USE_DEEPSPEED"
 FILE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
 PREFIX = "ACCELERATE_DEEPSPEED_"
 
-BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
-"""torch.distributed's backend for each type of device."""
-
 
 def launched_configuration() -> dict[str, Any] | None:
     """Return the launcher's configuration, None if it did not choose DeepSpeed; a file precedes single variables.
@@ -93,7 +90,7 @@ def initialize(device: torch.device, local_rank: int) -> None:
     if not dist.is_initialized():  # a run of one process needs no launcher and no port
         from torch._C._distributed_c10d import HashStore
 
-        dist.init_process_group(BACKENDS.get(device.type), store=HashStore(), rank=0, world_size=1)
+        dist.init_process_group(dist.get_default_backend_for_device(device), store=HashStore(), rank=0, world_size=1)
     if device.type == "cpu":  # as DeepSpeed's launcher sets it; otherwise ZeRO 3 starts a program at every step
         os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE") or str(dist.get_world_size()))
     import deepspeed

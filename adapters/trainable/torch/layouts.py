@@ -196,7 +196,11 @@ def _first_holder(parameter: Tensor, layout: TorchLayout) -> int:
 
 def communication_device() -> torch.device:
     """Return a device whose tensors the default process group can send."""
-    return torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend() else torch.device("cpu")
+    accelerator = torch.accelerator.current_accelerator()
+    usual = "gloo" if accelerator is None else dist.get_default_backend_for_device(accelerator)
+    if accelerator is None or usual == "gloo" or usual not in dist.get_backend():
+        return torch.device("cpu")
+    return torch.device(accelerator.type, torch.accelerator.current_device_index())
 
 
 def gather_json(value: Any) -> list[Any]:

@@ -13,6 +13,7 @@ from typing import TypeVar
 from attrs import frozen
 
 from hexloop.app.command_line.resuming import AUTO, RESUME, without_options
+from hexloop.app.devices import count_accelerators
 from hexloop.domain.errors import ConfigurationError
 
 LOOPBACK = "127.0.0.1"
@@ -89,7 +90,7 @@ def read_plan(options: Namespace) -> LaunchPlan:
     _check_files(plan.program, plan.log_folder, problems)
     if problems:
         raise ConfigurationError(problems)
-    gpus = _gpus()
+    gpus = count_accelerators()
     have, what = (gpus, "GPUs") if gpus else (cores(), "cores")
     if plan.processes > have:
         warnings.warn(
@@ -102,12 +103,6 @@ def read_plan(options: Namespace) -> LaunchPlan:
 def cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _gpus() -> int:
-    import torch
-
-    return torch.cuda.device_count()
 
 
 def _number(
@@ -127,7 +122,7 @@ def _number(
 def _processes(text: str | None, problems: list[str]) -> int:
     if text is not None:
         return _number("--processes", text, int, 1, "a whole number, 1 or more", problems)
-    gpus = _gpus()
+    gpus = count_accelerators()
     if not gpus:
         problems.append("--processes is missing, and there is no GPU to count; set it, as in --processes 2.")
     return gpus

@@ -1,0 +1,88 @@
+"""Which device a process trains on: detected, or named by the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pkgutil import resolve_name
+from typing import Any, Protocol
+
+from hexloop.app.environment import lower_variable
+from hexloop.ports.device import Device
+
+KINDS = "hexloop.adapters.device.torch.kinds:KINDS"
+"""Where the table of kinds is found, which imports torch."""
+
+
+class DeviceKind(Protocol):
+    """What the app asks of a row of the table; see `hexloop.adapters.device.torch.kinds.Kind`."""
+
+    name: str
+    together: bool
+
+    def is_available(self) -> bool:
+        """Return whether this machine has such devices."""
+
+    def count(self) -> int:
+        """Return how many."""
+
+    def describe(self, number: int, /) -> str:
+        """Return what the device with this number is."""
+
+    def missing(self) -> Any:
+        """Return why there is none, with `reason` and `advice`; None if that is not worth a word."""
+
+    def chosen(self, local_rank: int) -> str:
+        """Return the name of the device for a process with this number on its machine."""
+
+    def device(self, number: int) -> Device | None:
+        """Return the device with this number; None if this machine does not have it."""
+
+    def torch_name(self, name: str) -> str:
+        """Return the name under which torch has the device that is called `name`."""
+
+
+def device_kinds() -> Mapping[str, DeviceKind]:
+    """Return the kinds of devices by name, in the order in which they are preferred; the CPU is the last."""
+    kinds: Mapping[str, DeviceKind] = resolve_name(KINDS)
+    return kinds
+
+
+def available_kinds() -> Iterable[DeviceKind]:
+    """Return the kinds that this machine has, the CPU last."""
+    return [kind for kind in device_kinds().values() if kind.is_available()]
+
+
+def detect_device(local_rank: int = 0) -> str:
+    """Return the device that ACCELERATE_TORCH_DEVICE names, or this process's accelerator, or the CPU.
+
+    CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER determine which GPUs torch sees, and their numbers.
+    """
+    named = lower_variable("ACCELERATE_TORCH_DEVICE", "")
+    return named or next(iter(available_kinds())).chosen(local_rank)
+
+
+def torch_name(name: str) -> str:
+    """Return the name under which torch has the device that is called `name`."""
+    kind = device_kinds().get(name.partition(":")[0])
+    return name if kind is None else kind.torch_name(name)
+
+
+def count_devices(name: str, world_size: int) -> int:
+    """Return on how many devices a process with this one trains: all GPUs if it is alone, else one; 0 on the CPU.
+
+    A device with a number other than 0, or named by the environment, is the only one.
+    """
+    kind, _, number = name.partition(":")
+    if kind == "cpu":
+        return 0
+    row = device_kinds().get(kind)
+    chosen = world_size > 1 or int(number or 0) or lower_variable("ACCELERATE_TORCH_DEVICE", "")
+    if row is None or not row.together or chosen:
+        return 1
+    return max(1, row.count())
+
+
+def count_accelerators() -> int:
+    """Return how many numbered accelerators of the preferred kind this machine has."""
+    kind = next(iter(available_kinds()))
+    return 0 if kind.name in ("cpu", "mps") else kind.count()
