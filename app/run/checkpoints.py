@@ -72,7 +72,12 @@ class RunCheckpoints(CheckpointStore):
         super().__init__(
             storage,
             contents_for(
-                parts, run, setup, lambda: companion_files(now(), arguments), lambda: user_files(now(), override)
+                parts,
+                run,
+                setup.model,
+                setup,
+                lambda: companion_files(now(), arguments),
+                lambda: user_files(now(), override),
             ),
             CheckpointPolicy(args.save_total_limit, keep_best=args.load_best_model_at_end),
             environment=_environment(parts),

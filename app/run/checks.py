@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import platform
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -16,6 +15,7 @@ from typing import Any, cast
 
 from hexloop.app.wiring.model import check_schedule
 from hexloop.app.wiring.parts import TrainerParts
+from hexloop.app.wiring.saved_weights import saved_weights
 from hexloop.app.wiring.state import parameter_shapes
 from hexloop.app.wiring.storage import as_location, is_missing, storage_for
 from hexloop.domain.checkpoints.manifest import checkpoint_name
@@ -255,7 +255,7 @@ def refuse_untrainable_model(model: Any) -> None:
             f"The model is quantized ({method}) and compiled, and a compiled quantized model cannot be trained; pass "
             "the model without torch.compile."
         )
-    elif not _has_peft_adapters(model) and not getattr(quantizer, "is_qat_trainable", False):
+    elif not saved_weights(model).adapters and not getattr(quantizer, "is_qat_trainable", False):
         problem = (
             f"The model is quantized ({method}) and has no trainable adapters, so its quantized weights would not be "
             "trained; add adapters, with peft.get_peft_model(model, LoraConfig(...)) or model.add_adapter(...), or "
@@ -275,12 +275,6 @@ def _quantization_method(model: Any, quantizer: Any) -> str:
     configuration = getattr(quantizer, "quantization_config", None)
     method = getattr(configuration, "quant_method", None) or getattr(model, "quantization_method", None)
     return str(getattr(method, "value", method) or "by an unknown method")
-
-
-def _has_peft_adapters(model: Any) -> bool:
-    """Return whether the model is one of PEFT's; its package is loaded in that case."""
-    peft = sys.modules.get("peft")
-    return peft is not None and isinstance(model, (peft.PeftModel, peft.PeftMixedModel))
 
 
 # Consistency of ranks

@@ -16,7 +16,8 @@ from hexloop.app.wiring.data import global_batch_size
 from hexloop.app.wiring.model import stretch_schedule
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.saved_setup import check_setup
-from hexloop.app.wiring.state import group_sizes, model_state, names_without_decay, own_class
+from hexloop.app.wiring.saved_weights import saved_state
+from hexloop.app.wiring.state import group_sizes, names_without_decay, own_class
 from hexloop.app.wiring.storage import as_location, split_location, storage_for
 from hexloop.domain.checkpoints.selection import newest_first, publish_staged, readable_manifests
 from hexloop.domain.errors import StorageError
@@ -93,7 +94,7 @@ class RunSetup:
         self._run = run
         found = ("batch_size",) if parts.args.auto_find_batch_size else ()
         self._accepted = frozenset((*parts.args.resume_despite, *found))
-        self._model = model_state(parts)
+        self.model = saved_state(parts)
         self._document = self._description()
 
     def document(self) -> Mapping[str, Any]:
@@ -106,7 +107,7 @@ class RunSetup:
 
     def differences(self, saved: Mapping[str, Any], state: RunState, weights: Sequence[Part]) -> Iterator[str]:
         """Yield every difference between the run and the checkpoint's that is not accepted by name."""
-        tensors = self._model.differences(weights, types="precision" not in self._accepted)
+        tensors = self.model.differences(weights, types="precision" not in self._accepted)
         if tensors:
             kind = f", a {saved['model']}," if "model" in saved else ""
             different = "; ".join(tensors)

@@ -12,6 +12,7 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.run.checkpoints import callbacks_state, restore_callbacks
 from hexloop.app.wiring.learner import make_window_values
 from hexloop.app.wiring.parts import TrainerParts
+from hexloop.app.wiring.saved_weights import saved_state
 from hexloop.app.wiring.state import exportables, snapshots
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.events import AnyEvent, IrregularWindow
@@ -58,7 +59,8 @@ def make_guard(parts: TrainerParts, run: Run[Any, Any], loader: Any, settle_coun
         settle_counters()  # to the state that is given up
         restore_callbacks(handler, control, deepcopy(state.callbacks), parts.notices)
 
-    kept = StateInMemory(exportables(parts, run), snapshots(parts), parts.adapters.device, complete, restore)
+    state = exportables(parts, run, saved_state(parts))
+    kept = StateInMemory(state, snapshots(parts), parts.adapters.device, complete, restore)
     return Guard(rules, make_window_values(parts), kept, partial(_indices, loader), partial(_leave_out, loader))
 
 

@@ -13,6 +13,7 @@ from attrs import evolve, field, frozen
 from hexloop.app.run.reproduction import reproduction_of
 from hexloop.app.wiring.data import global_batch_size
 from hexloop.app.wiring.parts import TrainerParts
+from hexloop.app.wiring.saved_weights import saved_weights
 from hexloop.app.wiring.state import own_class
 from hexloop.domain.redaction import redact
 from hexloop.domain.regular_files import write_atomically
@@ -83,9 +84,7 @@ def write_model_card(parts: TrainerParts, facts: CardFacts) -> None:
         facts = evolve(facts, tags=list(dict.fromkeys([*facts.tags, *as_list(earlier.get("tags"))])))
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(path, redact(_card(parts, facts)).encode())
-    adapters = parts.unwrapped_model
-    if library == "peft" and hasattr(adapters, "create_or_update_model_card"):
-        adapters.create_or_update_model_card(str(folder))
+    saved_weights(parts.unwrapped_model).complete_card(str(folder), library)
 
 
 def _loaded(path: Path) -> Mapping[str, Any]:

@@ -16,11 +16,12 @@ from attrs import evolve
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.choices import HubStrategy, SaveStrategy
 from hexloop.app.callbacks.console import bar_of_the_rest
-from hexloop.app.wiring.checkpoint_files import TRAINER_STATE, is_model_weights, is_run_file
+from hexloop.app.wiring.checkpoint_files import TRAINER_STATE, is_run_file
 from hexloop.app.wiring.outboxes import note_pushed, pushed_in
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.publishing import Published, Publisher, create_in_time, finishing_command
 from hexloop.app.wiring.pushes import FOLDER, MODEL, Push, link_or_copy, subject_of
+from hexloop.app.wiring.saved_weights import SavedWeights
 from hexloop.app.wiring.storage import as_location, is_elsewhere
 from hexloop.domain.checkpoints.manifest import MANIFEST, step_of
 from hexloop.domain.checkpoints.reading import read_manifest
@@ -41,9 +42,6 @@ ANSWER_WITHIN = 10.0
 
 AFTER_A_STOP = 5.0
 """Seconds of `outbox_grace` at most if the run was stopped, because the machine may be about to be taken away."""
-
-ADAPTERS = "adapter_config.json", "adapter_model.safetensors"
-"""The files of PEFT's adapters, which are published without the whole model."""
 
 KEPT_HERE = frozenset({*EARLIER.values(), LOG})
 """Files of the output folder that are hexloop's own, and are not part of a model."""
@@ -186,11 +184,9 @@ def push_checkpoint(parts: TrainerParts, name: str) -> None:
 
 
 def model_paths(paths: Sequence[str]) -> list[str]:
-    """Return the files of the model in a checkpoint; for an adapter of PEFT, without the weights of the whole model."""
+    """Return the files of the model in a checkpoint that are published."""
     chosen = [path for path in paths if not is_run_file(path) and path != MANIFEST and _is_published(path)]
-    if all(name in chosen for name in ADAPTERS):
-        chosen = [path for path in chosen if not is_model_weights(path)]
-    return chosen
+    return SavedWeights.published(chosen)
 
 
 def _is_published(path: str) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hexloop.app.wiring.parts import TrainerParts
+from hexloop.app.wiring.saved_weights import saved_weights
 from hexloop.domain.redaction import redact, redacted
 from hexloop.domain.run import Run
 from hexloop.ports.logger import RunInformation
@@ -15,7 +16,7 @@ def information_of(parts: TrainerParts, run: Run[Any, Any]) -> RunInformation:
     """Return the description of a run for its loggers, without secrets."""
     args, model, state = parts.args, parts.unwrapped_model, parts.state
     count = parts.adapters.engine.element_count
-    adapters = getattr(model, "peft_config", None)
+    adapters = saved_weights(model).adapters
     is_trial = state.is_hyper_param_search or state.trial_name is not None
     return RunInformation(
         name=redact(args.run_name or str(args.output_dir)),

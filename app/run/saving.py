@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sys
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,11 +16,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from attrs import define
-from safetensors.torch import save_file
 
 from hexloop.app.notices import Notices
 from hexloop.app.wiring.parts import TrainerParts
-from hexloop.app.wiring.state import is_sharded, named_weights, own_class, save_sharded, separated, weights_to_write
+from hexloop.app.wiring.saved_weights import saved_weights
+from hexloop.app.wiring.state import is_sharded
 from hexloop.app.wiring.storage import as_location, chunks_of, files_below, is_elsewhere, storage_for
 from hexloop.domain.errors import IrregularFileError, StorageError
 from hexloop.domain.json_documents import read_bytes, read_json
@@ -31,9 +30,6 @@ from hexloop.ports.storage import File, Storage
 
 ARGUMENTS = "training_args.json"
 STATE = "trainer_state.json"
-
-SELF_SAVING = (("transformers.modeling_utils", "PreTrainedModel"), ("peft.peft_model", "PeftModel"))
-"""The modules and names of the classes whose objects write their own files; loaded if there is such an object."""
 
 
 def save_model(parts: TrainerParts, folder: str, state_dict: Mapping[str, Any] | None = None) -> None:
@@ -49,22 +45,9 @@ def save_model(parts: TrainerParts, folder: str, state_dict: Mapping[str, Any] |
             _replace(_storage_for(parts, folder), _files_in(temporary))
         return
     os.makedirs(folder, exist_ok=True)
-    model = parts.unwrapped_model
-    if is_sharded(parts.adapters.parallelism, parts.model) and state_dict is None:
-        save_sharded(parts, folder)
-        if not parts.args.should_save:
-            return
-        if writes_own_files(model):
-            _save_configuration(model, folder)
-    elif writes_own_files(model):
-        written = weights_to_write(model, state_dict)
-        model.save_pretrained(folder, **({} if written is None else {"state_dict": written}))
-    else:
-        named: Mapping[str, Any] | None = None if state_dict is None else weights_to_write(model, state_dict)
-        named = named_weights(model) if named is None else named
-        tensors = {name: tensor.detach().contiguous() for name, tensor in named.items()}
-        tensors |= separated(tensors)
-        save_file(tensors, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
+    saved_weights(parts.unwrapped_model).write(parts, folder, state_dict)
+    if is_sharded(parts.adapters.parallelism, parts.model) and state_dict is None and not parts.args.should_save:
+        return
     _save_processing_class(parts, folder)
     _write_privately(os.path.join(folder, ARGUMENTS), _without_secrets(parts.args.to_json_string()))
     logging.getLogger("hexloop").info("Saved the model to %s.", folder)
@@ -105,24 +88,18 @@ def _without_secrets(document: str) -> bytes:
 def companion_files(parts: TrainerParts, arguments: ArgumentsFile) -> Iterator[File]:
     """Yield the files of a checkpoint that are neither weights nor state: configuration, tokenizer, arguments, logs.
 
-    arguments: keeps the file of the arguments between saves. For a PEFT adapter also its own files, which PEFT loads;
-    the weights are those of the whole model.
+    arguments: keeps the file of the arguments between saves.
     What an overridden `save_model` or `_save` writes comes in its place; see `user_files`.
     """
     yield arguments.of(parts.args)
     yield File(STATE, [_state_document(parts)])
     if parts.hooks.save_model.overridden or parts.hooks.save.overridden:
         return
-    model = parts.unwrapped_model
-    own_files = writes_own_files(model)
-    is_adapter = own_files and bool(getattr(model, "peft_config", None))
-    if not (own_files or hasattr(_processing_class(parts), "save_pretrained")):
+    policy = saved_weights(parts.unwrapped_model)
+    if not (policy.has_files or hasattr(_processing_class(parts), "save_pretrained")):
         return
     with tempfile.TemporaryDirectory() as folder:
-        if is_adapter and not is_sharded(parts.adapters.parallelism, parts.model):
-            model.save_pretrained(folder)  # of PEFT: only its adapters
-        elif own_files:
-            _save_configuration(model, folder)
+        policy.write_beside(parts, folder)
         _save_processing_class(parts, folder)
         yield from (file for file in _files_in(folder) if file.path not in (ARGUMENTS, STATE))
 
@@ -150,26 +127,6 @@ def _files_in(folder: str) -> Iterator[File]:
 def _state_document(parts: TrainerParts) -> bytes:
     values = {each.name: getattr(parts.state, each.name) for each in fields(parts.state)}
     return f"{json.dumps(values, indent=2, sort_keys=True, default=float)}\n".encode()
-
-
-def writes_own_files(model: Any) -> bool:
-    """Return whether a model is one of transformers or PEFT, whose `save_pretrained` writes what they load.
-
-    A method of that name of any other model may expect or write something else.
-    """
-    found = (getattr(sys.modules.get(module), name, ()) for module, name in SELF_SAVING)
-    return any(isinstance(model, kind) for kind in found)
-
-
-def _save_configuration(model: Any, folder: str) -> None:
-    """Write config.json and generation_config.json of a transformers model, as its `save_pretrained` does."""
-    config: Any = getattr(model, "config", None)
-    if hasattr(config, "save_pretrained"):
-        config.architectures = [own_class(model).__name__]
-        config.dtype = str(model.dtype).removeprefix("torch.")
-        config.save_pretrained(folder)
-    if hasattr(model, "can_generate") and model.can_generate() and getattr(model, "generation_config", None):
-        model.generation_config.save_pretrained(folder)
 
 
 def _processing_class(parts: TrainerParts) -> Any:

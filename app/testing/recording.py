@@ -173,10 +173,12 @@ def _files(subject: Any, run: Run[Any, Any]) -> Iterable[File]:
     if isinstance(subject, Run):
         return _store(subject).contents.files(run.state)
     from hexloop.app.callbacks import export_states
+    from hexloop.app.wiring.saved_weights import saved_state
     from hexloop.app.wiring.state import exportables
 
+    parts = _session(subject).parts
     run.state.callbacks = export_states(subject.callback_handler.callbacks)
-    return CheckpointContents(exportables(_session(subject).parts, run)).files(run.state)
+    return CheckpointContents(exportables(parts, run, saved_state(parts))).files(run.state)
 
 
 def _tensors(data: bytes) -> Iterator[tuple[str, str, list[int], str]]:

@@ -38,10 +38,10 @@ LARGEST = 5_000_000_000
 """Bytes of the largest file of weights, unless a single tensor is larger."""
 
 
-def exportables(parts: TrainerParts, run: Run[Any, Any]) -> dict[str, Exportable]:
-    """Return everything that has state between steps, by the name of its file."""
+def exportables(parts: TrainerParts, run: Run[Any, Any], model: Exportable) -> dict[str, Exportable]:
+    """Return everything that has state between steps, by the name of its file. model: what is saved of the model."""
     return {
-        "model": model_state(parts),
+        "model": model,
         "optimizer": optimizer_state(parts),
         "scheduler": run.scheduler,
         "scaler": parts.adapters.precision,
@@ -54,17 +54,18 @@ def exportables(parts: TrainerParts, run: Run[Any, Any]) -> dict[str, Exportable
 def contents_for(
     parts: TrainerParts,
     run: Run[Any, Any],
+    model: Exportable,
     setup: Setup,
     companion_files: Callable[[], Iterable[File]],
     user_files: Callable[[], UserFiles],
 ) -> CheckpointContents:
     """Return what reads and writes the files of this run's checkpoints.
 
-    setup: compares a run with a checkpoint. companion_files: the files that are not state. user_files: what overridden
-    save methods write.
+    model: what is saved of the model. setup: compares a run with a checkpoint. companion_files: the files that are not
+    state. user_files: what overridden save methods write.
     """
     return CheckpointContents(
-        exportables(parts, run),
+        exportables(parts, run, model),
         companion_files,
         snapshots=snapshots(parts),
         setup=setup,
