@@ -17,6 +17,7 @@ class DeviceKind(Protocol):
     """What the app asks of a row of the table; see `hexloop.adapters.device.torch.kinds.Kind`."""
 
     name: str
+    numbered: bool
     together: bool
 
     def is_available(self) -> bool:
@@ -85,4 +86,4 @@ def count_devices(name: str, world_size: int) -> int:
 def count_accelerators() -> int:
     """Return how many numbered accelerators of the preferred kind this machine has."""
     kind = next(iter(available_kinds()))
-    return 0 if kind.name in ("cpu", "mps") else kind.count()
+    return kind.count() if kind.numbered else 0
