@@ -33,7 +33,7 @@ from .adapters.storage.memory import MemoryStorage as MemoryStorage
 from .adapters.trainable.least_squares import LinearModel as LinearModel
 from .adapters.trainable.least_squares import MomentumOptimizer as MomentumOptimizer
 from .adapters.trainable.least_squares import LeastSquares as LeastSquares, least_squares as least_squares
-from .adapters.trainable.sharded_least_squares import (
+from .adapters.trainable.least_squares.sharded import (
     LinearShard as LinearShard,
     ShardedLeastSquares as ShardedLeastSquares,
     sharded_least_squares as sharded_least_squares,

@@ -9,7 +9,7 @@ from hexloop.adapters.collectives.simulated import SimulatedWorld
 from hexloop.adapters.losses import PlainLosses
 from hexloop.adapters.precision.simulated_scaling import SimulatedScaling
 from hexloop.adapters.trainable.least_squares import LeastSquares, LinearModel, MomentumOptimizer, least_squares
-from hexloop.adapters.trainable.sharded_least_squares import ShardedLeastSquares, sharded_least_squares
+from hexloop.adapters.trainable.least_squares.sharded import ShardedLeastSquares, sharded_least_squares
 from hexloop.app.testing.contracts.state import ExportableContract, Kept
 from hexloop.ports.collectives import Collectives
 from tests.contracts.least_squares import PLANE, ROWS, small_trainable

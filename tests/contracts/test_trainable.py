@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hexloop.adapters.collectives import SingleProcessCollectives
 from hexloop.adapters.trainable.least_squares import LeastSquares, Row, Scalar, least_squares
-from hexloop.adapters.trainable.sharded_least_squares import ShardedLeastSquares, sharded_least_squares
+from hexloop.adapters.trainable.least_squares.sharded import ShardedLeastSquares, sharded_least_squares
 from hexloop.app.testing.contracts.learning import TrainableContract
 from hexloop.ports.trainable import Trainable
 from tests.contracts.least_squares import PLANE, ROWS, WINDOW, small_trainable

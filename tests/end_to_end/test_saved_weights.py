@@ -91,7 +91,7 @@ def test_the_best_model_is_loaded_by_the_policy(tmp_path: Path) -> None:
     best = load_file(Path(trainer.state.best_model_checkpoint) / "model.safetensors")
 
     assert all(torch.equal(weights(trainer)[name], tensor) for name, tensor in best.items())
-    assert torch.equal(weights(trainer)["layers.0.weight"], net(kind=Half).layers[0].weight)
+    assert torch.equal(weights(trainer)["layers.0.weight"], net(kind=Half).get_parameter("layers.0.weight"))
 
 
 def test_a_checkpoint_of_another_policy_is_refused(tmp_path: Path) -> None:

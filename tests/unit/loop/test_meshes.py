@@ -13,7 +13,7 @@ from hexloop.adapters.contents.checkpoint import CheckpointContents
 from hexloop.adapters.contents.file_names import RankFiles
 from hexloop.adapters.scheduler import ConstantRates
 from hexloop.adapters.trainable.least_squares import LeastSquares, Row, least_squares
-from hexloop.adapters.trainable.sharded_least_squares import sharded_least_squares
+from hexloop.adapters.trainable.least_squares.sharded import sharded_least_squares
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.events import StepEnded
 from hexloop.domain.loop import train

@@ -1,6 +1,6 @@
 """A linear model fitted to rows of floats by least squares: real training in microseconds, with no framework.
 
-Model, loss, momentum optimizer and training step, in one process; see `sharded_least_squares` for several.
+Model, loss, momentum optimizer and training step, in one process; see `sharded` for several.
 """
 
 from __future__ import annotations
