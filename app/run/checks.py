@@ -255,7 +255,7 @@ def refuse_untrainable_model(model: Any) -> None:
             f"The model is quantized ({method}) and compiled, and a compiled quantized model cannot be trained; pass "
             "the model without torch.compile."
         )
-    elif not saved_weights(model).adapters and not getattr(quantizer, "is_qat_trainable", False):
+    elif not saved_weights(model).has_adapters and not getattr(quantizer, "is_qat_trainable", False):
         problem = (
             f"The model is quantized ({method}) and has no trainable adapters, so its quantized weights would not be "
             "trained; add adapters, with peft.get_peft_model(model, LoraConfig(...)) or model.add_adapter(...), or "

@@ -169,7 +169,7 @@ class RunSetup:
             self._count_batches(state)  # the same step size from other micro-batches
 
     def _description(self) -> dict[str, Any]:
-        parts, optimizer = self._parts, self._parts.optimizer
+        parts, optimizer, mesh = self._parts, self._parts.optimizer, self._parts.adapters.mesh
         groups = zip(optimizer.param_groups, group_sizes(parts), strict=True)
         return {
             "model": own_class(parts.unwrapped_model).__qualname__,
@@ -177,9 +177,9 @@ class RunSetup:
             "reproduce": parts.args.reproduce,
             "samples_per_epoch": self._run.batches.samples_per_epoch(),
             "global_batch_size": self._run.state.global_batch_size,
-            "batch_size": global_batch_size(parts.args, parts.adapters.mesh.data, parts.train_batch_size),
+            "batch_size": global_batch_size(parts.args, mesh.data, parts.train_batch_size),
             "asked_accumulation": self._asked_accumulation,
-            "mesh": parts.adapters.mesh.sizes,
+            **({} if mesh.data.size == mesh.size else {"mesh": mesh.sizes}),
             "optimizer": {
                 "class": type(optimizer).__qualname__,
                 "by_arguments": parts.makes_optimizer or optimizer is parts.standard_optimizer,

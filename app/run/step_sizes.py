@@ -80,12 +80,9 @@ def _saved_step(parts: TrainerParts, resume_from: str | bool | None) -> SavedSte
             storage, name = likely_checkpoint(parts.adapters.storage, resume_from)
             if name is not None:
                 setup = read_setup(storage, name)
-                sizes = setup.get("mesh")  # hexloop 0.1 had meshes of one dimension only
-                processes = (
-                    read_manifest(storage, name).world_size
-                    if sizes is None
-                    else prod(sizes.get(each, 1) for each in DATA)
-                )
+                sizes = setup.get("mesh")  # only if some processes read the same samples
+                everyone = read_manifest(storage, name).world_size
+                processes = everyone if sizes is None else prod(sizes.get(each, 1) for each in DATA)
                 samples, accumulation = setup["global_batch_size"], setup["global_batch_size"] // setup["batch_size"]
                 return cast(Json, asdict(SavedStep(samples, processes, accumulation, setup["asked_accumulation"])))
         return None

@@ -21,7 +21,6 @@ from hexloop.adapters.contents.file_names import PREFIX, UserFiles
 from hexloop.adapters.contents.run_documents import SETUP, RunDocuments, is_documents_file
 from hexloop.adapters.contents.safetensors_files import INDEX, MODEL, Stream, component_of, is_weights, tensor_parts
 from hexloop.app.wiring.saved_setup import check_setup
-from hexloop.app.wiring.saved_weights import saved_weights
 from hexloop.app.wiring.storage import chunks_of, files_below
 from hexloop.domain.checkpoints.blocks import VerifiedFiles
 from hexloop.domain.checkpoints.manifest import MANIFEST, checkpoint_name, folders_of, is_set_aside
@@ -166,6 +165,8 @@ def is_run_file(path: str) -> bool:
 
 def load_model_weights(model: torch.nn.Module, checkpoint: CheckpointFiles) -> None:
     """Load the weights of a checkpoint into a model. Raises CheckpointError if they are another model's."""
+    from hexloop.app.wiring.saved_weights import saved_weights
+
     CheckpointContents({MODEL: saved_weights(model).own_state()}).restore_weights(checkpoint.files, checkpoint.read)
 
 
@@ -175,6 +176,8 @@ def load_folder_weights(model: torch.nn.Module, folder: str) -> LoadedKeys:
     The folder is a checkpoint, or what `save_model` or `save_pretrained` wrote: safetensors, in one file or with an
     index. Raises CheckpointError if there are none, or if a shape differs; the model is then unchanged.
     """
+    from hexloop.app.wiring.saved_weights import saved_weights
+
     paths = files_below(Path(folder))
     if not any(map(is_weights, paths)):
         raise CheckpointError(f"{folder} has no weights: it needs model.safetensors, or shards with an index.")

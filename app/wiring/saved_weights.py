@@ -50,6 +50,11 @@ class SavedWeights:
         return True
 
     @property
+    def has_adapters(self) -> bool:
+        """Whether the model has adapters, which are trained in place of its weights."""
+        return False
+
+    @property
     def adapters(self) -> Mapping[str, Any]:
         """The configurations of the model's adapters, by name; empty if it has none."""
         return getattr(self.model, "peft_config", None) or {}
@@ -119,8 +124,13 @@ class AdaptersBeside(SavedWeights):
 
     @classmethod
     def fits(cls, model: Any) -> bool:
-        """Return whether a model of transformers or PEFT has adapters."""
-        return bool(getattr(model, "peft_config", None)) and (_writes_own_files(model) or _is_mixed(model))
+        """Return whether a model is one of PEFT's, or one of transformers' that has adapters."""
+        return _is_of_peft(model) or (bool(getattr(model, "peft_config", None)) and _writes_own_files(model))
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether the model has adapters: it does."""
+        return True
 
     def write_beside(self, parts: TrainerParts, folder: str) -> None:
         """Write the adapters; of a sharded model its configuration only."""
@@ -158,6 +168,7 @@ def _writes_own_files(model: Any) -> bool:
     return any(isinstance(model, kind) for kind in found)
 
 
-def _is_mixed(model: Any) -> bool:
-    """Return whether a model has PEFT's adapters of several kinds, which PEFT itself cannot save."""
-    return isinstance(model, getattr(sys.modules.get("peft"), "PeftMixedModel", ()))
+def _is_of_peft(model: Any) -> bool:
+    """Return whether a model is one of PEFT's; its package is loaded in that case."""
+    peft = sys.modules.get("peft")
+    return any(isinstance(model, getattr(peft, name, ())) for name in ("PeftModel", "PeftMixedModel"))

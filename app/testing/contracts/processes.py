@@ -123,7 +123,9 @@ class CollectivesContract:
             some.barrier("some")
             total = part.start_reduction([rank.rank], Reduction.SUM).result()
             sent = some.broadcast(rank.rank, some.world_size - 1)
-            return some.rank, some.world_size, some.gather(rank.rank), total, sent, some.apart().gather(rank.rank)
+            found = some.rank, some.world_size, some.gather(rank.rank), total, sent, some.apart().gather(rank.rank)
+            rank.barrier("all groups are made")
+            return found
 
         def expected(rank: int) -> tuple[Any, ...]:
             ranks = [each for each in range(self.world_size) if each % 2 == rank % 2]
