@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any, cast
 
 from hexloop.adapters.trainable.least_squares import (
@@ -79,7 +78,7 @@ class LinearShard(LinearModel):
         owners = assign_to_ranks([each.size for each in slices], self.mesh.size)
         for each, owner in zip(slices, owners, strict=True):
             whole = as_doubles(self._gathered(each) if owner == self.mesh.rank else self._sent(each))
-            yield Part(each.name, "F64", each.shape, 0, len(whole) // 8, partial(memoryview, whole))
+            yield Part(each.name, "F64", each.shape, 0, len(whole) // 8, whole.toreadonly)
 
     def load_slices(self, slices: Iterable[ValueSlice], parts: Iterable[Part]) -> None:
         """Fill slices from the parts that were passed to any rank. Collective."""
