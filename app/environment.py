@@ -170,7 +170,7 @@ def _no_barrier() -> None:
 
 
 @frozen
-class Surroundings:
+class DistributedEnvironment:
     """What arguments derive from the process's environment.
 
     world_size: number of processes in the run.

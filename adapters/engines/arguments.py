@@ -51,7 +51,7 @@ class EngineArguments(Protocol):
         """How many GPUs this process computes on."""
 
     @property
-    def surroundings(self) -> Any:
+    def distributed_environment(self) -> Any:
         """Where this process is in the run; `local_world_size`: processes on its machine, 0 if unknown."""
 
     @property

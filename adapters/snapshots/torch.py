@@ -156,7 +156,7 @@ class TorchSnapshots:
 @cache
 def _has_streams(kind: str) -> bool:
     """Return whether a kind of device copies to pinned memory beside its computation."""
-    return kind != "cpu" and hasattr(torch.get_device_module(kind), "Stream")
+    return kind != "cpu" and hasattr(getattr(torch, kind, None), "Stream")  # no module: a meta tensor, for one
 
 
 class Copy:

@@ -36,7 +36,7 @@ from hexloop.app.arguments.outputs import (
 )
 from hexloop.app.arguments.setters import Setters
 from hexloop.app.devices import count_devices, detect_device, torch_name
-from hexloop.app.environment import Surroundings, is_on, launched
+from hexloop.app.environment import DistributedEnvironment, is_on, launched
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import RefusalError, problem
 
@@ -100,7 +100,7 @@ class TrainingArguments(
         super().__post_init__()
         self._validate_args()
         configured = getattr(self.accelerator_config, "use_configured_state", False)
-        if self.surroundings.world_size == 1 and not configured:
+        if self.distributed_environment.world_size == 1 and not configured:
             from hexloop.app.joining import share_accelerate_state
 
             share_accelerate_state(self)
@@ -109,20 +109,20 @@ class TrainingArguments(
         """No-op: everything is checked. A subclass may override it; it is called at the end of `__post_init__`."""
 
     @property
-    def surroundings(self) -> Surroundings:
+    def distributed_environment(self) -> DistributedEnvironment:
         """This process's rank, world size and device. Not a field; another value may be assigned."""
-        given: Surroundings | None = vars(self).get("_given_surroundings")
+        given: DistributedEnvironment | None = vars(self).get("_given_surroundings")
         if given is not None:
             return given
         process = launched()
         if process.world_size == 1:
-            return Surroundings()
+            return DistributedEnvironment()
         ranks = (process.world_size, process.rank, process.local_rank)
-        return Surroundings(*ranks, self._barrier, local_world_size=process.local_world_size)
+        return DistributedEnvironment(*ranks, self._barrier, local_world_size=process.local_world_size)
 
-    @surroundings.setter
-    def surroundings(self, surroundings: Surroundings) -> None:
-        vars(self)["_given_surroundings"] = surroundings
+    @distributed_environment.setter
+    def distributed_environment(self, distributed_environment: DistributedEnvironment) -> None:
+        vars(self)["_given_surroundings"] = distributed_environment
 
     def _barrier(self) -> None:
         from hexloop.app.joining import join
@@ -151,16 +151,16 @@ class TrainingArguments(
         """The name of the device of this process, as the table of devices has it; usually torch's."""
         if self._on_cpu:
             return "cpu"
-        surroundings = self.surroundings
-        return surroundings.device or detect_device(surroundings.local_process_index)
+        distributed_environment = self.distributed_environment
+        return distributed_environment.device or detect_device(distributed_environment.local_process_index)
 
     @property
     def n_gpu(self) -> int:
         """Number of GPUs that this process trains on; 0 on the CPU."""
         if self._on_cpu:
             return 0
-        if self.surroundings.n_gpu is not None:
-            return self.surroundings.n_gpu
+        if self.distributed_environment.n_gpu is not None:
+            return self.distributed_environment.n_gpu
         return count_devices(self.device_name, self.world_size)
 
     @property
@@ -222,17 +222,17 @@ class TrainingArguments(
     @property
     def world_size(self) -> int:
         """Number of processes in the run."""
-        return self.surroundings.world_size
+        return self.distributed_environment.world_size
 
     @property
     def process_index(self) -> int:
         """Rank of this process in the run."""
-        return self.surroundings.process_index
+        return self.distributed_environment.process_index
 
     @property
     def local_process_index(self) -> int:
         """Rank of this process on its machine."""
-        return self.surroundings.local_process_index
+        return self.distributed_environment.local_process_index
 
     @property
     def should_log(self) -> bool:
@@ -269,12 +269,12 @@ class TrainingArguments(
         first = (self.local_process_index if local else self.process_index) == 0
         if not first:
             logging.getLogger("hexloop").debug("process %d waits for the first to do: %s", self.process_index, desc)
-            self.surroundings.barrier()
+            self.distributed_environment.barrier()
         try:
             yield
         finally:
             if first:
-                self.surroundings.barrier()
+                self.distributed_environment.barrier()
 
     @staticmethod
     def _dict_dtype_to_str(d: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.recorded import settings_of, untouched
 from hexloop.app.callbacks.console import duration_text
 from hexloop.app.checkpoint_rows import CheckpointRow, format_age, format_bytes
-from hexloop.app.environment import Surroundings
+from hexloop.app.environment import DistributedEnvironment
 from hexloop.app.report.history import Outcome, RunHistory, Session, number_of
 from hexloop.app.report.markup import Markup, joined, picture_element, table, tag, text_lines
 from hexloop.app.report.reading import RunRecord
@@ -181,7 +181,7 @@ def _value(settings: Mapping[str, Any], name: str) -> str:
 def _defaults() -> dict[str, str]:
     """Return the defaults of the training arguments on this machine, for a journal that does not have them."""
     made = untouched(TrainingArguments, {"output_dir": ""})
-    made.surroundings = Surroundings(n_gpu=0)  # to look for a GPU takes longer than the report
+    made.distributed_environment = DistributedEnvironment(n_gpu=0)  # to look for a GPU takes longer than the report
     defaults = settings_of(made)
     return {name: _value(defaults, name) for name in TrainingArguments.__dataclass_fields__ if name in defaults}
 

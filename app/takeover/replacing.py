@@ -289,7 +289,7 @@ def _join_early(arguments: Any) -> None:
     Libraries and scripts call functions of accelerate between the arguments and the Trainer.
     """
     configured = getattr(arguments.accelerator_config, "use_configured_state", False)
-    if arguments.surroundings.world_size > 1 and not configured:
+    if arguments.distributed_environment.world_size > 1 and not configured:
         share_accelerate_state(arguments)
 
 

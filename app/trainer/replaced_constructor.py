@@ -41,7 +41,7 @@ NONE = (
 
 def _adapters(trainer: Any) -> Adapters:
     if trainer.args.world_size is None:  # trl's PPOConfig declares a field of this name, which its trainer sets later
-        trainer.args.world_size = trainer.args.surroundings.world_size
+        trainer.args.world_size = trainer.args.distributed_environment.world_size
     return choose_adapters(trainer.args, vars(trainer).get("_passed", {}), trainer._started_in)
 
 

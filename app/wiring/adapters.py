@@ -127,7 +127,7 @@ def choose_adapters(args: TrainingArguments, injected: Injected, started_in: Wor
     precision = injected.get("precision") or choose_precision(args, device)
     parallelism = injected.get("parallelism") or _parallelism(engine, args, device, problems)
     if args.n_gpu > 1 and not parallelism.capabilities.several_devices:
-        args.surroundings = evolve(args.surroundings, n_gpu=1)
+        args.distributed_environment = evolve(args.distributed_environment, n_gpu=1)
     problems += engine.problems(args)
     setting = Setting(args, device.capabilities, precision.name, parallelism.capabilities)
     problems += refused_combinations(setting)

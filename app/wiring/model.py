@@ -69,7 +69,7 @@ def disable_replication(adapters: Adapters, args: TrainingArguments) -> None:
     """Train on one device of this process, with a model that cannot be replicated on all of them."""
     if adapters.parallelism.capabilities.several_devices:
         adapters.parallelism = SingleProcess()
-        args.surroundings = evolve(args.surroundings, n_gpu=1)
+        args.distributed_environment = evolve(args.distributed_environment, n_gpu=1)
 
 
 @contextmanager

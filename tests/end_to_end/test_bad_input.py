@@ -114,11 +114,11 @@ def test_the_best_model_check_names_only_what_it_is_about() -> None:
 
 def test_a_missing_device_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the environment names a GPU that torch does not find, the error says so and how to fix it."""
-    from hexloop.app.environment import Surroundings
+    from hexloop.app.environment import DistributedEnvironment
 
     if torch.cuda.is_available():
         pytest.skip("there is such a device")
-    monkeypatch.setattr(TrainingArguments, "surroundings", Surroundings(device="cuda:0"))
+    monkeypatch.setattr(TrainingArguments, "distributed_environment", DistributedEnvironment(device="cuda:0"))
     problem = problem_of(lambda: small_trainer(tmp_path, use_cpu=False))
 
     assert "cuda:0" in problem

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hexloop import TrainingArguments
-from hexloop.app.environment import Surroundings
+from hexloop.app.environment import DistributedEnvironment
 from hexloop.app.notices import HEXLOOPS
 from hexloop.app.run.messages import set_log_level
 
@@ -30,16 +30,16 @@ def as_before() -> Iterator[None]:
     LOGGER.handlers[:] = handlers
 
 
-SECOND_MACHINE = Surroundings(world_size=4, process_index=2, local_process_index=0)
-REPLICA = Surroundings(world_size=4, process_index=3, local_process_index=1)
+SECOND_MACHINE = DistributedEnvironment(world_size=4, process_index=2, local_process_index=0)
+REPLICA = DistributedEnvironment(world_size=4, process_index=3, local_process_index=1)
 
 
 @pytest.mark.parametrize(
-    ("surroundings", "arguments", "level"),
+    ("distributed_environment", "arguments", "level"),
     [
-        (Surroundings(), {}, logging.NOTSET),
-        (Surroundings(), {"log_level": "debug"}, logging.DEBUG),
-        (Surroundings(), {"log_level": "error"}, logging.ERROR),
+        (DistributedEnvironment(), {}, logging.NOTSET),
+        (DistributedEnvironment(), {"log_level": "debug"}, logging.DEBUG),
+        (DistributedEnvironment(), {"log_level": "error"}, logging.ERROR),
         (REPLICA, {"log_level": "debug"}, logging.WARNING),
         (REPLICA, {}, logging.WARNING),
         (REPLICA, {"log_level": "debug", "log_level_replica": "critical"}, logging.CRITICAL),
@@ -48,10 +48,12 @@ REPLICA = Surroundings(world_size=4, process_index=3, local_process_index=1)
         (SECOND_MACHINE, {"log_level": "info", "log_on_each_node": False}, logging.WARNING),
     ],
 )
-def test_the_level_of_a_process(surroundings: Surroundings, arguments: dict[str, object], level: int) -> None:
+def test_the_level_of_a_process(
+    distributed_environment: DistributedEnvironment, arguments: dict[str, object], level: int
+) -> None:
     """The main process of each node, or of all, uses log_level, others log_level_replica; passive changes nothing."""
     given = TrainingArguments("out", use_cpu=True, **arguments)  # type: ignore[arg-type]
-    given.surroundings = surroundings
+    given.distributed_environment = distributed_environment
     set_log_level(given, HEXLOOPS)
     assert LOGGER.level == level
 

@@ -178,7 +178,7 @@ def _mesh(args: EngineArguments, found: Mapping[str, Any], problems: list[str]) 
             )
         return None
     if given is None:
-        local = args.surroundings.local_world_size or size  # 0: the launcher does not state it
+        local = args.distributed_environment.local_world_size or size  # 0: the launcher does not state it
         given = (size // local, local) if size % local == 0 else (1, size)
     if given[0] * given[1] != size:
         problems.append(

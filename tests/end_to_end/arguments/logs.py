@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hexloop import PrinterCallback, ProgressCallback
-from hexloop.app.environment import Surroundings
+from hexloop.app.environment import DistributedEnvironment
 from hexloop.app.trackers import missing_package
 from hexloop.domain.errors import NotFiniteError
 from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation
@@ -152,7 +152,7 @@ def _(bench: Bench) -> None:
     first = bench.arguments(log_level="info", log_level_replica="error", log_on_each_node=False)
     levels = []
     for index in (0, 1):
-        first.surroundings = Surroundings(process_index=index, world_size=2)
+        first.distributed_environment = DistributedEnvironment(process_index=index, world_size=2)
         bench.trainer({"kind": _with(first)})
         levels.append(logger.level)
     assert levels == [logging.INFO, logging.ERROR]

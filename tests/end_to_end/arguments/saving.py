@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hexloop import ExportableState, TrainerCallback
-from hexloop.app.environment import Surroundings
+from hexloop.app.environment import DistributedEnvironment
 from tests.end_to_end.arguments.bench import Bench, Recording, shows
 
 
@@ -58,7 +58,7 @@ def _(bench: Bench) -> None:
     """The first process of the second node."""
     for each in (True, False):
         arguments = bench.arguments(save_on_each_node=each)
-        arguments.surroundings = Surroundings(world_size=2, process_index=1, local_process_index=0)
+        arguments.distributed_environment = DistributedEnvironment(world_size=2, process_index=1, local_process_index=0)
         assert arguments.should_save is each
 
 

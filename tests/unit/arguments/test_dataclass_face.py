@@ -12,7 +12,7 @@ import pytest
 from transformers import HfArgumentParser
 
 from hexloop.app.arguments.arguments import TrainingArguments
-from hexloop.app.environment import Surroundings
+from hexloop.app.environment import DistributedEnvironment
 from hexloop.domain.errors import ConfigurationError
 
 
@@ -229,13 +229,13 @@ def test_default_computed_from_the_object_requires_attrs() -> None:
 
 
 def test_other_attributes_may_be_set() -> None:
-    """Attributes that are not arguments may be set on the object; `surroundings` is one."""
+    """Attributes that are not arguments may be set on the object; `distributed_environment` is one."""
     arguments = TrainingArguments("out")
     arguments.note = "mine"  # type: ignore[attr-defined]  # checkers report it, as for any class
     assert arguments.note == "mine"  # type: ignore[attr-defined]
-    arguments.surroundings = Surroundings(world_size=2)
+    arguments.distributed_environment = DistributedEnvironment(world_size=2)
     assert arguments.world_size == 2
-    assert "surroundings" not in arguments.to_dict()
+    assert "distributed_environment" not in arguments.to_dict()
 
 
 def test_parser_of_transformers_accepts_the_arguments() -> None:

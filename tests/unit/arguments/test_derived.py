@@ -21,13 +21,13 @@ from hexloop.app.arguments.choices import ParallelMode
 from hexloop.app.arguments.declaration import GROUP
 from hexloop.app.arguments.hexloop_only import HexloopArguments
 from hexloop.app.arguments.legacy import DISCOURAGED_ARGUMENTS
-from hexloop.app.environment import Surroundings
+from hexloop.app.environment import DistributedEnvironment
 
 
 def test_batch_size_is_multiplied_by_the_gpus() -> None:
     """The batch size of a process is that of a device times its number of GPUs."""
     arguments = TrainingArguments("out", per_device_train_batch_size=4, per_device_eval_batch_size=6)
-    arguments.surroundings = Surroundings(device="cuda:0", n_gpu=2)
+    arguments.distributed_environment = DistributedEnvironment(device="cuda:0", n_gpu=2)
     assert (arguments.train_batch_size, arguments.eval_batch_size, arguments.n_gpu) == (8, 12, 2)
     assert arguments.parallel_mode is ParallelMode.NOT_DISTRIBUTED
     arguments.use_cpu = True
@@ -42,7 +42,7 @@ def test_device_is_the_cpu_named_or_detected() -> None:
     assert found is not None
     assert arguments.device.type == found.type
     assert arguments.n_gpu == (0 if found.type == "cpu" else 1)
-    arguments.surroundings = Surroundings(device="meta")
+    arguments.distributed_environment = DistributedEnvironment(device="meta")
     assert arguments.device == torch.device("meta")
 
 
@@ -72,7 +72,7 @@ def test_a_single_process_logs_and_saves() -> None:
 def test_local_rank_0_or_rank_0_logs_and_saves(each_node: bool) -> None:
     """The first process of the second machine logs and saves only if each machine does."""
     arguments = TrainingArguments("out", log_on_each_node=each_node, save_on_each_node=each_node, log_level="info")
-    arguments.surroundings = Surroundings(world_size=4, process_index=2, local_process_index=0)
+    arguments.distributed_environment = DistributedEnvironment(world_size=4, process_index=2, local_process_index=0)
     assert arguments.should_log is arguments.should_save is each_node
     assert arguments.get_process_log_level() == (logging.INFO if each_node else logging.WARNING)
     assert arguments.parallel_mode is ParallelMode.DISTRIBUTED
@@ -94,7 +94,9 @@ def test_main_process_first_order(local: bool) -> None:
     done: list[str] = []
     arguments = TrainingArguments("out")
     for index, order in ((0, ["block", "barrier"]), (1, ["barrier", "block"])):
-        arguments.surroundings = Surroundings(2, index, index, barrier=lambda: done.append("barrier"))
+        arguments.distributed_environment = DistributedEnvironment(
+            2, index, index, barrier=lambda: done.append("barrier")
+        )
         done.clear()
         with contextlib.suppress(KeyError), arguments.main_process_first(local=local, desc="test"):
             done.append("block")

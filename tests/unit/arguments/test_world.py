@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hexloop import TrainingArguments
-from hexloop.app.environment import Surroundings
+from hexloop.app.environment import DistributedEnvironment
 from hexloop.app.joining import backend_for
 
 WAYS: list[tuple[str, dict[str, Any], str]] = [
@@ -27,7 +27,7 @@ WAYS: list[tuple[str, dict[str, Any], str]] = [
 def backend_on(device: str, given: dict[str, Any]) -> str:
     """Return the backend for such a device."""
     arguments = TrainingArguments("out", report_to=[], **given)
-    arguments.surroundings = Surroundings(world_size=2, device=device)
+    arguments.distributed_environment = DistributedEnvironment(world_size=2, device=device)
     return backend_for(arguments)
 
 

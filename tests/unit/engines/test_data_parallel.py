@@ -22,7 +22,7 @@ from hexloop import Trainer, TrainingArguments
 from hexloop.adapters.engines.single.data_parallel import Copies, DataParallel
 from hexloop.adapters.engines.single.engine import SingleProcess
 from hexloop.adapters.trainable.torch.trainable import item_count
-from hexloop.app.environment import Surroundings
+from hexloop.app.environment import DistributedEnvironment
 from tests.engines.several.training import Reader, Sentences, padded
 
 LABELS = partial(item_count, label_names=("labels",), shifted=False)
@@ -181,7 +181,7 @@ def test_single_process_uses_all_visible_gpus(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     args = TrainingArguments(str(tmp_path), per_device_train_batch_size=2)
     assert (args.n_gpu, args.train_batch_size) == (4, 8)
-    args.surroundings = Surroundings(world_size=2)
+    args.distributed_environment = DistributedEnvironment(world_size=2)
     assert args.n_gpu == 1
     monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cuda:0")
     assert TrainingArguments(str(tmp_path)).n_gpu == 1
@@ -191,7 +191,7 @@ def test_other_parallelism_uses_one_device(tmp_path: Path) -> None:
     """With another parallelism the batch size is not multiplied by the number of GPUs."""
     args = arguments(tmp_path, per_device_train_batch_size=2)
     args.use_cpu = False
-    args.surroundings = Surroundings(device="cpu", n_gpu=3)
+    args.distributed_environment = DistributedEnvironment(device="cpu", n_gpu=3)
     trainer = Trainer(Reader(), args, padded, Sentences(8), parallelism=SingleProcess())
     assert (trainer.args.n_gpu, trainer.args.train_batch_size) == (1, 2)
 
@@ -200,9 +200,11 @@ def test_other_parallelism_uses_one_device(tmp_path: Path) -> None:
 def test_two_gpus_train_like_one(tmp_path: Path) -> None:
     """On two real GPUs the weights equal those of training on one."""
     models = []
-    for surroundings in (Surroundings(device="cuda:0", n_gpu=1), Surroundings()):
-        args = arguments(tmp_path, per_device_train_batch_size=8 // max(1, surroundings.n_gpu or 2), save_strategy="no")
-        args.use_cpu, args.surroundings = False, surroundings
+    for distributed_environment in (DistributedEnvironment(device="cuda:0", n_gpu=1), DistributedEnvironment()):
+        args = arguments(
+            tmp_path, per_device_train_batch_size=8 // max(1, distributed_environment.n_gpu or 2), save_strategy="no"
+        )
+        args.use_cpu, args.distributed_environment = False, distributed_environment
         models.append(trained(args).model.cpu().state_dict())
     for name, value in models[0].items():
         torch.testing.assert_close(models[1][name], value, rtol=1e-4, atol=1e-6)

@@ -13,7 +13,7 @@ import torch
 from hexloop import TrainingArguments
 from hexloop.adapters.engines.fsdp.options import read_options
 from hexloop.adapters.engines.fsdp.units import Formats, FsdpOptions, Units
-from hexloop.app.environment import Surroundings
+from hexloop.app.environment import DistributedEnvironment
 from hexloop.domain.errors import ConfigurationError
 
 
@@ -192,7 +192,7 @@ def test_hybrid_sharding_has_one_replica_per_machine(
 def test_hybrid_sharding_without_a_launcher_has_one_replica(tmp_path: Path) -> None:
     """If only the arguments give the world size, all processes share one replica."""
     arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], fsdp="hybrid_shard")
-    arguments.surroundings = Surroundings(world_size=4)
+    arguments.distributed_environment = DistributedEnvironment(world_size=4)
     assert read_options(arguments).mesh == (1, 4)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from hexloop.adapters.device.torch import CpuDevice
 from hexloop.app.arguments.sequence_to_sequence import Seq2SeqTrainingArguments
 from hexloop.app.engines import engine_for
-from hexloop.app.environment import Surroundings
+from hexloop.app.environment import DistributedEnvironment
 from hexloop.app.wiring.adapters import precision_name
 from hexloop.app.wiring.combinations import REFUSALS, Refusal, Setting, refusals_of
 from hexloop.ports.device import DeviceCapabilities
@@ -102,7 +102,7 @@ def _cells(chosen: Chosen) -> Iterator[str]:
 
 def _refusals(processes: int, chosen: Chosen) -> list[Refusal]:
     arguments = Seq2SeqTrainingArguments("out", use_cpu=True, **chosen)
-    arguments.surroundings = Surroundings(processes)
+    arguments.distributed_environment = DistributedEnvironment(processes)
     parallelism = engine_for(arguments).make(arguments, CpuDevice())
     return refusals_of(Setting(arguments, GPU, precision_name(arguments), parallelism.capabilities))
 
