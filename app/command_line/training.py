@@ -115,7 +115,7 @@ def run(options: Namespace) -> ExitCode:
 
 def drive(trainer: hexloop.Trainer, resume: str | bool | None, progress: Progress) -> None:
     """Train to the end. The interrupts named in the arguments, by default SIGINT and SIGTERM, save and stop the run."""
-    from hexloop.app.trainer.trainer import session_of
+    from hexloop.app.trainer.attributes import session_of
 
     adapters = trainer.adapters
     if trainer.args.interrupts is None:

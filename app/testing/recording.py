@@ -111,7 +111,7 @@ def _events(subject: Any, resume: bool) -> Generator[AnyEvent, None, None]:
 
 
 def _session(trainer: Any) -> Any:
-    from hexloop.app.trainer.trainer import session_of
+    from hexloop.app.trainer.attributes import session_of
 
     session = session_of(trainer)
     assert session is not None

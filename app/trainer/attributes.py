@@ -1,48 +1,341 @@
-"""Attributes of transformers' Trainer that subclasses and libraries read, and some that they assign."""
+"""The attributes of a Trainer: what the user passed or assigned, what the last run left, and how each is made."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
-from typing import Any, Generic, TypeVar, overload
+from typing import Any
 
-from hexloop.app.engines import is_requested
-from hexloop.app.run.memory_metrics import MemoryTracker
-from hexloop.app.trainer.base import TrainerBase
-from hexloop.app.wiring.evaluation import standard_loss
-from hexloop.app.wiring.parts import TrainerParts
+from attrs import fields
 
-Value = TypeVar("Value")
+from hexloop.app.arguments import TrainingArguments
+from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
+from hexloop.app.callbacks.flow import all_callbacks
+from hexloop.app.notices import Notices, notices_in_force
+from hexloop.app.run import publishing
+from hexloop.app.run.compatibility import AUTO, absolute_name, likely_checkpoint
+from hexloop.app.run.memory_metrics import MemoryStages, memory_stages_for
+from hexloop.app.run.messages import resumed_from
+from hexloop.app.run.session import RunOutcome, Session
+from hexloop.app.trainer.accelerator import Accelerator
+from hexloop.app.trainer.attribute_kinds import made
+from hexloop.app.wiring.adapters import Adapters, choose_adapters
+from hexloop.app.wiring.data import default_collator
+from hexloop.app.wiring.evaluation import smoother_for
+from hexloop.app.wiring.model import (
+    default_label_names,
+    disable_replication,
+    returns_loss_by_default,
+    takes_any_keyword,
+    unwrapped,
+)
+from hexloop.app.wiring.outboxes import state_folder
+from hexloop.app.wiring.parts import Hooks, KeptLoaders, PreparationTime, TrainerParts, is_overridden
+from hexloop.app.wiring.publishing import Publisher
+from hexloop.app.wiring.storage import WorkingFolder
+from hexloop.domain.errors import RunStateError
+from hexloop.domain.requests import Requests
 
 
-class computed(Generic[Value]):  # noqa: N801  # used like `property`
-    """An attribute that is computed, unless a subclass with its own training loop has assigned a value to it."""
-
-    def __init__(self, compute: Callable[[Any], Value]) -> None:
-        self._compute = compute
-        self.__doc__ = compute.__doc__
-
-    @overload
-    def __get__(self, owner: None, kind: type[Any]) -> computed[Value]: ...
-
-    @overload
-    def __get__(self, owner: object, kind: type[Any] | None = None) -> Value: ...
-
-    def __get__(self, owner: object, kind: type[Any] | None = None) -> computed[Value] | Value:
-        return self if owner is None else self._compute(owner)
+def _none(_: Any) -> None:
+    return None
 
 
-class TrainerAttributes(TrainerBase):
-    """Attributes with the meaning that they have in transformers, also where a value is assigned."""
+def _of_model(name: str) -> made[bool]:
+    """Return an attribute that depends on the model, for a class that replaces the constructor."""
+    together = "is_model_parallel", "place_model_on_device", "model_accepts_loss_kwargs", "can_return_loss"
 
-    hp_search_backend: Any = None
-    """The back end of a hyperparameter search; None outside of one."""
+    def make(trainer: TrainerAttributes) -> bool:
+        assigned = {each: vars(trainer)[each] for each in together if each in vars(trainer)}
+        trainer.note_model()
+        vars(trainer).update(assigned)
+        return bool(vars(trainer)[name])
 
-    current_flos: float = 0.0
-    """Operations since the last `store_flos`; always 0, because `state.total_flos` contains them."""
+    return made(make)
 
-    _own_gather_function: Callable[..., Any] | None = None
+
+class TrainerAttributes:
+    """What subclasses and callbacks read and write, and what the other classes of the Trainer share."""
+
+    args: TrainingArguments
+
+    # What was passed to the constructor
+
+    model = made[Any](_none)
+    model_init = made[Callable[..., Any] | None](_none)
+    train_dataset = made[Any](_none)
+    eval_dataset = made[Any](_none)
+    processing_class = made[Any](_none)
+    optimizer = made[Any](_none)
+    lr_scheduler = made[Any](_none)
+    optimizer_cls_and_kwargs = made[tuple[type[Any], dict[str, Any]] | None](_none)
+    compute_loss_func = made[Callable[..., Any] | None](_none)
+    compute_metrics = made[Callable[..., dict[str, Any]] | None](_none)
+    preprocess_logits_for_metrics = made[Callable[[Any, Any], Any] | None](_none)
+
+    @made
+    def data_collator(self) -> Callable[[list[Any]], Any]:
+        """What makes a batch of a list of samples."""
+        return default_collator(self.processing_class)
+
+    @made
+    def adapters(self) -> Adapters:
+        """The adapters of the run: those that were passed, and those that the arguments choose."""
+        if self.args.world_size is None:  # trl's PPOConfig declares a field of this name, which its trainer sets later
+            self.args.world_size = self.args.distributed_environment.world_size
+        return choose_adapters(self.args, vars(self).get("_passed", {}), self._started_in)
+
+    # What follows from the model
+
+    @made
+    def model_wrapped(self) -> Any:
+        """The model as the engine of the run prepared it; the model itself if nothing wraps it."""
+        return self.model
+
+    is_model_parallel = _of_model("is_model_parallel")
+    """Whether the model is spread over several devices of this process."""
+
+    place_model_on_device = _of_model("place_model_on_device")
+    """Whether the Trainer moves the model; a subclass may assign it after the constructor."""
+
+    model_accepts_loss_kwargs = _of_model("model_accepts_loss_kwargs")
+    """Whether forward takes the number of items; a subclass may assign it after the constructor."""
+
+    can_return_loss = _of_model("can_return_loss")
+    """Whether forward returns a loss without labels."""
+
+    def note_model(self) -> None:
+        """Set the attributes that depend on the model; subclasses may assign others after the constructor."""
+        model = unwrapped(self.model)
+        devices = {each for each in (getattr(model, "hf_device_map", None) or {}).values() if each != "disk"}
+        parallelized = getattr(model, "is_parallelizable", False) and getattr(model, "model_parallel", False)
+        self.is_model_parallel = len(devices - {"cpu"}) > 1 or bool(parallelized)
+        if self.is_model_parallel or getattr(model, "is_loaded_in_8bit", False):
+            disable_replication(self.adapters, self.args)
+        config: Any = getattr(model, "config", None)
+        if hasattr(config, "save_pretrained"):
+            config.use_cache = self.args.use_cache
+        asked = self.args.place_model_on_device
+        self.place_model_on_device = not devices if asked is None else asked
+        self.model_accepts_loss_kwargs = takes_any_keyword(self.model)
+        self.can_return_loss = returns_loss_by_default(self.model)
+
+    @made
+    def label_names(self) -> list[str]:
+        """The names of the labels among the inputs."""
+        return self.args.label_names or default_label_names(self.model, False)
+
+    @made
+    def main_input_name(self) -> str:
+        """The name of the input whose items are counted."""
+        return str(getattr(unwrapped(self.model), "main_input_name", "input_ids"))
+
+    loss_is_scaled_for_ga: bool | None = None
+    """Whether an overridden `compute_loss` divides by `num_items_in_batch`; None: if the model's own loss does."""
+
+    @property
+    def label_smoother(self) -> Any:
+        """The loss of smoothed labels, None if labels are not smoothed; a subclass may assign another one or None.
+
+        It is called with the outputs of the model and the labels, and may take `shift_labels` and
+        `num_items_in_batch`.
+        """
+        if "_own_smoother" in vars(self):
+            return self._own_smoother
+        return smoother_for(self.model, self.args)
+
+    @label_smoother.setter
+    def label_smoother(self, smoother: Any) -> None:
+        self._own_smoother = smoother
+
+    # State and callbacks
+
+    @made
+    def control(self) -> TrainerControl:
+        """The flags by which callbacks steer a run."""
+        return TrainerControl()
+
+    @made
+    def state(self) -> TrainerState:
+        """The state of the live or last run."""
+        first = self.is_local_process_zero(), self.is_world_process_zero()
+        return TrainerState(is_local_process_zero=first[0], is_world_process_zero=first[1])
+
+    @made
+    def callback_handler(self) -> CallbackHandler:
+        """The callbacks."""
+        handled = self.model, self.processing_class, self.optimizer, self.lr_scheduler
+        return CallbackHandler(all_callbacks(self.args, (), False), *handled)
+
+    @made
+    def _dispatcher(self) -> EventDispatcher:
+        return EventDispatcher(self.callback_handler, self.args, self.state, self.control)
+
+    @made
+    def _notices(self) -> Notices:
+        """How what transformers does with a warning is handled: as it was in force when the Trainer was created."""
+        return notices_in_force()
+
+    @made
+    def _started_in(self) -> WorkingFolder:
+        """The working folder in which the Trainer was made, from which the paths of its arguments are resolved."""
+        return WorkingFolder()
+
+    @made
+    def _memory(self) -> MemoryStages:
+        return memory_stages_for(self.args, self.adapters.device)
+
+    @made
+    def _requests(self) -> Requests:
+        return Requests()
+
+    @made
+    def _preparation(self) -> PreparationTime:
+        return PreparationTime()
+
+    @made
+    def _kept_loaders(self) -> KeptLoaders:
+        """Evaluation loaders whose workers persist."""
+        return KeptLoaders()
+
+    _signature_columns: list[str] | None = None
+    """The columns that are kept; None until `_set_signature_columns_if_needed` found them."""
+
+    _own_hub_model_id: str | None = None
+    _own_publisher: Publisher | None = None
+
+    # Runs
+
+    outcome: RunOutcome | None = None
+    """How the last run ended; None while one is live, and after one that raised."""
+
+    ignore_keys_for_eval: list[str] | None = None
+
+    _trial: Any = None
+    """The trial of a hyperparameter search, as `train` received it; None outside of one."""
+
+    _session: Session | None = None
+    """The live run; None between runs."""
+
+    _is_active: bool = False
+    """Whether a run is being constructed or is live."""
+
+    _is_in_own_train: bool = False
+
+    _optimizer_of_run: Any = None
+    _scheduler_of_run: Any = None
+    """What the last run made for itself; the next run makes new ones."""
+
+    _standard_optimizer: Any = None
+    _standard_scheduler: Any = None
+    """What the standard `create_optimizer` and `create_scheduler` made from the arguments."""
+
+    @property
+    def is_in_train(self) -> bool:
+        """Whether a run is live; a subclass that replaces `train` may assign it."""
+        return self._session is not None or self._is_in_own_train
+
+    @is_in_train.setter
+    def is_in_train(self, training: bool) -> None:
+        self._is_in_own_train = training
+
+    @property
+    def model_preparation_time(self) -> float | None:
+        """Seconds that an evaluation before any run took to prepare the model; evaluations report it if not None."""
+        return self._preparation.seconds
+
+    @model_preparation_time.setter
+    def model_preparation_time(self, seconds: float | None) -> None:
+        self._preparation.seconds = seconds
+
+    @property
+    def _train_batch_size(self) -> int:
+        """Samples in a training micro-batch of this process: those of the arguments, or the smaller size found."""
+        found: int | None = vars(self).get("found_batch_size")
+        return self.args.train_batch_size if found is None else found
+
+    @_train_batch_size.setter
+    def _train_batch_size(self, size: int) -> None:
+        vars(self)["found_batch_size"] = size
+
+    @property
+    def makes_optimizer(self) -> bool:
+        """Whether the optimizer is the one that the arguments name."""
+        theirs = is_overridden(self, "create_optimizer") or is_overridden(self, "create_optimizer_and_scheduler")
+        return self._own_optimizer and self.optimizer_cls_and_kwargs is None and not theirs
+
+    @property
+    def makes_scheduler(self) -> bool:
+        """Whether the schedule is the one that the arguments name."""
+        theirs = is_overridden(self, "create_scheduler") or is_overridden(self, "create_optimizer_and_scheduler")
+        return self._own_scheduler and not theirs
+
+    @property
+    def _own_optimizer(self) -> bool:
+        """Whether the user has set no optimizer: there is none, or a run made it."""
+        return self.optimizer is None or self.optimizer is self._optimizer_of_run
+
+    @property
+    def _own_scheduler(self) -> bool:
+        return self.lr_scheduler is None or self.lr_scheduler is self._scheduler_of_run
+
+    def is_world_process_zero(self) -> bool:
+        """Return whether this process is the first of the run."""
+        return self.adapters.mesh.writes
+
+    def is_local_process_zero(self) -> bool:
+        """Return whether this process is the first of its machine."""
+        return self.args.local_process_index == 0
+
+    def _live(self, method: str) -> Session:
+        if self._session is None:
+            raise RunStateError(f"{method} needs a live run; call train() or stream() instead.")
+        return self._session
+
+    def _collect_parts(self) -> TrainerParts:
+        """Collect the attributes and hooks as they are now."""
+        return TrainerParts(hooks=Hooks.of(self), **{name: getattr(self, source) for name, source in _SOURCES.items()})
+
+    @property
+    def _run(self) -> Any:
+        return None if self._session is None else self._session.run
+
+    @property
+    def _modes(self) -> Any:
+        return None if self._session is None else self._session.learner.modes
+
+    @property
+    def _backward(self) -> Any:
+        """The function that was assigned to `accelerator.backward`."""
+        return self._assigned("backward")
+
+    @property
+    def _gathers_all_rows(self) -> bool:
+        own, accelerator = self._own_gather_function, self._accelerator
+        return own is not None and accelerator is not None and bool(own == accelerator.gather)
+
+    @property
+    def hub_model_id(self) -> str | None:
+        """The name of the model's repository: the assigned one, that of the hub, or that of the arguments."""
+        return self._own_hub_model_id or self.args.hub_model_id
+
+    @hub_model_id.setter
+    def hub_model_id(self, name: str | None) -> None:
+        self._own_hub_model_id = name
+
+    @property
+    def _publisher(self) -> Publisher:
+        """What publishes on the hub of `adapters`, through the outbox of the output folder."""
+        storage, hub = self.adapters.storage, self.adapters.hub
+        folder = storage.capabilities.local_folder or state_folder(self._folder)
+        known = self._own_publisher
+        if known is None or known.folder != folder:
+            known = self._own_publisher = Publisher(hub, folder, storage)
+        known.hub, known.storage = hub, storage
+        chosen = publishing.repository_of(self.args)
+        names = {self.hub_model_id or chosen, chosen}
+        known.objection = lambda push: publishing.objection_to(push, hub.address, names, known.full_name)
+        return known
 
     # Paths
 
@@ -60,139 +353,47 @@ class TrainerAttributes(TrainerBase):
         folder = str(self.args.output_dir)
         return self._started_in.receive(os.fspath(path) if path else folder, folder)
 
-    @property
-    def accelerator(self) -> Any:
-        """The run with the interface of accelerate's Accelerator."""
-        raise NotImplementedError
+    def _location_of(self, resume_from: str | bool | None) -> str | None:
+        """Return the location of the checkpoint that a run would resume from; None if there is none."""
+        if not resume_from:
+            return None
+        storage = self.adapters.storage
+        return resumed_from(storage, resume_from, likely_checkpoint(storage, resume_from)[1])
 
-    def _collect_parts(self) -> TrainerParts:
-        raise NotImplementedError
+    def _named_location(self, resume_from: str | bool | None) -> str | bool | None:
+        """Return what a run is to resume from, with the path of a checkpoint made absolute."""
+        if not resume_from or resume_from is True or resume_from == AUTO:
+            return resume_from
+        return absolute_name(self.adapters.storage, self._received(resume_from))
 
-    # Callbacks
+    # The accelerator
 
-    def add_callback(self, callback: Any) -> None:
-        """Add a callback; a class is instantiated."""
-        self.callback_handler.add_callback(callback)
+    _accelerator: Any = None
+    """What `accelerator` returns; None until it is needed."""
 
-    def pop_callback(self, callback: Any) -> Any:
-        """Remove and return a callback, or the first of a class; return None if there is none.
+    _own_gather_function: Callable[..., Any] | None = None
 
-        transformers' class of a tracker, such as WandbCallback, stands for hexloop's.
-        """
-        return self.callback_handler.pop_callback(callback)
+    def _assigned(self, name: str) -> Any:
+        """Return a method that was assigned to the accelerator, or that of an assigned one; None if there is none."""
+        accelerator = self._accelerator
+        if accelerator is None:
+            return None
+        return accelerator.assigned(name) if isinstance(accelerator, Accelerator) else getattr(accelerator, name, None)
 
-    def remove_callback(self, callback: Any) -> None:
-        """Remove a callback, or the first of a class; transformers' class of a tracker stands for hexloop's."""
-        self.callback_handler.remove_callback(callback)
 
-    # Engines
-
-    @computed
-    def is_deepspeed_enabled(self) -> bool:
-        """Whether the run trains with DeepSpeed."""
-        return is_requested("deepspeed", self.args)
-
-    @computed
-    def is_fsdp_enabled(self) -> bool:
-        """Whether the run trains with FSDP."""
-        return self.adapters.parallelism.capabilities.sharded and not self.is_deepspeed_enabled
-
-    @computed
-    def is_fsdp_xla_enabled(self) -> bool:
-        """False: there is no FSDP on XLA."""
-        return False
-
-    is_fsdp_xla_v1_enabled = is_fsdp_xla_v2_enabled = is_fsdp_xla_enabled
-
-    @computed
-    def is_distributed_loading_by_transformers(self) -> bool:
-        """False: models that transformers shards while it loads them are refused."""
-        return False
-
-    @computed
-    def deepspeed(self) -> Any:
-        """The engine of DeepSpeed, None if the run does not train with it."""
-        return self.model_wrapped if self.is_deepspeed_enabled and self.model_wrapped is not self.model else None
-
-    # What a run does
-
-    @property
-    def gather_function(self) -> Callable[..., Any]:
-        """How overridden evaluation loops gather tensors: `accelerator.gather_for_metrics`, or what was assigned.
-
-        The standard evaluation loop gathers by itself, each row once. With `reproduce`, it keeps repeated rows as long
-        as `accelerator.gather` is assigned.
-        """
-        if self._own_gather_function is not None:
-            return self._own_gather_function
-        return partial(self.accelerator.gather_for_metrics, use_gather_object=self.args.eval_use_gather_object)
-
-    @gather_function.setter
-    def gather_function(self, function: Callable[..., Any] | None) -> None:
-        self._own_gather_function = function
-
-    @property
-    def neftune_noise_alpha(self) -> float | None:
-        """The strength of the noise on embeddings, the same as in the arguments; the next run uses an assigned one."""
-        return self.args.neftune_noise_alpha
-
-    @neftune_noise_alpha.setter
-    def neftune_noise_alpha(self, alpha: float | None) -> None:
-        self.args.neftune_noise_alpha = alpha
-
-    @computed
-    def _memory_tracker(self) -> MemoryTracker:
-        """Starts and ends the memory metrics of `train`, `evaluate` and `predict`, for overrides of these methods."""
-        return MemoryTracker(self._memory)
-
-    @property
-    def _created_lr_scheduler(self) -> bool:
-        """Whether a run made the schedule, so that the next run makes a new one; an overridden method may assign it."""
-        return self.lr_scheduler is not None and self.lr_scheduler is self._scheduler_of_run
-
-    @_created_lr_scheduler.setter
-    def _created_lr_scheduler(self, created: bool) -> None:
-        self._scheduler_of_run = self.lr_scheduler if created else None
-
-    # Logs
-
-    @property
-    def _globalstep_last_logged(self) -> int:
-        """The step of the last log of a loss; an overridden `_maybe_log_save_evaluate` may assign it."""
-        return self.state.run_state.logged_step if self._session is None else self._session.run.state.logged_step
-
-    @_globalstep_last_logged.setter
-    def _globalstep_last_logged(self, step: int) -> None:
-        if self._session is not None:
-            self._session.run.state.logged_step = step
-
-    @property
-    def _total_loss_scalar(self) -> float:
-        """The sum of the losses of all logged steps of the live or last run; an override that logs may add to it."""
-        return float(self.state.run_state.loss_total if self._session is None else self._session.run.state.loss_total)
-
-    @_total_loss_scalar.setter
-    def _total_loss_scalar(self, total: float) -> None:
-        if self._session is not None:
-            self._session.run.losses.drain()  # the assigned sum contains them
-            self._session.run.state.loss_total = float(total)
-
-    @computed
-    def _initial_global_step(self) -> int:
-        """The step at which the live run started."""
-        return 0 if self._session is None else int(self._session.run.start.step)
-
-    @computed
-    def _initial_num_input_tokens_seen(self) -> int:
-        """The input tokens at which the live run started."""
-        return 0 if self._session is None else int(self._session.run.start.tokens)
-
-    @computed
-    def _loss_shifts_labels(self) -> bool:
-        """Whether the loss compares each position with the next label."""
-        return standard_loss(self._collect_parts()).shifted
+_SOURCES = {
+    each.name: f"_{each.name}" if hasattr(TrainerAttributes, f"_{each.name}") else each.name
+    for each in fields(TrainerParts)
+    if each.name != "hooks"
+}
+"""The attribute in which each field of `TrainerParts` is found."""
 
 
 def folder_of(trainer: TrainerAttributes) -> str:
     """Return the absolute path or the URL of a Trainer's output folder."""
     return trainer._folder
+
+
+def session_of(trainer: TrainerAttributes) -> Session | None:
+    """Return the live run of a Trainer and what belongs to it; None between runs."""
+    return trainer._session

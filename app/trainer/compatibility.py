@@ -7,27 +7,126 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hexloop.app.trainer.publishing import TrainerPublishing
-from hexloop.app.trainer.replaced_constructor import MAKERS, made_late
+from hexloop.app.engines import is_requested
+from hexloop.app.run.memory_metrics import MemoryTracker
+from hexloop.app.trainer.attribute_kinds import computed, made
+from hexloop.app.trainer.attributes import TrainerAttributes
+from hexloop.app.wiring.evaluation import standard_loss
 from hexloop.app.wiring.parts import standard
 from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.domain.wording import Problem
 
+
+class TransformersAttributes(TrainerAttributes):
+    """Attributes with the meaning that they have in transformers, also where a value is assigned."""
+
+    hp_search_backend: Any = None
+    """The back end of a hyperparameter search; None outside of one."""
+
+    current_flos: float = 0.0
+    """Operations since the last `store_flos`; always 0, because `state.total_flos` contains them."""
+
+    # Engines
+
+    @computed
+    def is_deepspeed_enabled(self) -> bool:
+        """Whether the run trains with DeepSpeed."""
+        return is_requested("deepspeed", self.args)
+
+    @computed
+    def is_fsdp_enabled(self) -> bool:
+        """Whether the run trains with FSDP."""
+        return self.adapters.parallelism.capabilities.sharded and not self.is_deepspeed_enabled
+
+    @computed
+    def is_fsdp_xla_enabled(self) -> bool:
+        """False: there is no FSDP on XLA."""
+        return False
+
+    is_fsdp_xla_v1_enabled = is_fsdp_xla_v2_enabled = is_fsdp_xla_enabled
+
+    is_fsdp_xla_v1_enabled = is_fsdp_xla_v2_enabled = is_fsdp_xla_enabled
+
+    @computed
+    def is_distributed_loading_by_transformers(self) -> bool:
+        """False: models that transformers shards while it loads them are refused."""
+        return False
+
+    @computed
+    def deepspeed(self) -> Any:
+        """The engine of DeepSpeed, None if the run does not train with it."""
+        return self.model_wrapped if self.is_deepspeed_enabled and self.model_wrapped is not self.model else None
+
+    # What a run does
+
+    @computed
+    def _memory_tracker(self) -> MemoryTracker:
+        """Starts and ends the memory metrics of `train`, `evaluate` and `predict`, for overrides of these methods."""
+        return MemoryTracker(self._memory)
+
+    @property
+    def _created_lr_scheduler(self) -> bool:
+        """Whether a run made the schedule, so that the next run makes a new one; an overridden method may assign it."""
+        return self.lr_scheduler is not None and self.lr_scheduler is self._scheduler_of_run
+
+    @_created_lr_scheduler.setter
+    def _created_lr_scheduler(self, created: bool) -> None:
+        self._scheduler_of_run = self.lr_scheduler if created else None
+
+    # Logs
+
+    @property
+    def _globalstep_last_logged(self) -> int:
+        """The step of the last log of a loss; an overridden `_maybe_log_save_evaluate` may assign it."""
+        return self.state.run_state.logged_step if self._session is None else self._session.run.state.logged_step
+
+    @_globalstep_last_logged.setter
+    def _globalstep_last_logged(self, step: int) -> None:
+        if self._session is not None:
+            self._session.run.state.logged_step = step
+
+    @property
+    def _total_loss_scalar(self) -> float:
+        """The sum of the losses of all logged steps of the live or last run; an override that logs may add to it."""
+        return float(self.state.run_state.loss_total if self._session is None else self._session.run.state.loss_total)
+
+    @_total_loss_scalar.setter
+    def _total_loss_scalar(self, total: float) -> None:
+        if self._session is not None:
+            self._session.run.losses.drain()  # the assigned sum contains them
+            self._session.run.state.loss_total = float(total)
+
+    @computed
+    def _initial_global_step(self) -> int:
+        """The step at which the live run started."""
+        return 0 if self._session is None else int(self._session.run.start.step)
+
+    @computed
+    def _initial_num_input_tokens_seen(self) -> int:
+        """The input tokens at which the live run started."""
+        return 0 if self._session is None else int(self._session.run.start.tokens)
+
+    @computed
+    def _loss_shifts_labels(self) -> bool:
+        """Whether the loss compares each position with the next label."""
+        return standard_loss(self._collect_parts()).shifted
+
+
 # Old and unsupported names
 
 
-class LegacyNames(TrainerPublishing):
+class LegacyNames(TrainerAttributes):
     """Old names, each with a warning that states the new one, and methods that are refused."""
 
     @property
     def tokenizer(self) -> Any:
         """The old name of `processing_class`."""
-        _warn("Trainer.tokenizer", "Trainer.processing_class")
+        warn_of_old_name("Trainer.tokenizer", "Trainer.processing_class")
         return self.processing_class
 
     @tokenizer.setter
     def tokenizer(self, processing_class: Any) -> None:
-        _warn("Trainer.tokenizer", "Trainer.processing_class")
+        warn_of_old_name("Trainer.tokenizer", "Trainer.processing_class")
         self.processing_class = processing_class
 
     @staticmethod
@@ -37,17 +136,17 @@ class LegacyNames(TrainerPublishing):
             raise ConfigurationError(
                 "You passed both tokenizer and processing_class, its new name; pass processing_class alone."
             )
-        _warn("Trainer(tokenizer=...)", "processing_class=...")
+        warn_of_old_name("Trainer(tokenizer=...)", "processing_class=...")
         return tokenizer
 
     def torch_jit_model_eval(self, model: Any, dataloader: Any, training: bool = False) -> Any:
         """Return the model unchanged: TorchScript is no longer developed; use torch.compile."""
-        _warn("torch_jit_model_eval", "torch_compile=True")
+        warn_of_old_name("torch_jit_model_eval", "torch_compile=True")
         return model
 
     def ipex_optimize_model(self, model: Any, training: bool = False, dtype: Any = None) -> Any:
         """Return the model unchanged: torch itself contains the optimizations of Intel's extension."""
-        _warn("ipex_optimize_model", "bf16=True or torch_compile=True")
+        warn_of_old_name("ipex_optimize_model", "bf16=True or torch_compile=True")
         return model
 
     def end(self) -> None:
@@ -72,11 +171,6 @@ class LegacyNames(TrainerPublishing):
         """Raise ConfigurationError, which is also a RuntimeError: there is no hyperparameter search yet."""
         _refuse("hyperparameter_search", "hexloop has no search yet", SEARCH_YOURSELF, RuntimeError)
 
-    def init_git_repo(self, at_init: bool = False) -> None:
-        """Call `init_hf_repo`: the old name, from when the output folder was a clone of the repository."""
-        _warn("Trainer.init_git_repo", "Trainer.init_hf_repo")
-        self.init_hf_repo()
-
     @standard
     def _hp_search_setup(self, trial: Any) -> None:
         """Note the trial. If overridden, `train` calls it first, and it may change the arguments.
@@ -98,8 +192,9 @@ class LegacyNames(TrainerPublishing):
 
             Raises AttributeError for any other name; for an internal method of transformers it states what to use.
             """
-            if name in MAKERS and "args" in vars(self):
-                return made_late(self, name)
+            declared = getattr(type(self), name, None)
+            if isinstance(declared, made) and "args" in vars(self):
+                return declared.make(self)  # to raise its own AttributeError
             instead = INSTEAD.get(name) or RETIRED.get(name) or ATTRIBUTES_INSTEAD.get(name)
             known = f": {instead}" if instead else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{known}")
@@ -113,11 +208,12 @@ def old_model_path(given: dict[str, Any]) -> Any:
     for name in given:
         if name != "model_path":
             raise TypeError(f"train() got an unexpected keyword argument {name!r}")
-    _warn("train(model_path=...)", "resume_from_checkpoint=...")
+    warn_of_old_name("train(model_path=...)", "resume_from_checkpoint=...")
     return given["model_path"]
 
 
-def _warn(old: str, new: str) -> None:
+def warn_of_old_name(old: str, new: str) -> None:
+    """Warn the caller of a method of the Trainer."""
     warnings.warn(f"{old} is a name of older releases of transformers; use {new}.", FutureWarning, stacklevel=3)
 
 

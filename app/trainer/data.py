@@ -9,24 +9,15 @@ from functools import partial
 from typing import Any
 
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.trainer.base import TrainerBase
+from hexloop.app.trainer.attributes import TrainerAttributes
 from hexloop.app.wiring import data
-from hexloop.app.wiring.parts import TrainerParts, is_overridden, standard
+from hexloop.app.wiring.parts import is_overridden, is_standard, standard
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.triggers import make_plan
 
 
-class TrainerData(TrainerBase):
+class TrainerData(TrainerAttributes):
     """Makes the loaders of training, evaluation and prediction, by overridden methods where there are some."""
-
-    _signature_columns: list[str] | None = None
-    """The columns that are kept; None until `_set_signature_columns_if_needed` found them."""
-
-    def _collect_parts(self) -> TrainerParts:
-        raise NotImplementedError
-
-    def _through_prepare(self, loader: Any) -> Any:
-        raise NotImplementedError
 
     # Loaders
 
@@ -97,6 +88,11 @@ class TrainerData(TrainerBase):
             loader = self._kept_loaders.of(dataloader_key, sources, make)
         return self._through_prepare(loader)
 
+    def _through_prepare(self, loader: Any) -> Any:
+        """Return a loader as a function that was assigned to `accelerator.prepare` returns it."""
+        prepare = self._assigned("prepare")
+        return loader if prepare is None else prepare(loader)
+
     def _make_loader(
         self, dataset: Any, description: str, batch_size: int, sampler_fn: Callable[..., Any] | None, is_training: bool
     ) -> Any:
@@ -111,7 +107,7 @@ class TrainerData(TrainerBase):
             sampler_for = (lambda _: None) if sampler_fn is None else partial(data.sampler_from, sampler_fn)
             return loaders.loader(dataset, batch_size, sampler_for, is_training)
         size = data.global_batch_size(self.args, self.adapters.mesh.data, batch_size)
-        if sampler_fn is not None and not _is_standard(sampler_fn):
+        if sampler_fn is not None and not is_standard(sampler_fn):
             sampler = data.sampler_from(sampler_fn, dataset)
             if sampler is not None:
                 return loaders.sampled(dataset, batch_size, sampler, size)
@@ -215,8 +211,3 @@ class TrainerData(TrainerBase):
     def get_tp_size(self) -> int:
         """Return the size of tensor parallelism, as a model of transformers that was loaded with it states."""
         return int(getattr(self.model, "_tp_size", None) or 1)
-
-
-def _is_standard(method: Callable[..., Any]) -> bool:
-    function = getattr(method, "__func__", method)
-    return getattr(function, "__is_standard__", None) is function

@@ -1,4 +1,4 @@
-"""The methods of a Trainer that publish on the Hub."""
+"""The methods of a Trainer that save a model and publish it on the Hub."""
 
 from __future__ import annotations
 
@@ -6,48 +6,65 @@ import os
 import warnings
 from typing import Any
 
-from hexloop.app.run import publishing
-from hexloop.app.run.model_card import as_list
+from hexloop.app.run import model_card, publishing, saving
 from hexloop.app.trainer.attributes import TrainerAttributes
+from hexloop.app.trainer.compatibility import warn_of_old_name
 from hexloop.app.wiring.model import unwrapped
-from hexloop.app.wiring.outboxes import state_folder
 from hexloop.app.wiring.parts import standard
-from hexloop.app.wiring.publishing import Publisher
 from hexloop.app.wiring.pushes import with_token
+from hexloop.app.wiring.state import is_sharded, refuse_unprepared
 from hexloop.domain.errors import StorageError, UnavailableError
 
 
 class TrainerPublishing(TrainerAttributes):
-    """Publishing the model and checkpoints; see docs/hub.md."""
+    """Saving the model, its model card, and publishing; see docs/hub.md."""
 
     push_in_progress: Any = None
     """The outcome of the last push that was not waited for, a Future; None if there is none."""
 
-    _own_hub_model_id: str | None = None
-    _own_publisher: Publisher | None = None
+    @standard
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the model, its configuration and the processing class to a folder, by default the output folder.
 
-    @property
-    def hub_model_id(self) -> str | None:
-        """The name of the model's repository: the assigned one, that of the hub, or that of the arguments."""
-        return self._own_hub_model_id or self.args.hub_model_id
+        The first of several processes writes. All processes must call it if the model is sharded: each writes its part.
+        With `push_to_hub`, the model is also published.
+        """
+        refuse_unprepared(self.adapters, self.model)
+        if self.args.should_save or is_sharded(self.adapters.parallelism, self.model):
+            self._save(self._received(output_dir))
+        if self.args.push_to_hub and not _internal_call:
+            self._publish_saved_model(output_dir in (None, str(self.args.output_dir)))
 
-    @hub_model_id.setter
-    def hub_model_id(self, name: str | None) -> None:
-        self._own_hub_model_id = name
+    @standard
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """Write the model's files, with the weights in `state_dict` if given. `save_model` calls it."""
+        saving.save_model(self._collect_parts(), self._received(output_dir), state_dict)
 
-    @property
-    def _publisher(self) -> Publisher:
-        """What publishes on the hub of `adapters`, through the outbox of the output folder."""
-        storage, hub = self.adapters.storage, self.adapters.hub
-        folder = storage.capabilities.local_folder or state_folder(self._folder)
-        known = self._own_publisher
-        if known is None or known.folder != folder:
-            known = self._own_publisher = Publisher(hub, folder, storage)
-        known.hub, known.storage = hub, storage
-        chosen = publishing.repository_of(self.args)
-        names = {self.hub_model_id or chosen, chosen}
-        known.objection = lambda push: publishing.objection_to(push, hub.address, names, known.full_name)
-        return known
+    def create_model_card(
+        self,
+        language: str | None = None,
+        license: str | None = None,
+        tags: str | list[str] | None = None,
+        model_name: str | None = None,
+        finetuned_from: str | None = None,
+        tasks: str | list[str] | None = None,
+        dataset_tags: str | list[str] | None = None,
+        dataset: str | list[str] | None = None,
+        dataset_args: str | list[str] | None = None,
+    ) -> None:
+        """Write a model card to README.md in the output folder: metadata, hyperparameters, results and versions.
+
+        The first of several processes writes. Tags of a card that is there already are kept.
+        """
+        if self.is_world_process_zero():
+            lists = map(model_card.as_list, (language, tags, tasks, dataset_tags, dataset, dataset_args))
+            languages, all_tags, all_tasks, all_dataset_tags, names, arguments = lists
+            facts = model_card.CardFacts(
+                languages, license, all_tags, model_name, finetuned_from, all_tasks, all_dataset_tags, names, arguments
+            )
+            model_card.write_model_card(self._collect_parts(), facts)
+
+    # The hub
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Create the model's repository if it does not exist, and set `hub_model_id` to its full name. Collective.
@@ -59,6 +76,11 @@ class TrainerPublishing(TrainerAttributes):
         parts = self._collect_parts()
         self.hub_model_id = publishing.create_repository(parts, self.adapters.hub, private)
         self.push_in_progress = None
+
+    def init_git_repo(self, at_init: bool = False) -> None:
+        """Call `init_hf_repo`: the old name, from when the output folder was a clone of the repository."""
+        warn_of_old_name("Trainer.init_git_repo", "Trainer.init_hf_repo")
+        self.init_hf_repo()
 
     def _find_repository(self) -> None:
         """Create the repository before a run, unless the hub cannot be reached; then the first push creates it."""
@@ -90,9 +112,8 @@ class TrainerPublishing(TrainerAttributes):
         of the outbox that keeps it, if the hub has failed for `outbox_grace` seconds.
         """
         self._use_token(token)
-        trainer: Any = self
-        trainer._dispatcher.call("on_push_begin")
-        trainer.save_model(_internal_call=True)
+        self._dispatcher.call("on_push_begin")
+        self.save_model(_internal_call=True)
         return self._publish_folder(commit_message or "End of training", blocking, revision, private, kwargs)
 
     def _publish_folder(
@@ -103,9 +124,11 @@ class TrainerPublishing(TrainerAttributes):
         review = bool(card.pop("create_pr", False))
         if not self.adapters.mesh.writes:
             return None
-        trainer: Any = self
-        tags = [*as_list(card.pop("tags", None)), *as_list(getattr(unwrapped(self.model), "model_tags", None))]
-        trainer.create_model_card(tags=list(dict.fromkeys(tags)), **card)
+        tags = [
+            *model_card.as_list(card.pop("tags", None)),
+            *model_card.as_list(getattr(unwrapped(self.model), "model_tags", None)),
+        ]
+        self.create_model_card(tags=list(dict.fromkeys(tags)), **card)
         parts = self._collect_parts()
         intent = publishing.push_folder(parts, message, revision, private, review)
         if not blocking:
@@ -122,10 +145,9 @@ class TrainerPublishing(TrainerAttributes):
 
         saved_here: whether the output folder has the model already.
         """
-        trainer: Any = self
-        trainer._dispatcher.call("on_push_begin")
+        self._dispatcher.call("on_push_begin")
         if not saved_here:
-            trainer.save_model(_internal_call=True)
+            self.save_model(_internal_call=True)
         try:
             self._publish_folder("Model save", self._session is None, self.args.hub_revision, None, {})
         except StorageError as error:

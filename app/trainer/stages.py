@@ -1,18 +1,19 @@
-"""The stages of `train` that subclasses of transformers' Trainer override."""
+"""The stages of a run that subclasses of transformers' Trainer override, and what is logged and written of a run."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple, cast
 
-from hexloop.app.arguments import TrainingArguments
-from hexloop.app.run.compatibility import AUTO, absolute_name, likely_checkpoint
-from hexloop.app.run.messages import resumed_from
+from torch import Tensor
+
+from hexloop.app.run import saving
 from hexloop.app.run.stages import Finalized
-from hexloop.app.trainer.internal import TrainerInternals
-from hexloop.app.wiring.parts import is_overridden, standard
-from hexloop.app.wiring.storage import as_location, storage_for
-from hexloop.domain.errors import ConfigurationError, RunStateError
+from hexloop.app.trainer.attributes import TrainerAttributes
+from hexloop.app.wiring.parts import standard
+from hexloop.domain.errors import RunStateError
 from hexloop.domain.events import TrainEnded
+from hexloop.domain.loop import log_evaluate_save
+from hexloop.ports.logger import Record
 
 
 class TrainOutput(NamedTuple):
@@ -23,142 +24,16 @@ class TrainOutput(NamedTuple):
     metrics: dict[str, float]
 
 
-class TrainerStages(TrainerInternals):
-    """The methods that together are `train`, each called if it is overridden, at the moment of transformers.
+class TrainerStages(TrainerAttributes):
+    """The methods of the stages of `train`, each called if it is overridden, at the moment of transformers.
 
     Their standard versions do what belongs to the stage; `stream` yields no events of a stage that is overridden.
     """
-
-    _resumes_from: tuple[str | bool | None, str | None] = (None, None)
-    """What `train` was asked to resume from, and the location that an overridden `_inner_training_loop` received."""
-
-    _is_in_inner_loop: bool = False
-
-    def _drain(self, resume_from: str | bool | None, ignored: list[str] | None) -> TrainOutput:
-        raise NotImplementedError
-
-    def _prepare_through_accelerator(self, model: Any, total_steps: int) -> Any:
-        raise NotImplementedError
-
-    # The whole run
-
-    def _train_to_the_end(self, resume_from: str | bool | None, ignored: list[str] | None) -> TrainOutput:
-        """Train, by an overridden `_inner_training_loop` if there is one; `is_in_train` is true from here on.
-
-        The method receives the folder of the checkpoint that a run resumes from.
-        """
-        self.is_in_train = True
-        try:
-            if not is_overridden(self, "_inner_training_loop"):
-                return self._drain(resume_from, ignored)
-            location = self._location_of(resume_from)
-            self._resumes_from = resume_from, location
-            return self._inner_training_loop(
-                batch_size=self._train_batch_size,
-                args=self.args,
-                resume_from_checkpoint=location,
-                trial=self._trial,
-                ignore_keys_for_eval=ignored,
-            )
-        finally:
-            self.is_in_train = False
-
-    @standard
-    def _inner_training_loop(
-        self,
-        batch_size: int | None = None,
-        args: TrainingArguments | None = None,
-        resume_from_checkpoint: str | bool | None = None,
-        trial: Any = None,
-        ignore_keys_for_eval: list[str] | None = None,
-    ) -> TrainOutput:
-        """Train to the end. If overridden, `train` calls it; `stream` is then refused.
-
-        Raises ConfigurationError if other arguments than the Trainer's, or another batch size, are passed.
-        """
-        if args is not None and args is not self.args:
-            raise ConfigurationError(
-                "_inner_training_loop received other arguments than the Trainer has; assign them to trainer.args "
-                "before train, or pass self.args."
-            )
-        if batch_size not in (None, self._train_batch_size):
-            raise ConfigurationError(
-                f"_inner_training_loop received batch_size={batch_size}, but the run trains on batches of "
-                f"{self._train_batch_size}; set per_device_train_batch_size."
-            )
-        asked, location = self._resumes_from
-        if resume_from_checkpoint == location:
-            resume_from_checkpoint = asked  # "the newest good one" may mean another if that one is damaged
-        nested, self._is_in_inner_loop = self._is_in_inner_loop, True
-        try:
-            return self._drain(resume_from_checkpoint, ignore_keys_for_eval)
-        finally:
-            self._is_in_inner_loop, self._resumes_from = nested, (None, None)
-
-    def _refuse_stream(self) -> None:
-        """Raise ConfigurationError if a run by `stream` would leave out an overridden method."""
-        if is_overridden(self, "_inner_training_loop") and not self._is_in_inner_loop:
-            raise ConfigurationError(
-                "_inner_training_loop is overridden, and stream() does not call it, because its caller is the loop; "
-                "call train(), or remove the override."
-            )
-
-    def _location_of(self, resume_from: str | bool | None) -> str | None:
-        """Return the location of the checkpoint that a run would resume from; None if there is none."""
-        if not resume_from:
-            return None
-        storage = self.adapters.storage
-        return resumed_from(storage, resume_from, likely_checkpoint(storage, resume_from)[1])
-
-    def _named_location(self, resume_from: str | bool | None) -> str | bool | None:
-        """Return what a run is to resume from, with the path of a checkpoint made absolute."""
-        if not resume_from or resume_from is True or resume_from == AUTO:
-            return resume_from
-        return absolute_name(self.adapters.storage, self._received(resume_from))
-
-    def _use_folder(self, folder: str) -> None:
-        """Let the next run save to `folder`."""
-        current = self.adapters.storage.capabilities
-        folder = self._started_in.locate(folder)
-        if folder != as_location(current.local_folder or current.location):
-            self.adapters.storage = storage_for(folder, signatures=current.signatures)
-            self.state.checkpoints_folder = folder
-
-    # Preparation
 
     @standard
     def _update_auto_batch_size(self, batch_size: int) -> None:
         """Train on micro-batches of `batch_size` samples; called for each size that `auto_find_batch_size` tries."""
         self._train_batch_size = batch_size
-
-    @standard
-    def _prepare_for_training(
-        self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None
-    ) -> tuple[Any, Any]:
-        """Wrap the model, make the optimizer and the schedule for `max_steps`; return the model and the loader.
-
-        If overridden, a run calls it, and trains the model that it returns. The checkpoint is loaded afterwards.
-        """
-        return self._prepare_through_accelerator(self.model, max_steps), train_dataloader
-
-    def _prepare_run(self, model: Any, total_steps: int, loader: Any, resume_from: str | bool | None) -> Any:
-        """Return the prepared model of a run, by an overridden `_prepare_for_training` if there is one."""
-        if not is_overridden(self, "_prepare_for_training"):
-            return self._prepare_through_accelerator(model, total_steps)
-        prepared, returned = self._prepare_for_training(total_steps, loader, self._location_of(resume_from))
-        if returned is not loader:
-            raise ConfigurationError(
-                "_prepare_for_training returned another loader than it received, but the run has already read the "
-                "length of the data; override get_train_dataloader to change the loader."
-            )
-        if self.optimizer is None or self.lr_scheduler is None:
-            missing = "optimizer" if self.optimizer is None else "lr_scheduler"
-            raise ConfigurationError(
-                f"The overridden _prepare_for_training has not set {missing}; call super()._prepare_for_training(...), "
-                "or make one."
-            )
-        self.model_wrapped = prepared
-        return prepared
 
     @standard
     def _init_training_state(
@@ -175,8 +50,6 @@ class TrainerStages(TrainerInternals):
         loaded its checkpoint. ConfigurationError is raised if it returns another position.
         """
         return self._live("_init_training_state").stages.position
-
-    # The epochs and the end
 
     @standard
     def _run_epoch(
@@ -200,6 +73,29 @@ class TrainerStages(TrainerInternals):
         self._live("_run_epoch").stages.proceed("_run_epoch")
 
     @standard
+    def _maybe_log_save_evaluate(
+        self,
+        tr_loss: Any,
+        grad_norm: Any,
+        model: Any,
+        trial: Any,
+        epoch: float,
+        ignore_keys_for_eval: list[str] | None,
+        start_time: float | None = None,
+        learning_rate: float | None = None,
+    ) -> None:
+        """Log, evaluate and save what is due at this boundary. Raises RunStateError if no run is live.
+
+        If overridden, it is called after every optimizer step and every epoch, as one opaque action; what it does not
+        do is not done. tr_loss: the sum of the losses since the last log, which sets it to zero in place.
+        """
+        run = self._live("_maybe_log_save_evaluate").run
+        for event in log_evaluate_save(run):
+            self._dispatcher.dispatch(event)
+        if run.state.logged_step == run.state.step and isinstance(tr_loss, Tensor):
+            tr_loss.zero_()
+
+    @standard
     def _finalize_training(self, trial: Any, num_train_samples: float, start_time: float) -> TrainOutput:
         """Log the totals of the run, load the best weights and call `on_train_end`; return the result of `train`.
 
@@ -210,6 +106,60 @@ class TrainerStages(TrainerInternals):
         if not isinstance(ended, TrainEnded):
             raise RunStateError("The run ended without a result.")
         return output_of(ended)
+
+    # Logs and results
+
+    @standard
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the epoch to `logs`, append them to the history, and pass them to callbacks and loggers."""
+        state, session = self.state, self._session
+        logs["epoch"] = state.epoch
+        if self.args.include_num_input_tokens_seen != "no":
+            if session is not None:
+                session.counters.settle()
+            logs["num_input_tokens_seen"] = tokens = state.num_input_tokens_seen
+            if session is not None and "loss" in logs:
+                logs |= session.token_speed(tokens)
+        state.log_history.append({**logs, "step": state.global_step})
+        self.control.should_log = False
+        self._dispatcher.call("on_log", logs=logs)
+        if session is not None and session.loggers is not None:
+            session.loggers.write(Record(state.global_step, state.epoch, dict(logs)))
+
+    def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
+        """Print the metrics of a split ("train", "eval", "test") in aligned lines, formatted by `metrics_format`."""
+        if self.is_world_process_zero():
+            print(saving.table(split, metrics))
+
+    def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True) -> None:
+        """Write `<split>_results.json` in the output folder.
+
+        With `combined`, also add them to all_results.json, where they replace metrics of the same names.
+        """
+        if self.is_world_process_zero():
+            saving.save_metrics(self._collect_parts(), split, metrics, combined)
+
+    @staticmethod
+    def metrics_format(metrics: dict[str, Any]) -> dict[str, Any]:
+        """Return a readable copy: memory in MB, floating-point operations in GF, times as h:mm:ss.cc, four decimals."""
+        return saving.readable(metrics)
+
+    def save_state(self) -> None:
+        """Write the state to trainer_state.json in the output folder."""
+        if self.is_world_process_zero():
+            saving.save_state(self._collect_parts())
+
+    @staticmethod
+    def num_tokens(train_dl: Any, max_steps: int | None = None) -> int:
+        """Return the tokens of all batches of a loader, or `max_steps` times those of its first batch.
+
+        Returns 0 with a warning if its batches have no "input_ids".
+        """
+        return saving.count_tokens(train_dl, max_steps)
+
+    def compare_trainer_and_checkpoint_args(self, training_args: Any, trainer_state: Any) -> None:
+        """Log a warning for each interval or batch size that differs from the state of a checkpoint."""
+        saving.warn_of_differences(training_args, trainer_state, self._notices)
 
 
 def output_of(ended: TrainEnded) -> TrainOutput:

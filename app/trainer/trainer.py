@@ -11,41 +11,70 @@ from typing import Any, ClassVar, Unpack
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.arguments import from_transformers
-from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
+from hexloop.app.callbacks import CallbackHandler, TrainerState
 from hexloop.app.callbacks.flow import JITCheckpointCallback, all_callbacks
 from hexloop.app.notices import notices_in_force
-from hexloop.app.run import checks, driving, model_card, saving
+from hexloop.app.run import checks, driving
 from hexloop.app.run.checkpoint_folders import make_output_folder
 from hexloop.app.run.determinism import enable_full_determinism, seeded
-from hexloop.app.run.memory_metrics import measured, memory_stages_for
+from hexloop.app.run.memory_metrics import memory_stages_for
 from hexloop.app.run.messages import set_log_level, warn_of_unsmoothed_labels
-from hexloop.app.run.session import Session
+from hexloop.app.run.session import RunHost
 from hexloop.app.run.stages import Finalized
 from hexloop.app.run.tracking import make_tracker_loggers
+from hexloop.app.trainer.checkpoints import TrainerCheckpoints
 from hexloop.app.trainer.compatibility import (
     LegacyNames,
+    TransformersAttributes,
     log_retired_internals,
     old_model_path,
     refuse_overridden_internals,
 )
-from hexloop.app.trainer.copies import PassedAdapters, TrainerCopies
-from hexloop.app.trainer.stages import TrainOutput, output_of
+from hexloop.app.trainer.data import TrainerData
+from hexloop.app.trainer.evaluation import TrainerEvaluation
+from hexloop.app.trainer.model import TrainerModel
+from hexloop.app.trainer.publishing import TrainerPublishing
+from hexloop.app.trainer.stages import TrainerStages, TrainOutput, output_of
+from hexloop.app.trainer.steps import TrainerSteps
 from hexloop.app.wiring.adapters import Injected, choose_adapters
 from hexloop.app.wiring.combinations import log_ineffective_arguments
-from hexloop.app.wiring.data import default_collator, import_before_seeding
-from hexloop.app.wiring.evaluation import EvalLoopOutput, PredictionOutput, refuse_metrics
+from hexloop.app.wiring.data import import_before_seeding
+from hexloop.app.wiring.evaluation import refuse_metrics
 from hexloop.app.wiring.model import apply_liger_kernels, default_label_names, unwrapped
-from hexloop.app.wiring.parts import KeptLoaders, PreparationTime, is_overridden, standard
-from hexloop.app.wiring.state import is_sharded, refuse_unprepared
-from hexloop.app.wiring.storage import WorkingFolder
+from hexloop.app.wiring.parts import is_overridden, standard
+from hexloop.app.wiring.storage import WorkingFolder, as_location, storage_for
+from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.domain.events import AnyEvent, Paused, TrainEnded
 from hexloop.domain.redaction import remember_secrets, secret_values
-from hexloop.domain.requests import Requests, SaveRequest
-from hexloop.domain.run import Evaluation
-from hexloop.ports.logger import Record
+from hexloop.domain.requests import SaveRequest
+
+MADE_AGAIN = frozenset(
+    {"adapters", "_requests", "_dispatcher", "_memory", "_kept_loaders", "_own_publisher", "push_in_progress"}
+)
+"""The attributes that hold threads, locks, connections or a process's place among the others.
+
+A copy makes its own from the arguments, and from the adapters that were passed to the constructor, when it needs them.
+"""
 
 
-class Trainer(TrainerCopies, LegacyNames):
+class PassedAdapters(dict[str, Any]):
+    """The adapters that the user passed. A deep copy shares them: they are places and services, such as a storage."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PassedAdapters:
+        return self
+
+
+class Trainer(
+    TrainerModel,
+    TrainerData,
+    TrainerSteps,
+    TrainerEvaluation,
+    TrainerCheckpoints,
+    TrainerPublishing,
+    TrainerStages,
+    TransformersAttributes,
+    LegacyNames,
+):
     """Trains, evaluates and predicts, with the constructor, methods and hooks of transformers' Trainer.
 
     Every method may be overridden; methods that are not overridden cost nothing. Adapters may be injected by keyword
@@ -57,6 +86,14 @@ class Trainer(TrainerCopies, LegacyNames):
 
     arguments_class: ClassVar[type[TrainingArguments]] = TrainingArguments
     """The class of the arguments if no `args` are passed, and of a recipe's `arguments`."""
+
+    _passed: PassedAdapters
+    """The adapters that were passed to the constructor."""
+
+    _resumes_from: tuple[str | bool | None, str | None] = (None, None)
+    """What `train` was asked to resume from, and the location that an overridden `_inner_training_loop` received."""
+
+    _is_in_inner_loop: bool = False
 
     def __init__(
         self,
@@ -77,7 +114,8 @@ class Trainer(TrainerCopies, LegacyNames):
         tokenizer: Any = None,
         **injected: Unpack[Injected],
     ) -> None:
-        self._started_in, self._passed = WorkingFolder(), PassedAdapters(injected)
+        self._started_in, self._notices = WorkingFolder(), notices_in_force()
+        self._passed = PassedAdapters(injected)
         remember_secrets(secret_values(os.environ))
         if tokenizer is not None:
             processing_class = self.take_tokenizer(tokenizer, processing_class)
@@ -94,9 +132,6 @@ class Trainer(TrainerCopies, LegacyNames):
         with refusals:
             refuse_metrics(self.args, compute_metrics)
         refusals.settle()
-        self._session, self._requests, self._preparation = None, Requests(), PreparationTime()
-        self._notices = notices_in_force()
-        self._kept_loaders = KeptLoaders()
         make_output_folder(self.args, self.adapters.storage, self.adapters.mesh.writes)
         self._memory.start("init")
         self.model_init = model_init
@@ -123,18 +158,13 @@ class Trainer(TrainerCopies, LegacyNames):
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         self.optimizer, self.lr_scheduler = optimizers
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
-        self.data_collator = default_collator(processing_class) if data_collator is None else data_collator
+        if data_collator is not None:
+            self.data_collator = data_collator
         smoothed, overridden = bool(self.args.label_smoothing_factor), is_overridden(self, "compute_loss")
         has_own_loss = compute_loss_func is not None or smoothed or overridden
         has_own_loss = has_own_loss and self.args.reproduce is None  # transformers does not look for such labels
         given_names = self.args.label_names
         self.label_names = default_label_names(self.model, has_own_loss) if given_names is None else given_names
-        self.main_input_name: str = getattr(unwrapped(self.model), "main_input_name", "input_ids")
-        self.ignore_keys_for_eval: list[str] | None = None
-        self.control = TrainerControl()
-        self.state = TrainerState(
-            is_local_process_zero=self.is_local_process_zero(), is_world_process_zero=self.is_world_process_zero()
-        )
         self.state.checkpoints_folder, self.state.spelled = str(self.args.output_dir), self._started_in.spelled
         listeners = all_callbacks(self.args, callbacks or (), injected.get("loggers") is not None)
         handled = self.model, processing_class, self.optimizer, self.lr_scheduler
@@ -142,15 +172,19 @@ class Trainer(TrainerCopies, LegacyNames):
         for each in listeners:
             if isinstance(each, JITCheckpointCallback):
                 each.set_trainer(self)
-        self._dispatcher = EventDispatcher(self.callback_handler, self.args, self.state, self.control)
-        checks.refuse_missing_data(self._collect_parts())
-        make_tracker_loggers(self._collect_parts())
+        parts = self._collect_parts()  # makes the attributes that were not passed
+        checks.refuse_missing_data(parts)
+        make_tracker_loggers(parts)
         if is_overridden(self, "_validate_args"):
             self._validate_args()
         if self.args.push_to_hub:
             self._find_repository()
         self._dispatcher.call("on_init_end")
         self._memory.end("init")
+
+    @standard
+    def _validate_args(self) -> None:
+        """No-op: the constructor has checked the arguments. If overridden, the constructor calls it."""
 
     # Training
 
@@ -176,17 +210,58 @@ class Trainer(TrainerCopies, LegacyNames):
             self._hp_search_setup(trial)
         return self._train_to_the_end(resume_from_checkpoint, ignore_keys_for_eval)
 
-    def _drain(self, resume_from: str | bool | None, ignored: list[str] | None) -> TrainOutput:
-        ended: TrainEnded | None = None
-        with closing(self.stream(resume_from, ignored)) as events:
-            for event in events:
-                kind = type(event)
-                if kind is Paused:
-                    self._live("train").wait_while_paused()
-                elif kind is TrainEnded or kind is Finalized:
-                    ended = event  # type: ignore[assignment]
-        assert ended is not None
-        return output_of(ended)
+    def _train_to_the_end(self, resume_from: str | bool | None, ignored: list[str] | None) -> TrainOutput:
+        """Train, by an overridden `_inner_training_loop` if there is one; `is_in_train` is true from here on.
+
+        The method receives the folder of the checkpoint that a run resumes from.
+        """
+        self.is_in_train = True
+        try:
+            if not is_overridden(self, "_inner_training_loop"):
+                return self._drain(resume_from, ignored)
+            location = self._location_of(resume_from)
+            self._resumes_from = resume_from, location
+            return self._inner_training_loop(
+                batch_size=self._train_batch_size,
+                args=self.args,
+                resume_from_checkpoint=location,
+                trial=self._trial,
+                ignore_keys_for_eval=ignored,
+            )
+        finally:
+            self.is_in_train = False
+
+    @standard
+    def _inner_training_loop(
+        self,
+        batch_size: int | None = None,
+        args: TrainingArguments | None = None,
+        resume_from_checkpoint: str | bool | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
+        """Train to the end. If overridden, `train` calls it; `stream` is then refused.
+
+        Raises ConfigurationError if other arguments than the Trainer's, or another batch size, are passed.
+        """
+        if args is not None and args is not self.args:
+            raise ConfigurationError(
+                "_inner_training_loop received other arguments than the Trainer has; assign them to trainer.args "
+                "before train, or pass self.args."
+            )
+        if batch_size not in (None, self._train_batch_size):
+            raise ConfigurationError(
+                f"_inner_training_loop received batch_size={batch_size}, but the run trains on batches of "
+                f"{self._train_batch_size}; set per_device_train_batch_size."
+            )
+        asked, location = self._resumes_from
+        if resume_from_checkpoint == location:
+            resume_from_checkpoint = asked  # "the newest good one" may mean another if that one is damaged
+        nested, self._is_in_inner_loop = self._is_in_inner_loop, True
+        try:
+            return self._drain(resume_from_checkpoint, ignore_keys_for_eval)
+        finally:
+            self._is_in_inner_loop, self._resumes_from = nested, (None, None)
 
     def stream(
         self, resume_from_checkpoint: str | bool | None = None, ignore_keys_for_eval: list[str] | None = None
@@ -202,6 +277,53 @@ class Trainer(TrainerCopies, LegacyNames):
         self.ignore_keys_for_eval = ignore_keys_for_eval
         drive = driving.find_batch_size if self.args.auto_find_batch_size else driving.drive
         return driving.Stream(drive(self._run_host(), self._named_location(resume_from_checkpoint)))
+
+    def _refuse_stream(self) -> None:
+        """Raise ConfigurationError if a run by `stream` would leave out an overridden method."""
+        if is_overridden(self, "_inner_training_loop") and not self._is_in_inner_loop:
+            raise ConfigurationError(
+                "_inner_training_loop is overridden, and stream() does not call it, because its caller is the loop; "
+                "call train(), or remove the override."
+            )
+
+    def _drain(self, resume_from: str | bool | None, ignored: list[str] | None) -> TrainOutput:
+        ended: TrainEnded | None = None
+        with closing(self.stream(resume_from, ignored)) as events:
+            for event in events:
+                kind = type(event)
+                if kind is Paused:
+                    self._live("train").wait_while_paused()
+                elif kind is TrainEnded or kind is Finalized:
+                    ended = event  # type: ignore[assignment]
+        assert ended is not None
+        return output_of(ended)
+
+    def _run_host(self) -> RunHost:
+        """Return what a run calls while it is constructed, and where it leaves its results."""
+        return RunHost(
+            parts=self._collect_parts,
+            memory=self._memory,
+            renew_model=self._renew_model,
+            prepare=self._prepare_run,
+            forget_run=self._forget_run,
+            set_active=partial(setattr, self, "_is_active"),
+            attach=self._attach,
+            set_outcome=partial(setattr, self, "outcome"),
+            set_train_batch_size=self._update_auto_batch_size,
+        )
+
+    def _use_folder(self, folder: str) -> None:
+        """Let the next run save to `folder`."""
+        current = self.adapters.storage.capabilities
+        folder = self._started_in.locate(folder)
+        if folder != as_location(current.local_folder or current.location):
+            self.adapters.storage = storage_for(folder, signatures=current.signatures)
+            self.state.checkpoints_folder = folder
+
+    @standard
+    def new_run_name(self) -> str:
+        """Return a unique name for a run."""
+        return uuid.uuid4().hex
 
     # Requests to a live run, from any thread
 
@@ -221,182 +343,55 @@ class Trainer(TrainerCopies, LegacyNames):
         """Continue after a pause."""
         self._requests.resume()
 
-    # Evaluation and prediction
+    # Callbacks
 
-    @standard
-    def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
-        """Return the metrics on `eval_dataset` (by default the Trainer's), under the prefix, and log them.
+    def add_callback(self, callback: Any) -> None:
+        """Add a callback; a class is instantiated."""
+        self.callback_handler.add_callback(callback)
 
-        The data sets of a dictionary are evaluated one by one, each under "<prefix>_<name>"; an overridden method is
-        called for each.
+    def pop_callback(self, callback: Any) -> Any:
+        """Remove and return a callback, or the first of a class; return None if there is none.
+
+        transformers' class of a tracker, such as WandbCallback, stands for hexloop's.
         """
-        several = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(several, dict) and is_overridden(self, "evaluate"):
-            return self._evaluate_each(several, eval_dataset is not None, ignore_keys, metric_key_prefix)
-        with measured(self._memory, "eval") as figures:
-            metrics = driving.evaluate(self._collect_parts(), eval_dataset, ignore_keys, metric_key_prefix)
-        return {**metrics, **figures}
+        return self.callback_handler.pop_callback(callback)
 
-    def _evaluate_each(
-        self, several: dict[str, Any], given: bool, ignore_keys: list[str] | None, prefix: str
-    ) -> dict[str, float]:
-        """Call an overridden `evaluate` for each of several data sets; return all metrics together."""
-        together: dict[str, float] = {}
-        self._asks_for_each = True
-        try:
-            for name, one in several.items():
-                together |= self.evaluate(
-                    eval_dataset=one if given else name, ignore_keys=ignore_keys, metric_key_prefix=f"{prefix}_{name}"
-                )
-        finally:
-            self._asks_for_each = False
-        return together
+    def remove_callback(self, callback: Any) -> None:
+        """Remove a callback, or the first of a class; transformers' class of a tracker stands for hexloop's."""
+        self.callback_handler.remove_callback(callback)
 
-    def predict(
-        self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
-    ) -> PredictionOutput:
-        """Return predictions, labels and metrics on `test_dataset`, as arrays of shape (samples, ...)."""
-        with measured(self._memory, "test") as figures:
-            output = driving.predict(self._collect_parts(), test_dataset, ignore_keys, metric_key_prefix)
-        return output._replace(metrics={**(output.metrics or {}), **figures})
+    # Copies, by `copy.deepcopy` and by pickle
 
-    @standard
-    def evaluation_loop(
-        self,
-        dataloader: Any,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> EvalLoopOutput:
-        """Predict every batch of `dataloader`; return predictions, labels, metrics and the number of samples."""
-        return driving.evaluation_loop(
-            self._collect_parts(), dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
-        )
+    def __copy__(self) -> Any:
+        """Return a second Trainer with the same attributes, which shares them."""
+        copied = object.__new__(type(self))
+        vars(copied).update(vars(self))
+        return copied
 
-    def prediction_loop(
-        self,
-        dataloader: Any,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> EvalLoopOutput:
-        """Call `evaluation_loop`, whose name this was in version 4 of transformers."""
-        return self.evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
-
-    @standard
-    def evaluation_in_training(self) -> Evaluation:
-        """Return the evaluation that the loop runs when one is due."""
-        return driving.evaluation_in_training(self._collect_parts())
-
-    # Logs and files
-
-    @standard
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the epoch to `logs`, append them to the history, and pass them to callbacks and loggers."""
-        state, session = self.state, self._session
-        logs["epoch"] = state.epoch
-        if self.args.include_num_input_tokens_seen != "no":
-            if session is not None:
-                session.counters.settle()
-            logs["num_input_tokens_seen"] = tokens = state.num_input_tokens_seen
-            if session is not None and "loss" in logs:
-                logs |= session.token_speed(tokens)
-        state.log_history.append({**logs, "step": state.global_step})
-        self.control.should_log = False
-        self._dispatcher.call("on_log", logs=logs)
-        if session is not None and session.loggers is not None:
-            session.loggers.write(Record(state.global_step, state.epoch, dict(logs)))
-
-    @standard
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the model, its configuration and the processing class to a folder, by default the output folder.
-
-        The first of several processes writes. All processes must call it if the model is sharded: each writes its part.
-        With `push_to_hub`, the model is also published.
-        """
-        refuse_unprepared(self.adapters, self.model)
-        if self.args.should_save or is_sharded(self.adapters.parallelism, self.model):
-            self._save(self._received(output_dir))
-        if self.args.push_to_hub and not _internal_call:
-            self._publish_saved_model(output_dir in (None, str(self.args.output_dir)))
-
-    @standard
-    def new_run_name(self) -> str:
-        """Return a unique name for a run."""
-        return uuid.uuid4().hex
-
-    def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
-        """Print the metrics of a split ("train", "eval", "test") in aligned lines, formatted by `metrics_format`."""
-        if self.is_world_process_zero():
-            print(saving.table(split, metrics))
-
-    def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True) -> None:
-        """Write `<split>_results.json` in the output folder.
-
-        With `combined`, also add them to all_results.json, where they replace metrics of the same names.
-        """
-        if self.is_world_process_zero():
-            saving.save_metrics(self._collect_parts(), split, metrics, combined)
-
-    @staticmethod
-    def metrics_format(metrics: dict[str, Any]) -> dict[str, Any]:
-        """Return a readable copy: memory in MB, floating-point operations in GF, times as h:mm:ss.cc, four decimals."""
-        return saving.readable(metrics)
-
-    def save_state(self) -> None:
-        """Write the state to trainer_state.json in the output folder."""
-        if self.is_world_process_zero():
-            saving.save_state(self._collect_parts())
-
-    @staticmethod
-    def num_tokens(train_dl: Any, max_steps: int | None = None) -> int:
-        """Return the tokens of all batches of a loader, or `max_steps` times those of its first batch.
-
-        Returns 0 with a warning if its batches have no "input_ids".
-        """
-        return saving.count_tokens(train_dl, max_steps)
-
-    def compare_trainer_and_checkpoint_args(self, training_args: Any, trainer_state: Any) -> None:
-        """Log a warning for each interval or batch size that differs from the state of a checkpoint."""
-        saving.warn_of_differences(training_args, trainer_state, self._notices)
-
-    def create_model_card(
-        self,
-        language: str | None = None,
-        license: str | None = None,
-        tags: str | list[str] | None = None,
-        model_name: str | None = None,
-        finetuned_from: str | None = None,
-        tasks: str | list[str] | None = None,
-        dataset_tags: str | list[str] | None = None,
-        dataset: str | list[str] | None = None,
-        dataset_args: str | list[str] | None = None,
-    ) -> None:
-        """Write a model card to README.md in the output folder: metadata, hyperparameters, results and versions.
-
-        The first of several processes writes. Tags of a card that is there already are kept.
-        """
-        if self.is_world_process_zero():
-            lists = map(model_card.as_list, (language, tags, tasks, dataset_tags, dataset, dataset_args))
-            languages, all_tags, all_tasks, all_dataset_tags, names, arguments = lists
-            facts = model_card.CardFacts(
-                languages, license, all_tags, model_name, finetuned_from, all_tasks, all_dataset_tags, names, arguments
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy takes over. Raises RunStateError while a run is live."""
+        if self._session is not None or self._is_active or self._is_in_own_train:
+            raise RunStateError(
+                "A Trainer with a live run cannot be copied or pickled, because the run is part of it; do so before "
+                "train(), or after it has returned. A function that processes are to receive, such as a data collator, "
+                "must not refer to the Trainer."
             )
-            model_card.write_model_card(self._collect_parts(), facts)
+        kept = {name: value for name, value in vars(self).items() if name not in MADE_AGAIN}
+        accelerator = kept.pop("_accelerator", None)
+        if getattr(accelerator, "is_made", False):
+            accelerator = accelerator.real
+            if self._own_gather_function == self.accelerator.gather:
+                kept["_own_gather_function"] = "accelerator"
+        return {**kept, "_accelerator": accelerator}
 
-    def is_world_process_zero(self) -> bool:
-        """Return whether this process is the first of the run."""
-        return self.adapters.mesh.writes
-
-    def is_local_process_zero(self) -> bool:
-        """Return whether this process is the first of its machine."""
-        return self.args.local_process_index == 0
-
-
-def session_of(trainer: Trainer) -> Session | None:
-    """Return the live run of a Trainer and what belongs to it; None between runs."""
-    return trainer._session
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        """Take over what another Trainer left."""
+        accelerator = kept.pop("_accelerator", None)
+        vars(self).update(kept)
+        if isinstance(kept.get("state"), TrainerState):
+            self.state.checkpoints_folder, self.state.spelled = str(self.args.output_dir), self._started_in.spelled
+        if accelerator is not None:
+            self.adapters  # noqa: B018  # made now, because an accelerator is compared with them
+            self.accelerator = accelerator
+        if kept.get("_own_gather_function") == "accelerator":
+            self._own_gather_function = self.accelerator.gather

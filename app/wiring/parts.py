@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
-from attrs import define, fields, frozen
+from attrs import define, frozen
 
 from hexloop.adapters.batches.torch.passes import KeptLoaders
 from hexloop.adapters.evaluator.torch.evaluator import Modes
@@ -36,8 +37,13 @@ def standard(method: Method) -> Method:
 
 def is_overridden(instance: object, name: str) -> bool:
     """Return whether the method `name` is overridden by a subclass or set on the instance."""
-    method = getattr(type(instance), name)
-    return name in vars(instance) or getattr(method, "__is_standard__", None) is not method
+    return name in vars(instance) or not is_standard(getattr(type(instance), name))
+
+
+def is_standard(method: Any) -> bool:
+    """Return whether a method is marked as the standard version of a hook."""
+    function = getattr(method, "__func__", method)
+    return getattr(function, "__is_standard__", None) is function
 
 
 @frozen
@@ -54,64 +60,28 @@ class Hook:
 
 @frozen
 class Hooks:
-    """The overridable methods of a Trainer, each bound. `PRIVATE_HOOKS` names the methods with an underscore."""
+    """The overridable methods of a Trainer, each bound: those that it marks as `standard`.
 
-    training_step: Hook
-    compute_loss: Hook
-    compute_loss_context_manager: Hook
-    autocast_smart_context_manager: Hook
-    prepare_inputs: Hook
-    get_batch_samples: Hook
-    floating_point_ops: Hook
-    get_optimizer_cls_and_kwargs: Hook
-    get_train_dataloader: Hook
-    get_eval_dataloader: Hook
-    get_test_dataloader: Hook
-    evaluate: Hook
-    evaluation_in_training: Hook
-    evaluation_loop: Hook
-    prediction_step: Hook
-    log: Hook
-    save_model: Hook
-    save: Hook
-    save_checkpoint: Hook
-    load_best_model: Hook
-    maybe_log_save_evaluate: Hook
-    place_model: Hook
-    new_run_name: Hook
-    get_num_trainable_parameters: Hook
-    prepare_input: Hook
-    get_num_items_in_batch: Hook
-    clip_grad_norm: Hook
-    get_grad_norm: Hook
-    get_learning_rate: Hook
-    evaluate_in_run: Hook
-    load_from_checkpoint: Hook
-    load_callback_state: Hook
-    load_optimizer_and_scheduler: Hook
-    load_scaler: Hook
-    load_rng_state: Hook
-    save_optimizer_and_scheduler: Hook
-    save_scaler: Hook
-    save_rng_state: Hook
-    init_training_state: Hook
-    run_epoch: Hook
-    finalize_training: Hook
-    determine_best_metric: Hook
-    track_num_input_tokens: Hook
-    report_to_hp_search: Hook
-    finish_current_push: Hook
-    push_from_checkpoint: Hook
-    wrap_model: Hook
-    store_flos: Hook
+    A hook is read as an attribute, by the name of its method without the underscore at the front; that of `_evaluate`
+    is `evaluate_in_run`.
+    """
+
+    _by_name: Mapping[str, Hook]
 
     @classmethod
     def of(cls, instance: object) -> Hooks:
         """Look up each method of `instance`, and whether it is overridden."""
-        names = {each.name: PRIVATE_HOOKS.get(each.name, each.name) for each in fields(cls)}
         return cls(
-            **{field: Hook(getattr(instance, name), is_overridden(instance, name)) for field, name in names.items()}
+            {
+                name: Hook(getattr(instance, method), is_overridden(instance, method))
+                for name, method in _hook_names(type(instance)).items()
+            }
         )
+
+    def __getattr__(self, name: str) -> Hook:
+        if name.startswith("_") or name not in self._by_name:
+            raise AttributeError(f"The Trainer marks no method as the hook {name!r}")
+        return self._by_name[name]
 
     @property
     def writes_model(self) -> bool:
@@ -140,37 +110,20 @@ class Hooks:
         return self.get_batch_samples.overridden or self.get_num_items_in_batch.overridden
 
 
-PRIVATE_HOOKS = {
-    "prepare_inputs": "_prepare_inputs",
-    "prepare_input": "_prepare_input",
-    "get_num_items_in_batch": "_get_num_items_in_batch",
-    "clip_grad_norm": "_clip_grad_norm",
-    "get_grad_norm": "_get_grad_norm",
-    "get_learning_rate": "_get_learning_rate",
-    "evaluate_in_run": "_evaluate",
-    "save": "_save",
-    "save_checkpoint": "_save_checkpoint",
-    "save_optimizer_and_scheduler": "_save_optimizer_and_scheduler",
-    "save_scaler": "_save_scaler",
-    "save_rng_state": "_save_rng_state",
-    "load_best_model": "_load_best_model",
-    "load_from_checkpoint": "_load_from_checkpoint",
-    "load_callback_state": "_load_callback_state",
-    "load_optimizer_and_scheduler": "_load_optimizer_and_scheduler",
-    "load_scaler": "_load_scaler",
-    "load_rng_state": "_load_rng_state",
-    "maybe_log_save_evaluate": "_maybe_log_save_evaluate",
-    "init_training_state": "_init_training_state",
-    "run_epoch": "_run_epoch",
-    "finalize_training": "_finalize_training",
-    "determine_best_metric": "_determine_best_metric",
-    "track_num_input_tokens": "_track_num_input_tokens",
-    "report_to_hp_search": "_report_to_hp_search",
-    "finish_current_push": "_finish_current_push",
-    "push_from_checkpoint": "_push_from_checkpoint",
-    "wrap_model": "_wrap_model",
-}
-"""The hooks whose methods start with an underscore, as in transformers."""
+_HOOK_NAMES: WeakKeyDictionary[type[Any], Mapping[str, str]] = WeakKeyDictionary()
+
+
+def _hook_names(kind: type[Any]) -> Mapping[str, str]:
+    """Return the method of each hook of a class."""
+    if kind not in _HOOK_NAMES:
+        marked = [
+            name
+            for each in kind.__mro__
+            for name, method in vars(each).items()
+            if is_standard(getattr(method, "__func__", method))
+        ]
+        _HOOK_NAMES[kind] = {"evaluate_in_run" if name == "_evaluate" else name.lstrip("_"): name for name in marked}
+    return _HOOK_NAMES[kind]
 
 
 @define
@@ -185,26 +138,21 @@ class TrainerParts:
     """What a Trainer holds at one moment: what the user passed or assigned, and what the last run left.
 
     Functions of the app take this value, or only the values that they need, instead of the Trainer. It is collected
-    when a run, an evaluation or a save starts, because users may assign attributes after construction.
+    when a run, an evaluation or a save starts, because users may assign attributes after construction. Each field is an
+    attribute of `TrainerAttributes`, where it is described.
 
-    started_in: the working folder in which the Trainer was made, from which the paths of `args` are resolved.
-    model_wrapped: the model as the parallelism adapter prepared it; the model itself outside of a run.
     makes_optimizer, makes_scheduler: whether the arguments choose them. own_optimizer: whether the user set none.
-    standard_optimizer, standard_scheduler: what the standard methods made, whether or not it is used.
-    kept_loaders: the evaluation loaders whose workers persist. gathers_all_rows: whether evaluation
-    with `reproduce` keeps the rows that fill up the batches of processes.
-    signature_columns: the columns of the data that are kept; None for those that forward takes.
-    notices: how what transformers does with a warning is handled.
+    gathers_all_rows: whether evaluation with `reproduce` keeps the rows that fill up the batches of processes.
     train_batch_size: samples of a micro-batch of this process. trial: of a hyperparameter search. run, modes: the run
-    in progress, and the modes that its evaluations change; None between runs. hub_model_id: the repository that was
-    assigned or chosen. publisher: publishes on the hub. backward: called in every step with its
+    in progress, and the modes that its evaluations change; None between runs. backward: called in every step with its
     loss, instead of the engine's backward pass; None if nothing was assigned to `accelerator.backward`.
     """
 
-    args: TrainingArguments
-    started_in: WorkingFolder
-    adapters: Adapters
     hooks: Hooks
+    args: TrainingArguments
+    adapters: Adapters
+    started_in: WorkingFolder
+    notices: Notices
     model: Any
     model_wrapped: Any
     optimizer: Any
@@ -226,14 +174,14 @@ class TrainerParts:
     model_accepts_loss_kwargs: bool
     loss_is_scaled_for_ga: bool | None
     main_input_name: str
-    signature_columns: list[str] | None
     can_return_loss: bool
+    signature_columns: list[str] | None
     train_batch_size: int
     ignore_keys_for_eval: list[str] | None
     callback_handler: CallbackHandler
-    dispatcher: EventDispatcher
     state: TrainerState
     control: TrainerControl
+    dispatcher: EventDispatcher
     requests: Requests
     preparation: PreparationTime
     kept_loaders: KeptLoaders
@@ -243,8 +191,7 @@ class TrainerParts:
     modes: Modes | None
     hub_model_id: str | None
     publisher: Publisher
-    notices: Notices
-    backward: Callable[[Any], None] | None = None
+    backward: Callable[[Any], None] | None
 
     @property
     def folder(self) -> str:
