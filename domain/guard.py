@@ -55,7 +55,7 @@ class Reaction(Enum):
 
 
 @frozen
-class Rules:
+class GuardOptions:
     """What is looked for, and the reactions.
 
     spike_factor: a loss greater than this times the median of recent losses is a spike; None: spikes are not looked
@@ -148,7 +148,7 @@ class Guard(Generic[Loss]):
     the kept state.
     """
 
-    rules: Rules = field(factory=Rules)
+    options: GuardOptions = field(factory=GuardOptions)
     values: WindowValues[Loss] = field(factory=NoValues)
     kept: KeptState = field(factory=NothingKept)
     indices_of: Callable[[Place], Sequence[int] | None] = lambda _: None
@@ -178,7 +178,7 @@ class Guard(Generic[Loss]):
         """
         values, places = self.values.drain(), self._places
         self._places = []
-        if self.rules.spike_factor is None and _are_finite(values):  # as nearly always
+        if self.options.spike_factor is None and _are_finite(values):  # as nearly always
             for loss, _ in values:
                 state.finite_loss += loss
             state.finite_steps += len(values)
@@ -202,7 +202,7 @@ class Guard(Generic[Loss]):
         others; the sum is NaN if there are no others.
         """
         filtered, further = state.nonfinite_steps, dict[str, float]()
-        if filtered and self.rules.filters and self.rules.counts:
+        if filtered and self.options.filters and self.options.counts:
             total = state.finite_loss / state.finite_steps * steps if state.finite_steps else math.nan
             further = {"nonfinite_steps": filtered}
         state.finite_loss, state.finite_steps, state.nonfinite_steps = 0.0, 0, 0
@@ -219,10 +219,10 @@ class Guard(Generic[Loss]):
 
         Called where all windows so far are checked.
         """
-        if not self.rules.leaves_out or self._places:
+        if not self.options.leaves_out or self._places:
             return
         old = self._kept_at is None or (
-            Reaction.SKIP in self.rules.reactions and state.step - self._kept_at >= KEPT_EVERY
+            Reaction.SKIP in self.options.reactions and state.step - self._kept_at >= KEPT_EVERY
         )
         if old or self._is_saved:
             self.kept.keep(state)
@@ -260,23 +260,23 @@ class Guard(Generic[Loss]):
         self, state: RunState, step: int, place: Place, loss: float, norm: float | None
     ) -> IrregularWindow | None:
         """Add a window to the counts of the state; return what is wrong with it. step: steps done before it."""
-        rules, typical = self.rules, self._median(state)
+        options, typical = self.options, self._median(state)
         finite = math.isfinite(loss)
         state.nonfinite_steps += not finite
         if finite:
             state.finite_loss += loss
             state.finite_steps += 1
-        spikes = finite and rules.spike_factor is not None and typical > 0 and loss > rules.spike_factor * typical
-        if finite and rules.spike_factor is not None:
+        spikes = finite and options.spike_factor is not None and typical > 0 and loss > options.spike_factor * typical
+        if finite and options.spike_factor is not None:
             state.recent_losses = [*state.recent_losses[1 - MEDIAN_OF :], loss]
         if not finite:
-            kind, value, reaction = "loss", loss, rules.on_nonfinite
+            kind, value, reaction = "loss", loss, options.on_nonfinite
             first, state.nonfinite_losses = not self._nonfinite(state), state.nonfinite_losses + 1
         elif norm is not None and not math.isfinite(norm):
-            kind, value, reaction = "gradient norm", norm, rules.on_nonfinite
+            kind, value, reaction = "gradient norm", norm, options.on_nonfinite
             first, state.nonfinite_norms = not self._nonfinite(state), state.nonfinite_norms + 1
         elif spikes:
-            kind, value, reaction = "spike", loss, rules.on_spike
+            kind, value, reaction = "spike", loss, options.on_spike
             first, state.spikes = state.spikes == 0, state.spikes + 1
         else:
             return None
@@ -310,7 +310,7 @@ class Guard(Generic[Loss]):
                 break
             in_a_row += 1
         yield found
-        if in_a_row > (most := self.rules.most_in_a_row(reaction)):
+        if in_a_row > (most := self.options.most_in_a_row(reaction)):
             raise NotFiniteError(
                 f"{found.described}, after {most} windows in a row that were left out for such a reason. It is not the "
                 "data of single windows then: look at the learning rate, the precision, the model and the weights that "

@@ -111,7 +111,7 @@ def _train_epoch(run: Run[Batch, Loss]) -> Generator[AnyEvent, None, None]:
                 break
         else:
             end_pass(run)
-    if guard.rules.acts and not run.stopped:
+    if guard.options.acts and not run.stopped:
         yield from guard.check(state)
     if guard.returns_to_kept:
         run.return_to_kept()
@@ -178,7 +178,7 @@ def log_evaluate_save(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
     if run.checkpoints.has_news:
         yield from _resolving_saves(run, run.checkpoints.collect())
     agreement.start_boundary(control)
-    if control.should_log or control.should_save or guard.is_full or (control.should_evaluate and guard.rules.acts):
+    if control.should_log or control.should_save or guard.is_full or (control.should_evaluate and guard.options.acts):
         yield from guard.check(run.state)
         if guard.returns_to_kept:
             control.set_due_actions([])
@@ -305,7 +305,7 @@ def finish_run(run: Run[Batch, Loss]) -> Generator[AnyEvent, None, None]:
     further = run.further_figures()
     metrics["total_flos"] = state.operations
     metrics["train_loss"] = state.loss_total / max(state.step, 1)
-    if state.nonfinite_losses and run.guard.rules.counts:
+    if state.nonfinite_losses and run.guard.options.counts:
         metrics["train_nonfinite_steps"] = state.nonfinite_losses
     metrics |= further
     run.report(metrics)

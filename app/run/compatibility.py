@@ -174,7 +174,7 @@ class RunSetup:
         return {
             "model": own_class(parts.unwrapped_model).__qualname__,
             "precision": parts.adapters.precision.name,
-            "reproduce": parts.args.reproduce,
+            "reproduce": parts.rules.name,
             "samples_per_epoch": self._run.batches.samples_per_epoch(),
             "global_batch_size": self._run.state.global_batch_size,
             "batch_size": global_batch_size(parts.args, mesh.data, parts.train_batch_size),

@@ -225,7 +225,7 @@ class OpaquelyEvaluated(Evaluated):
 
 def _randomness(parts: TrainerParts) -> IsolatedRandomness:
     """Return the context for the random draws of an evaluation."""
-    return IsolatedRandomness(parts.adapters.device, leaks=parts.args.reproduce is not None)
+    return IsolatedRandomness(parts.adapters.device, leaks=not parts.rules.own_order)
 
 
 def evaluation_in_training(parts: TrainerParts) -> Evaluation:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.rules import rules_of
 from hexloop.app.run.checkpoints import callbacks_state, restore_callbacks
 from hexloop.app.wiring.learner import make_window_values
 from hexloop.app.wiring.parts import TrainerParts
@@ -16,7 +17,7 @@ from hexloop.app.wiring.saved_weights import saved_state
 from hexloop.app.wiring.state import exportables, snapshots
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.events import AnyEvent, IrregularWindow
-from hexloop.domain.guard import Guard, Place, Reaction, Rules
+from hexloop.domain.guard import Guard, GuardOptions, Place, Reaction
 from hexloop.domain.kept_state import StateInMemory
 from hexloop.domain.run import Run
 from hexloop.domain.state import RunState, SkippedWindow
@@ -30,22 +31,22 @@ NAMED = 8
 """How many samples of a window are named in a message."""
 
 
-def rules_of(args: TrainingArguments) -> Rules:
+def guard_options(args: TrainingArguments) -> GuardOptions:
     """Return what the arguments say is looked for, and the reactions."""
-    return Rules(
+    return GuardOptions(
         on_nonfinite=Reaction(args.on_nonfinite),
         spike_factor=args.spike_factor,
         on_spike=Reaction(args.on_spike),
         limit=args.nonfinite_limit,
         filters=args.logging_nan_inf_filter,
-        counts=args.reproduce is None,
+        counts=rules_of(args).own_losses,
     )
 
 
 def make_guard(parts: TrainerParts, run: Run[Any, Any], loader: Any, settle_counters: Callable[[], None]) -> Guard[Any]:
     """Return what looks at the losses of a run. settle_counters: adds all pending counts to the run's state."""
-    rules, handler, control = rules_of(parts.args), parts.callback_handler, parts.control
-    if rules.leaves_out and parts.hooks.maybe_log_save_evaluate.overridden:
+    options, handler, control = guard_options(parts.args), parts.callback_handler, parts.control
+    if options.leaves_out and parts.hooks.maybe_log_save_evaluate.overridden:
         raise ConfigurationError(
             "on_nonfinite or on_spike is 'skip' or 'rollback', but _maybe_log_save_evaluate is overridden, and keeps a "
             "sum of losses that cannot return to an earlier step; choose 'stop' or 'warn', or remove the override."
@@ -61,7 +62,7 @@ def make_guard(parts: TrainerParts, run: Run[Any, Any], loader: Any, settle_coun
 
     state = exportables(parts, run, saved_state(parts))
     kept = StateInMemory(state, snapshots(parts), parts.adapters.device, complete, restore)
-    return Guard(rules, make_window_values(parts), kept, partial(_indices, loader), partial(_leave_out, loader))
+    return Guard(options, make_window_values(parts), kept, partial(_indices, loader), partial(_leave_out, loader))
 
 
 def _indices(loader: Any, place: Place) -> Sequence[int] | None:

@@ -30,7 +30,7 @@ def reproduction_of(parts: TrainerParts) -> list[str]:
     facts = [
         f"command: `{command}`" if command else "",
         "arguments: `training_args.json`",
-        f"randomness: {seeds}, {steps}" + (f", the order of {args.reproduce}" if args.reproduce else ""),
+        f"randomness: {seeds}, {steps}" + (f", the order of {parts.rules.name}" if parts.rules.name else ""),
         _order_of(parts),
         f"environment: {machine}, {device}, and the versions below",
     ]
@@ -43,7 +43,7 @@ def _order_of(parts: TrainerParts) -> str:
     The same digest means the same samples in the same steps, if the data and the batch size are the same.
     """
     data = parts.train_dataset
-    if data is None or parts.args.reproduce or is_iterable(data) or not hasattr(data, "__len__") or not len(data):
+    if data is None or not parts.rules.own_order or is_iterable(data) or not hasattr(data, "__len__") or not len(data):
         return ""
     order = loader_factory(parts).order(data, 0)
     samples = min(len(order), MOST_SAMPLES)

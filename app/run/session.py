@@ -268,7 +268,7 @@ def _prepare(parts: TrainerParts, resume_from: str | bool | None, undo: ExitStac
         undo.enter_context(same_global_batch(parts, resume_from))
     global_state = take_global_state(adapters.device, flags_for(args, adapters.device))
     undo.callback(global_state.release)
-    if args.reproduce is None:
+    if parts.rules.own_order:
         adapters.device.seed(args.seed + adapters.mesh.data.rank)
     with refusals:
         model = parts.hooks.place_model(moves=not adapters.parallelism.capabilities.sharded)
@@ -322,7 +322,7 @@ def _make_run(
         evaluate=_evaluation(parts),
         best=choose_best_metric(parts),
         schedule_observes=not parts.hooks.evaluate_in_run.overridden,
-        windows=learner.windows if args.reproduce is None or plan.batches_per_epoch else whole_windows(learner.windows),
+        windows=learner.windows if parts.rules.own_order or plan.batches_per_epoch else whole_windows(learner.windows),
         evaluate_first=args.eval_on_start,
     )
 

@@ -204,7 +204,7 @@ def _with_overridden_boundary(
     """
     method = _called_with(parts.hooks.maybe_log_save_evaluate.method)
     # transformers averages this number over the processes, where hexloop adds the shares that they compute
-    processes = 1 if parts.args.reproduce is not None else parts.adapters.mesh.data.size
+    processes = 1 if not parts.rules.own_losses else parts.adapters.mesh.data.size
     before = processes * undrained(parts, run.losses)
     summed = torch.tensor(before, dtype=torch.float32, device=parts.adapters.device.name)
     filters, last = parts.args.logging_nan_inf_filter, StepEnded(0, (), None, True)

@@ -294,25 +294,15 @@ class TrainerAttributes:
 
     def _collect_parts(self) -> TrainerParts:
         """Collect the attributes and hooks as they are now."""
-        return TrainerParts(hooks=Hooks.of(self), **{name: getattr(self, source) for name, source in _SOURCES.items()})
-
-    @property
-    def _run(self) -> Any:
-        return None if self._session is None else self._session.run
-
-    @property
-    def _modes(self) -> Any:
-        return None if self._session is None else self._session.learner.modes
-
-    @property
-    def _backward(self) -> Any:
-        """The function that was assigned to `accelerator.backward`."""
-        return self._assigned("backward")
-
-    @property
-    def _gathers_all_rows(self) -> bool:
-        own, accelerator = self._own_gather_function, self._accelerator
-        return own is not None and accelerator is not None and bool(own == accelerator.gather)
+        live, own_gather, accelerator = self._session, self._own_gather_function, self._accelerator
+        return TrainerParts(
+            hooks=Hooks.of(self),
+            run=None if live is None else live.run,
+            modes=None if live is None else live.learner.modes,
+            backward=self._assigned("backward"),
+            gathers_all_rows=None not in (own_gather, accelerator) and own_gather == accelerator.gather,
+            **{name: getattr(self, source) for name, source in _SOURCES.items()},
+        )
 
     @property
     def hub_model_id(self) -> str | None:
@@ -384,9 +374,9 @@ class TrainerAttributes:
 _SOURCES = {
     each.name: f"_{each.name}" if hasattr(TrainerAttributes, f"_{each.name}") else each.name
     for each in fields(TrainerParts)
-    if each.name != "hooks"
+    if each.name not in ("hooks", "run", "modes", "backward", "gathers_all_rows")
 }
-"""The attribute in which each field of `TrainerParts` is found."""
+"""The attribute in which each of the other fields of `TrainerParts` is found."""
 
 
 def folder_of(trainer: TrainerAttributes) -> str:

@@ -20,9 +20,6 @@ from hexloop.domain.wording import Problem
 class TransformersAttributes(TrainerAttributes):
     """Attributes with the meaning that they have in transformers, also where a value is assigned."""
 
-    hp_search_backend: Any = None
-    """The back end of a hyperparameter search; None outside of one."""
-
     current_flos: float = 0.0
     """Operations since the last `store_flos`; always 0, because `state.total_flos` contains them."""
 
@@ -117,6 +114,9 @@ class TransformersAttributes(TrainerAttributes):
 
 class LegacyNames(TrainerAttributes):
     """Old names, each with a warning that states the new one, and methods that are refused."""
+
+    hp_search_backend: Any = None
+    """The back end of a hyperparameter search; None outside of one."""
 
     @property
     def tokenizer(self) -> Any:

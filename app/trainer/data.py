@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.rules import rules_of
 from hexloop.app.trainer.attributes import TrainerAttributes
 from hexloop.app.wiring import data
 from hexloop.app.wiring.parts import is_overridden, is_standard, standard
@@ -81,7 +82,7 @@ class TrainerData(TrainerAttributes):
         make = partial(self._make_loader, dataset, description, batch_size, sampler_fn, is_training)
         if dataloader_key is None or not keeps:
             loader = make()
-        elif args.reproduce is not None:
+        elif not rules_of(self.args).own_order:
             loader = self._kept_loaders.get(dataloader_key, make)
         else:
             sources = dataset, self.data_collator, batch_size, args.dataloader_num_workers
@@ -103,7 +104,7 @@ class TrainerData(TrainerAttributes):
         elif is_overridden(self, "_get_collator_with_removed_columns"):
             collate = self._get_collator_with_removed_columns(self.data_collator, description=description)
             loaders = data.without_columns(loaders, collate)
-        if self.args.reproduce is not None:
+        if not rules_of(self.args).own_order:
             sampler_for = (lambda _: None) if sampler_fn is None else partial(data.sampler_from, sampler_fn)
             return loaders.loader(dataset, batch_size, sampler_for, is_training)
         size = data.global_batch_size(self.args, self.adapters.mesh.data, batch_size)
@@ -137,7 +138,7 @@ class TrainerData(TrainerAttributes):
         if self.args.remove_unused_columns and is_overridden(self, "_set_signature_columns_if_needed"):
             self._set_signature_columns_if_needed()
         parts = self._collect_parts()
-        return data.loader_factory(parts) if parts.args.reproduce is None else data.reproducing_factory(parts)
+        return data.loader_factory(parts) if rules_of(self.args).own_order else data.reproducing_factory(parts)
 
     # Columns
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.rules import rules_of
 from hexloop.app.run.determinism import seeded
 from hexloop.app.trainer.attributes import TrainerAttributes
 from hexloop.app.wiring.adapters import Adapters
@@ -47,7 +48,7 @@ class TrainerModel(TrainerAttributes):
 
     def _renew_model(self) -> None:
         """Rebuild the model if there is a `model_init` and the current one was trained; with `reproduce` always."""
-        if self.model_init is not None and (self.state.global_step > 0 or self.args.reproduce is not None):
+        if self.model_init is not None and not (rules_of(self.args).keeps_fresh_model and self.state.global_step == 0):
             with seeded(self.adapters.device, self.args.seed):
                 self.model = self.model_wrapped = self.call_model_init(self._trial)
             self.optimizer = self.lr_scheduler = None  # also one that the user set: it holds the old model
@@ -181,7 +182,7 @@ class TrainerModel(TrainerAttributes):
         if self._own_scheduler:
             self.lr_scheduler = None
         is_driven = getattr(self.lr_scheduler, "optimizer", None) is self.optimizer
-        if self._own_optimizer and not is_driven and self.args.reproduce is None:
+        if self._own_optimizer and not is_driven and rules_of(self.args).new_optimizer:
             self.optimizer = None
 
     def _prepare_run(self, model: Any, total_steps: int, loader: Any, resume_from: str | bool | None) -> Any:
@@ -247,7 +248,7 @@ class TrainerModel(TrainerAttributes):
             backend = args.torch_compile_backend or "inductor"
             wrapped = torch.compile(wrapped, backend=backend, mode=args.torch_compile_mode)
         self.model_wrapped = wrapped
-        if args.reproduce is None:  # in transformers, the standard training_step does it
+        if rules_of(self.args).run_sets_training_mode:
             wrapped.train()
         return wrapped
 

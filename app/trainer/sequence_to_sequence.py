@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.sequence_to_sequence import Seq2SeqTrainingArguments
+from hexloop.app.rules import rules_of
 from hexloop.app.trainer.trainer import Trainer
 from hexloop.app.wiring.evaluation import PredictionOutput, loss_of_generation
 from hexloop.app.wiring.parts import is_overridden, standard
@@ -150,11 +151,8 @@ class Seq2SeqTrainer(Trainer):
     def evaluation_in_training(self) -> Evaluation:
         """Return the evaluation of a run, which generates as the arguments specify."""
         self._gen_kwargs = _with_defaults(self.args, {})
-        if (
-            self.args.reproduce is not None
-            and self.args.predict_with_generate
-            and _has_evaluated(self.state.log_history)
-        ):
+        changes_config = self.args.predict_with_generate and not rules_of(self.args).generation_config_stays
+        if changes_config and _has_evaluated(self.state.log_history):
             _state_defaults(self.model.generation_config)  # as the evaluation before a resume did
         if not is_overridden(self, "evaluate"):
             self.gather_function = self.accelerator.gather
@@ -186,11 +184,11 @@ class Seq2SeqTrainer(Trainer):
         keywords = {name: value for name, value in given.items() if value is not None or name not in optional}
         generate = self.adapters.precision.wrap(self.model.generate)
         tokens = generate(**_without_labels(inputs), **keywords)
-        if self.args.reproduce is not None:
+        if not rules_of(self.args).generation_config_stays:
             _state_defaults(self.model.generation_config)
         generated = self._padded(tokens)
         loss = None
-        if labels is not None and self.args.reproduce is None:
+        if labels is not None and rules_of(self.args).own_losses:
             loss = super().prediction_step(model, raw, True)[0]
         elif labels is not None:
             loss = self._transformers_loss(model, inputs)

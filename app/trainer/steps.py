@@ -11,6 +11,7 @@ from typing import Any
 from attrs import frozen
 from torch import Tensor, nn
 
+from hexloop.app.rules import rules_of
 from hexloop.app.run.session import Session
 from hexloop.app.trainer.accelerator import Accelerator, adopted
 from hexloop.app.trainer.attributes import TrainerAttributes
@@ -82,7 +83,7 @@ class TrainerSteps(TrainerAttributes):
         values = (
             *(self.model, self.model_accepts_loss_kwargs, self.compute_loss_func, self.label_smoother),
             *(self.args.label_smoothing_factor, self.args.loss_weighting, self.args.average_tokens_across_devices),
-            self.args.reproduce,
+            rules_of(self.args),
             tuple(self.label_names),
         )
         if self._standard_loss is None or self._standard_loss[0] != values:
@@ -155,7 +156,7 @@ class TrainerSteps(TrainerAttributes):
 
         The standard step computes in that precision without it. With `reproduce` it is empty, as in transformers.
         """
-        if self.args.reproduce is not None:
+        if not rules_of(self.args).own_precision:
             return nullcontext()
         context: AbstractContextManager[Any] = self.accelerator.autocast()
         return context

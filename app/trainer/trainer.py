@@ -14,6 +14,7 @@ from hexloop.app.arguments.arguments import from_transformers
 from hexloop.app.callbacks import CallbackHandler, TrainerState
 from hexloop.app.callbacks.flow import JITCheckpointCallback, all_callbacks
 from hexloop.app.notices import notices_in_force
+from hexloop.app.rules import rules_of
 from hexloop.app.run import checks, driving
 from hexloop.app.run.checkpoint_folders import make_output_folder
 from hexloop.app.run.determinism import enable_full_determinism, seeded
@@ -138,7 +139,7 @@ class Trainer(
         set_log_level(self.args, self._notices)
         log_ineffective_arguments(self.args)
         log_retired_internals(type(self), Trainer)
-        if self.args.reproduce is not None:
+        if not rules_of(self.args).own_order:
             import_before_seeding()
             if self.args.full_determinism:
                 enable_full_determinism(self.args.seed)
@@ -162,7 +163,7 @@ class Trainer(
             self.data_collator = data_collator
         smoothed, overridden = bool(self.args.label_smoothing_factor), is_overridden(self, "compute_loss")
         has_own_loss = compute_loss_func is not None or smoothed or overridden
-        has_own_loss = has_own_loss and self.args.reproduce is None  # transformers does not look for such labels
+        has_own_loss = has_own_loss and rules_of(self.args).own_losses  # transformers does not look for such labels
         given_names = self.args.label_names
         self.label_names = default_label_names(self.model, has_own_loss) if given_names is None else given_names
         self.state.checkpoints_folder, self.state.spelled = str(self.args.output_dir), self._started_in.spelled

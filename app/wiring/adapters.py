@@ -36,6 +36,7 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.devices import device_kinds
 from hexloop.app.engines import engine_for, find_plugin, plugin_names
 from hexloop.app.joining import join
+from hexloop.app.rules import rules_of
 from hexloop.app.trackers import LOCAL_FOLDER, TRACKERS, available_trackers, missing_package
 from hexloop.app.wiring.combinations import Setting, refused_combinations
 from hexloop.app.wiring.signing import read_key, refuse_forgeable_digests
@@ -282,7 +283,7 @@ def choose_precision(args: TrainingArguments, device: Device) -> Precision[Any]:
     if (applied := engine_for(args).precision(args)) is not None:
         return PlainPrecision(applied)
     name, device_type = precision_name(args), device.name.partition(":")[0]
-    if name == "fp16" and device_type == "cpu" and args.reproduce is not None:
+    if name == "fp16" and device_type == "cpu" and not rules_of(args).own_precision:
         return PlainPrecision()  # transformers ignores fp16 on a CPU
     make = PRECISIONS.get(name)
     return PlainPrecision(name) if make is None else make(device_type)

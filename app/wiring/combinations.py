@@ -16,6 +16,7 @@ from hexloop.app.arguments.data import AcceleratorConfig
 from hexloop.app.arguments.declaration import default_of
 from hexloop.app.engines import ENGINES, is_requested
 from hexloop.app.environment import is_on
+from hexloop.app.rules import OWN, TRANSFORMERS, rules_of
 from hexloop.ports.device import DeviceCapabilities
 from hexloop.ports.engine import EngineRow
 from hexloop.ports.parallelism import ParallelismCapabilities
@@ -185,13 +186,13 @@ REFUSALS = (
         "start the script with torchrun or hexloop launch, which set RANK and WORLD_SIZE",
     ),
     Refusal(
-        lambda setting: setting.args.reproduce is not None and setting.parallelism.name not in ("single", "ddp"),
+        lambda setting: rules_of(setting.args) is TRANSFORMERS and setting.parallelism.name not in ("single", "ddp"),
         "reproduce='transformers' with the parallelism {parallelism.name}",
         "the sums of this engine are in another order than those of transformers",
         "leave reproduce out, or train in one process on one device or with one process per device",
     ),
     Refusal(
-        lambda setting: setting.args.reproduce is not None and setting.args.auto_find_batch_size,
+        lambda setting: rules_of(setting.args) is TRANSFORMERS and setting.args.auto_find_batch_size,
         "auto_find_batch_size=True with reproduce='transformers'",
         "hexloop starts again with the first weights and random streams, and transformers with those that the failed "
         "attempt left",
@@ -262,7 +263,7 @@ INEFFECTIVE = (
     ),
     Ineffective(
         ("even_batches",),
-        lambda args: args.world_size > 1 and args.reproduce is None,
+        lambda args: args.world_size > 1 and rules_of(args) is OWN,
         "every sample is used once and every process takes the same number of steps, whatever the length of the data",
     ),
     Ineffective(
@@ -272,12 +273,12 @@ INEFFECTIVE = (
     ),
     Ineffective(
         ("use_seedable_sampler",),
-        lambda args: args.reproduce is None,
+        lambda args: rules_of(args) is OWN,
         "the order of samples always follows from the seed and the epoch",
     ),
     Ineffective(
         ("non_blocking",),
-        lambda args: args.reproduce is None,
+        lambda args: rules_of(args) is OWN,
         "batches in pinned memory are always copied without waiting",
     ),
     *(
@@ -287,7 +288,7 @@ INEFFECTIVE = (
     ),
     Ineffective(
         ("fp16",),
-        lambda args: args.reproduce is not None and args.device.type == "cpu",
+        lambda args: rules_of(args) is TRANSFORMERS and args.device.type == "cpu",
         "with reproduce='transformers' a CPU computes in fp32, as transformers does there",
     ),
     Ineffective(

@@ -75,7 +75,7 @@ def standard_loss(parts: TrainerParts) -> LossChoice:
     forward takes any keyword argument and the labels are named "labels". The first label of a row, which a shifted loss
     never uses, is left out of the count depending on the type of the model's loss, whatever loss is computed.
     """
-    if parts.args.reproduce is not None:
+    if not parts.rules.own_losses:
         return _transformers_loss(parts)
     model, label_names, exact = parts.model, parts.label_names, parts.args.loss_weighting == "exact"
     divides = parts.model_accepts_loss_kwargs
@@ -163,7 +163,7 @@ def run_loss(parts: TrainerParts) -> LossChoice:
 
 def is_only_forward_in_half(parts: TrainerParts) -> bool:
     """Return whether the model alone computes in half precision, and not a loss that is computed from its outputs."""
-    return parts.args.reproduce is not None and parts.adapters.precision.name in HALF_FORMATS
+    return not parts.rules.own_precision and parts.adapters.precision.name in HALF_FORMATS
 
 
 def _with_forward_in_half(parts: TrainerParts, compute: Callable[..., Any]) -> Callable[..., Any]:
@@ -251,7 +251,7 @@ def standard_prediction_step(parts: TrainerParts) -> Callable[..., Any]:
     precision are returned in float32. If `_prepare_inputs` is overridden, the step predicts the inputs that it returns.
     """
     loss, precision = run_loss(parts), parts.adapters.precision
-    count: Callable[[list[Any]], Any] | None = window_items(parts) if parts.args.reproduce is not None else None
+    count: Callable[[list[Any]], Any] | None = None if parts.rules.own_losses else window_items(parts)
     if parts.hooks.get_num_items_in_batch.overridden:
         hook, device = parts.hooks.get_num_items_in_batch, parts.args.device
         count = lambda samples: hook(PredictedBatch(samples), device)  # noqa: E731
@@ -313,8 +313,8 @@ def make_evaluator(
         model = parts.hooks.wrap_model(parts.model, training=False, dataloader=loader)
         if parts.run is None:
             model.eval()
-    reproduces = args.reproduce is not None
-    rows = example_count(loader) if reproduces else expected_rows(loader)
+    own_order = parts.rules.own_order
+    rows = expected_rows(loader) if own_order else example_count(loader)
     loader = evaluation_batches(parts, loader)
     options = EvaluationOptions(
         prefix=prefix,
@@ -350,7 +350,7 @@ def make_evaluator(
         parts.compute_metrics,
         parts.preprocess_logits_for_metrics or (lambda logits, _labels: logits),
         options,
-        TruncatedRanks(ranks, kept, args.eval_batch_size) if reproduces else ranks,
+        ranks if own_order else TruncatedRanks(ranks, kept, args.eval_batch_size),
         modes=parts.modes,
     )
 

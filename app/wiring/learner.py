@@ -85,7 +85,7 @@ def make_learner(parts: TrainerParts, wrapped: Any, after: Callable[[], None]) -
     after: called after each optimizer step.
     """
     choice, modes, parallelism = prepared_loss(parts, run_loss(parts)), Modes(), parts.adapters.parallelism
-    if parts.args.reproduce is not None:
+    if not parts.rules.own_losses:
         trainable: TorchTrainable = _transformers_trainable(parts, wrapped, choice.compute)
     else:
         trainable = TorchTrainable(
@@ -167,7 +167,7 @@ def make_losses(parts: TrainerParts) -> Losses[Any]:
     collectives = parts.adapters.data_collectives
     if parts.adapters.mesh.data.size == 1:
         return _own_losses(parts)
-    return SharedLosses(_own_losses(parts), collectives) if parts.args.reproduce is None else _own_losses(parts, True)
+    return SharedLosses(_own_losses(parts), collectives) if parts.rules.own_losses else _own_losses(parts, True)
 
 
 def make_window_values(parts: TrainerParts) -> WindowValues[Any]:
@@ -179,7 +179,7 @@ def make_window_values(parts: TrainerParts) -> WindowValues[Any]:
 def _own_losses(parts: TrainerParts, averages: bool = False) -> Losses[Any]:
     """Return what sums this process's losses. averages: with `reproduce`, a drain averages over the processes."""
     device, filters = parts.adapters.device.name, parts.args.logging_nan_inf_filter
-    if parts.args.reproduce is None:
+    if parts.rules.own_losses:
         return TorchLosses(device, filters)
     state, several = parts.state, parts.adapters.data_collectives if averages else None
     return RunningLoss(device, filters, lambda: state.global_step, several)
@@ -194,7 +194,7 @@ def undrained(parts: TrainerParts, losses: Losses[Any]) -> float:
 
 def loss_figures(parts: TrainerParts, losses: Losses[Any], steps: int) -> dict[str, float]:
     """Return the mean loss of a run that has ended, if it is not that of all processes."""
-    if parts.args.reproduce is None:
+    if parts.rules.own_losses:
         return {}
     return {"train_loss": cast(RunningLoss, losses).total / max(steps, 1)}
 
@@ -287,10 +287,7 @@ def reduced_precision(parts: TrainerParts, wrapped: Any) -> Iterator[None]:
 
     With `reproduce` always, because callbacks may call the model. No-op in full precision.
     """
-    precision, asked = (
-        parts.adapters.precision,
-        parts.args.reproduce is not None or parts.hooks.training_step.overridden,
-    )
+    precision, asked = parts.adapters.precision, not parts.rules.own_precision or parts.hooks.training_step.overridden
     if not asked or precision.name not in HALF_FORMATS:
         yield
         return
@@ -330,7 +327,7 @@ def _with_training_step(
     by_position = _takes_positional(training_step, 3)  # as in transformers, so that the name is the user's choice
     takes_count = not by_position and takes_argument(training_step, "num_items_in_batch")
     # In transformers the standard training_step does it: what an override does before is in the mode of an evaluation.
-    enter_training_mode = trainable.enter_training_mode if parts.args.reproduce is None else (lambda: None)
+    enter_training_mode = trainable.enter_training_mode if parts.rules.run_sets_training_mode else (lambda: None)
     synchronise, each = parts.adapters.parallelism.synchronise, isinstance(standard, SynchronisingLearner)
 
     def count_items(window: Sequence[Any]) -> object:

@@ -14,6 +14,7 @@ from hexloop.adapters.trainable.torch.names import unwrapped
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
 from hexloop.app.notices import Notices
+from hexloop.app.rules import Rules, rules_of
 from hexloop.app.wiring.adapters import Adapters
 from hexloop.app.wiring.publishing import Publisher
 from hexloop.app.wiring.storage import WorkingFolder
@@ -192,6 +193,11 @@ class TrainerParts:
     hub_model_id: str | None
     publisher: Publisher
     backward: Callable[[Any], None] | None
+
+    @property
+    def rules(self) -> Rules:
+        """Whose behaviour the run has where hexloop and transformers differ."""
+        return rules_of(self.args)
 
     @property
     def folder(self) -> str:

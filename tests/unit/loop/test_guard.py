@@ -14,7 +14,7 @@ from hexloop.adapters.collectives.simulated import SimulatedWorld
 from hexloop.adapters.losses import PlainLosses, PlainWindowValues
 from hexloop.domain.errors import NotFiniteError
 from hexloop.domain.events import AnyEvent, IrregularWindow, StepEnded
-from hexloop.domain.guard import KEPT_EVERY, READ_AFTER, Guard, Place, Reaction, Rules
+from hexloop.domain.guard import KEPT_EVERY, READ_AFTER, Guard, GuardOptions, Place, Reaction
 from hexloop.domain.json_documents import json_part, only_value
 from hexloop.domain.kept_state import StateInMemory
 from hexloop.domain.loop import train
@@ -47,7 +47,7 @@ def without(rows: Sequence[Any], window: int, bad: Sequence[int]) -> list[Any]:
 
 
 def guarded(
-    rows: Sequence[Any], rules: Rules, values: Any = None, losses: Any = None, random: Any = None, **parts: Any
+    rows: Sequence[Any], options: GuardOptions, values: Any = None, losses: Any = None, random: Any = None, **parts: Any
 ) -> Small:
     """Return a small run with a guard."""
     small = make_small(rows=rows, **parts)
@@ -60,7 +60,7 @@ def guarded(
     if random is not None:
         exportables["random"] = random
     kept = StateInMemory(exportables, InMemorySnapshots(), random)
-    run.guard = Guard(rules, PlainWindowValues() if values is None else values, kept)
+    run.guard = Guard(options, PlainWindowValues() if values is None else values, kept)
     return small
 
 
@@ -90,9 +90,9 @@ def test_the_result_is_that_of_data_without_the_windows(
 ) -> None:
     """Weights, logs and counts are those of a run whose data lacks the windows, wherever losses are read."""
     rows, rest, bad = planted(sizes, bad)
-    small = guarded(rows, Rules(reaction, limit=100), triggers=triggers, max_steps=STEPS, **sizes)
+    small = guarded(rows, GuardOptions(reaction, limit=100), triggers=triggers, max_steps=STEPS, **sizes)
     events = small.events()
-    other = guarded(rest, Rules(), triggers=triggers, max_steps=STEPS, **sizes)
+    other = guarded(rest, GuardOptions(), triggers=triggers, max_steps=STEPS, **sizes)
     other.events()
     assert outcome(small) == outcome(other)
     reported = [event for event in events if isinstance(event, IrregularWindow)]
@@ -108,10 +108,10 @@ def test_a_resumed_run_leaves_out_the_same_windows(
 ) -> None:
     """At whichever event the run is saved and ended, the resumed run ends as the whole one."""
     rows, rest, _ = planted(sizes, bad)
-    whole = guarded(rest, Rules(), triggers=triggers, max_steps=STEPS, **sizes)
+    whole = guarded(rest, GuardOptions(), triggers=triggers, max_steps=STEPS, **sizes)
     whole.events()
     given_ = {"triggers": triggers, "max_steps": STEPS, **sizes}
-    broken = guarded(rows, Rules(reaction, limit=100), **given_)
+    broken = guarded(rows, GuardOptions(reaction, limit=100), **given_)
     stop_after, request = data.draw(st.integers(0, 60)), None
     for number, _ in enumerate(train(broken.run)):
         if number == stop_after:
@@ -120,7 +120,7 @@ def test_a_resumed_run_leaves_out_the_same_windows(
             break
     if not broken.storage.list(""):
         return
-    resumed = guarded(rows, Rules(reaction, limit=100), storage=broken.storage, **given_)
+    resumed = guarded(rows, GuardOptions(reaction, limit=100), storage=broken.storage, **given_)
     resume(resumed)
     resumed.events()
     assert outcome(resumed) == outcome(whole)
@@ -151,7 +151,7 @@ def test_a_window_that_is_left_out_draws_nothing() -> None:
         generator.drawn = 0
         order = lambda _: range(len(rows))  # noqa: E731 - so that rows are read in each epoch
         batches = InMemoryBatches(Drawing(rows), 2, order)
-        small = guarded(rows, Rules(reaction), random=generator, batches=batches, triggers=every(log=2, save=3))
+        small = guarded(rows, GuardOptions(reaction), random=generator, batches=batches, triggers=every(log=2, save=3))
         for event in train(small.run):
             if isinstance(event, StepEnded):
                 seen[event.step] = generator.drawn
@@ -171,7 +171,7 @@ def irregular(events: Sequence[AnyEvent]) -> list[tuple[str, int, int]]:
 
 def test_a_warning_names_the_first_window_only() -> None:
     """The log has the mean of the finite losses and their number, NaN if there are none; so has the end of the run."""
-    small = guarded(with_bad(ROWS, 2, {2: math.nan}), Rules(), triggers=every(log=4), epochs=1)
+    small = guarded(with_bad(ROWS, 2, {2: math.nan}), GuardOptions(), triggers=every(log=4), epochs=1)
     (reported,) = [event for event in small.events() if isinstance(event, IrregularWindow)]
     assert (reported.kind, reported.step, reported.position, reported.samples) == ("loss", 3, 4, 2)
     assert reported.described == "At step 3 the loss is nan (samples 4 to 5 of epoch 0)"
@@ -186,10 +186,10 @@ def test_a_warning_names_the_first_window_only() -> None:
     assert end["train_nonfinite_steps"] == 6
 
 
-@pytest.mark.parametrize("rules", [Rules(filters=False), Rules(counts=False)])
-def test_a_log_without_the_filter_has_the_sum_as_it_is(rules: Rules) -> None:
+@pytest.mark.parametrize("options", [GuardOptions(filters=False), GuardOptions(counts=False)])
+def test_a_log_without_the_filter_has_the_sum_as_it_is(options: GuardOptions) -> None:
     """The loss is then NaN, and nothing was filtered that could be counted."""
-    small = guarded(with_bad(ROWS, 2, {2: math.nan}), rules, triggers=every(log=4), epochs=1)
+    small = guarded(with_bad(ROWS, 2, {2: math.nan}), options, triggers=every(log=4), epochs=1)
     small.events()
     assert math.isnan(small.logs[0]["loss"])
     assert not any("nonfinite_steps" in log for log in small.logs[:-1])
@@ -199,9 +199,9 @@ def test_a_resumed_run_does_not_warn_again_and_logs_the_same() -> None:
     """What was read at the save between two logs is not lost."""
     given_: dict[str, Any] = {"triggers": every(log=4, save=3), "epochs": 1}
     rows = with_bad(ROWS, 2, {1: math.inf})
-    whole = guarded(rows, Rules(), **given_)
+    whole = guarded(rows, GuardOptions(), **given_)
     assert irregular(whole.events()) == [("loss", 2, 2)]
-    resumed = guarded(rows, Rules(), storage=whole.storage, **given_)
+    resumed = guarded(rows, GuardOptions(), storage=whole.storage, **given_)
     resume(resumed, "checkpoint-3")
     assert irregular(resumed.events()) == []
     assert [str(log) for log in resumed.run.state.history] == [str(log) for log in whole.run.state.history]
@@ -209,7 +209,7 @@ def test_a_resumed_run_does_not_warn_again_and_logs_the_same() -> None:
 
 def test_stop_raises_and_saves_nothing_after_the_window() -> None:
     """The error has the step and the samples, and no checkpoint holds what followed."""
-    small = guarded(with_bad(ROWS, 2, {4: math.nan}), Rules(Reaction.STOP), triggers=every(save=3))
+    small = guarded(with_bad(ROWS, 2, {4: math.nan}), GuardOptions(Reaction.STOP), triggers=every(save=3))
     with pytest.raises(NotFiniteError, match=r"At step 5 the loss is nan \(samples 8 to 9 of epoch 0\)"):
         small.events()
     assert [entry.name for entry in small.storage.list("")] == ["checkpoint-3"]
@@ -231,10 +231,10 @@ class Norms:
 
 def test_a_gradient_norm_counts_as_a_loss_does() -> None:
     """The window is reported, and left out."""
-    small = guarded(ROWS, Rules(Reaction.SKIP), values=Norms({3: math.inf}), triggers=every(log=2))
+    small = guarded(ROWS, GuardOptions(Reaction.SKIP), values=Norms({3: math.inf}), triggers=every(log=2))
     assert irregular(small.events()) == [("gradient norm", 4, 6)]
     assert [each.position for each in small.run.state.skipped] == [6]
-    warned = guarded(ROWS, Rules(), values=Norms({3: math.nan, 5: math.nan}), triggers=every(log=2))
+    warned = guarded(ROWS, GuardOptions(), values=Norms({3: math.nan, 5: math.nan}), triggers=every(log=2))
     (event,) = [each for each in warned.events() if isinstance(each, IrregularWindow)]
     assert event.described == "At step 4 the gradient norm is nan (samples 6 to 7 of epoch 0)"
     assert warned.run.state.nonfinite_norms == 2
@@ -249,22 +249,22 @@ def spiky(at: int) -> list[Any]:
 @pytest.mark.parametrize("reaction", LEAVES_OUT)
 def test_a_spike_is_left_out(reaction: Reaction) -> None:
     """It is judged by the median of the recent losses, once there are enough of them."""
-    rules = Rules(spike_factor=100.0, on_spike=reaction)
-    small = guarded(spiky(40), rules, batch_size=1, triggers=every(log=5), max_steps=60)
+    options = GuardOptions(spike_factor=100.0, on_spike=reaction)
+    small = guarded(spiky(40), options, batch_size=1, triggers=every(log=5), max_steps=60)
     (event,) = [each for each in small.events() if isinstance(each, IrregularWindow)]
     assert (event.kind, event.position) == ("spike", 40)
     assert "against a median of" in event.described
-    other = guarded(without(spiky(40), 1, [40]), Rules(), batch_size=1, triggers=every(log=5), max_steps=60)
+    other = guarded(without(spiky(40), 1, [40]), GuardOptions(), batch_size=1, triggers=every(log=5), max_steps=60)
     other.events()
     assert outcome(small) == outcome(other)
-    early = guarded(spiky(5), rules, batch_size=1, triggers=every(log=5), max_steps=12)
+    early = guarded(spiky(5), options, batch_size=1, triggers=every(log=5), max_steps=12)
     assert irregular(early.events()) == []
 
 
 def test_a_spike_is_warned_of_once() -> None:
     """All of them are counted."""
     rows = [(features, 1e6 if number in (40, 50) else target) for number, (features, target) in enumerate(ROWS * 4)]
-    small = guarded(rows, Rules(spike_factor=1000.0), batch_size=1, triggers=every(log=5), max_steps=60)
+    small = guarded(rows, GuardOptions(spike_factor=1000.0), batch_size=1, triggers=every(log=5), max_steps=60)
     assert irregular(small.events()) == [("spike", 41, 40)]
     assert small.run.state.spikes >= 1
 
@@ -272,18 +272,18 @@ def test_a_spike_is_warned_of_once() -> None:
 def test_too_many_windows_in_a_row_end_the_run() -> None:
     """The error says that it is not the data of single windows."""
     rows = with_bad(ROWS, 2, dict.fromkeys(range(2, 6), math.nan))
-    small = guarded(rows, Rules(Reaction.ROLLBACK), triggers=every(log=1))
+    small = guarded(rows, GuardOptions(Reaction.ROLLBACK), triggers=every(log=1))
     with pytest.raises(NotFiniteError, match="after 3 windows in a row"):
         small.events()
     apart = with_bad(ROWS, 2, dict.fromkeys((0, 2, 3, 5, 6), math.nan))
-    assert guarded(apart, Rules(Reaction.ROLLBACK), triggers=every(log=1)).events()
-    assert guarded(rows, Rules(Reaction.SKIP), triggers=every(log=1)).events()
-    assert Rules(limit=0).most_in_a_row(Reaction.SKIP) == 0
+    assert guarded(apart, GuardOptions(Reaction.ROLLBACK), triggers=every(log=1)).events()
+    assert guarded(rows, GuardOptions(Reaction.SKIP), triggers=every(log=1)).events()
+    assert GuardOptions(limit=0).most_in_a_row(Reaction.SKIP) == 0
 
 
 def test_a_requested_save_waits_for_the_return() -> None:
     """A save or a stop that is requested after such a window is applied once the run has returned."""
-    small = guarded(with_bad(ROWS, 2, {2: math.nan}), Rules(Reaction.SKIP))
+    small = guarded(with_bad(ROWS, 2, {2: math.nan}), GuardOptions(Reaction.SKIP))
     for event in train(small.run):
         if isinstance(event, StepEnded) and event.step == 3 and not small.run.state.skipped:
             small.run.requests.request_stop("enough", save=True)
@@ -295,7 +295,7 @@ def test_a_requested_save_waits_for_the_return() -> None:
 
 def test_a_stop_without_a_save_reports_the_window() -> None:
     """Nothing is left to return for."""
-    small = guarded(with_bad(ROWS, 2, {0: math.nan}), Rules(Reaction.SKIP))
+    small = guarded(with_bad(ROWS, 2, {0: math.nan}), GuardOptions(Reaction.SKIP))
     events = []
     for event in train(small.run):
         events.append(event)
@@ -314,7 +314,7 @@ def test_values_are_read_even_if_nothing_is_logged() -> None:
             return found
 
     reads: list[int] = []
-    small = guarded(ROWS, Rules(), values=Counted(), max_steps=2 * READ_AFTER + 5)
+    small = guarded(ROWS, GuardOptions(), values=Counted(), max_steps=2 * READ_AFTER + 5)
     small.events()
     assert reads == [READ_AFTER, READ_AFTER, 5]
 
@@ -346,7 +346,7 @@ class Copies:
 )
 def test_when_the_state_is_copied(reaction: Reaction, steps: list[int]) -> None:
     """At the start and at saves, with SKIP also at logs that are some steps apart; never if nothing is left out."""
-    small = guarded(ROWS, Rules(reaction), triggers=every(log=10, save=150), max_steps=310)
+    small = guarded(ROWS, GuardOptions(reaction), triggers=every(log=10, save=150), max_steps=310)
     small.run.guard.kept = copies = Copies()
     small.events()
     assert copies.steps == steps
@@ -355,11 +355,11 @@ def test_when_the_state_is_copied(reaction: Reaction, steps: list[int]) -> None:
 def test_a_run_that_no_longer_leaves_out_keeps_to_its_list() -> None:
     """A run that is resumed with a warning only still leaves out the windows that its checkpoint lists."""
     rows = with_bad(ROWS, 2, {5: math.nan})
-    first = guarded(rows, Rules(Reaction.SKIP), triggers=every(log=8, save=4), epochs=1)
+    first = guarded(rows, GuardOptions(Reaction.SKIP), triggers=every(log=8, save=4), epochs=1)
     for event in train(first.run):
         if isinstance(event, StepEnded) and event.step == 5 and first.run.state.skipped:
             first.run.requests.request_stop(save=True)
-    resumed = guarded(rows, Rules(), storage=first.storage, triggers=every(log=1), epochs=1)
+    resumed = guarded(rows, GuardOptions(), storage=first.storage, triggers=every(log=1), epochs=1)
     resume(resumed)
     assert irregular(resumed.events()) == []
     assert all(map(math.isfinite, resumed.parameters))
@@ -374,7 +374,7 @@ def test_what_one_rank_finds_all_ranks_leave_out(bad: dict[int, tuple[int, float
         own = {number: value for number, (at, value) in bad.items() if at == rank.rank}
         small = guarded(
             with_bad(ROWS, 2, own),
-            Rules(Reaction.SKIP, limit=100),
+            GuardOptions(Reaction.SKIP, limit=100),
             values=SharedWindowValues(PlainWindowValues(), rank),
             losses=SharedLosses(PlainLosses(), rank),
             triggers=every(log=3),
