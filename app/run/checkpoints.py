@@ -8,7 +8,7 @@ import platform
 import tempfile
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
@@ -17,12 +17,12 @@ import torch
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler, TrainerControl, export_states, restore_states
 from hexloop.app.notices import Notices
+from hexloop.app.overrides.checkpoints import UserCheckpoints, WatchedFolder
 from hexloop.app.run.checks import refuse_missing_checkpoint
 from hexloop.app.run.compatibility import AUTO, RunSetup, named_checkpoint
 from hexloop.app.run.journal import note_of_saves
 from hexloop.app.run.messages import log_best, logging_saves
 from hexloop.app.run.saving import ArgumentsFile, companion_files, warn_of_other_arguments
-from hexloop.app.wiring.checkpoint_files import CheckpointOverride, user_files
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.saved_setup import finish_in
 from hexloop.app.wiring.signing import refuse_public_key
@@ -40,9 +40,8 @@ from hexloop.domain.errors import (
     MissingCheckpointError,
     StorageError,
 )
-from hexloop.domain.events import AnyEvent, CheckpointPublished, Saved, SaveFailed, SaveSkipped
+from hexloop.domain.events import AnyEvent, CheckpointPublished
 from hexloop.domain.json_documents import read_bytes, read_json
-from hexloop.domain.ranks import run_on_rank0
 from hexloop.domain.run import Run
 from hexloop.domain.run_folder import EARLIER, FINISHED
 from hexloop.domain.state import RunState
@@ -67,7 +66,7 @@ class RunCheckpoints(CheckpointStore):
         settle_counters: Callable[[], None],
     ) -> None:
         args, storage = parts.args, parts.adapters.storage
-        self._override = override = CheckpointOverride(storage)
+        self._theirs = theirs = UserCheckpoints(parts, WatchedFolder(storage))
         setup, arguments = RunSetup(parts, run, asked_accumulation), ArgumentsFile()
         super().__init__(
             storage,
@@ -77,7 +76,7 @@ class RunCheckpoints(CheckpointStore):
                 setup.model,
                 setup,
                 lambda: companion_files(now(), arguments),
-                lambda: user_files(now(), override),
+                lambda: theirs.files(now()),
             ),
             CheckpointPolicy(args.save_total_limit, keep_best=args.load_best_model_at_end),
             environment=_environment(parts),
@@ -91,8 +90,6 @@ class RunCheckpoints(CheckpointStore):
         self._settle_counters = settle_counters
         self.identifiers: Callable[[], dict[str, str]] = lambda: run.state.trackers
         self.on_late: Sequence[Callable[[CheckpointPublished], None]] = ()  # of a run that fails right after a save
-        self._required = True
-        self._events: list[AnyEvent] | None = None  # of an overridden `_save_checkpoint`, while it runs
         self._resuming: tuple[Storage, str] | None = None
 
     @property
@@ -100,20 +97,12 @@ class RunCheckpoints(CheckpointStore):
         """Whether the run is being restored from a checkpoint."""
         return self._resuming is not None
 
-    def call_loading_hooks(self, storage: Storage, name: str) -> None:
-        """Call the overridden methods that load a part of the checkpoint `name`, in the order of transformers."""
-        hooks, folder = self._parts.hooks, storage.capabilities.local_folder
-        location = joined(folder or storage.capabilities.location, name)
+    def load_by_override(self, storage: Storage, name: str) -> None:
+        """Let the user's methods load their components of the checkpoint `name`."""
+        folder = storage.capabilities.local_folder
         self._resuming = storage, name
         try:
-            for hook in (
-                hooks.load_from_checkpoint,
-                hooks.load_optimizer_and_scheduler,
-                hooks.load_scaler,
-                hooks.load_rng_state,
-            ):
-                if hook.overridden:
-                    hook(location)
+            self._theirs.load_components(joined(folder or storage.capabilities.location, name))
         finally:
             self._resuming = None
 
@@ -131,23 +120,11 @@ class RunCheckpoints(CheckpointStore):
 
     def save(self, state: RunState, required: bool = True) -> Iterator[AnyEvent]:
         """Take a checkpoint, by an overridden `_save_checkpoint` if there is one; see `Checkpoints.save`."""
-        if not self._parts.hooks.save_checkpoint.overridden:
-            return self._save(state, required)
-        return self._save_by_override(state, required)
+        return self._theirs.save(self._save, state, required)
 
     def take(self, state: RunState) -> list[AnyEvent]:
-        """Take a checkpoint on behalf of a method of the user's, and wait for it; return the events for the caller.
-
-        None within an overridden `_save_checkpoint`, whose events the run yields; otherwise all but `Saved`, because
-        the user's method announces the save.
-        """
-        if self._events is None:
-            events = [*self._save(state, self._required), *self.finish()]
-            return [event for event in events if not isinstance(event, Saved)]
-        rank0 = self._parts.adapters.mesh.writes
-        with self._override.taken_over() if rank0 else nullcontext():
-            self._events.extend(self._save(state, self._required))
-        return []
+        """Take a checkpoint on behalf of a method of the user's; see `UserCheckpoints.take`."""
+        return self._theirs.take(self._save, self.finish, state)
 
     def close(self) -> Sequence[AnyEvent]:
         """Wait for the save in flight; see `CheckpointStore.close`. What it published is passed to `on_late`."""
@@ -160,36 +137,15 @@ class RunCheckpoints(CheckpointStore):
 
     def load_best(self, state: RunState) -> None:
         """Load the weights of the best checkpoint, by an overridden `_load_best_model` if there is one."""
-        overridden = self._parts.hooks.load_best_model.overridden and self._parts.args.load_best_model_at_end
-        if overridden and state.best_checkpoint is not None:
-            self._parts.hooks.load_best_model()
-        else:
-            self.load_best_now(state)
+        self._theirs.load_best(self.load_best_now, state)
 
     def load_best_now(self, state: RunState) -> None:
         """Load the weights of the best checkpoint, if the run is to end with them."""
         log_best(self.storage, self._parts.args, state)
         super().load_best(state)
 
-    def _save_by_override(self, state: RunState, required: bool) -> Iterator[AnyEvent]:
-        """Call the user's method, and yield the events of its saves after it has returned."""
-        collectives = self._parts.adapters.collectives
-        events: list[AnyEvent] = []
-        self._required, self._events = required, events
-        self._override.begin(state.step)
-        collectives.barrier("every rank has looked at the checkpoint's folder")
-        try:
-            self._parts.hooks.save_checkpoint(self._parts.model_wrapped, self._parts.trial)
-        finally:
-            self._required, self._events = True, None
-        run_on_rank0(collectives, self._override.refuse_changes)
-        if not any(isinstance(event, Saved | SaveFailed | SaveSkipped) for event in events):
-            yield Saved(state.step, checkpoint_name(state.step))
-        yield from events
-
     def _save(self, state: RunState, required: bool) -> Iterator[AnyEvent]:
-        if self._parts.hooks.store_flos.overridden:
-            self._parts.hooks.store_flos()
+        self._parts.hooks.store_flos.call_override()
         self._settle_counters()
         state.callbacks = callbacks_state(self._parts.callback_handler, self._parts.control, saving=True)
         state.trackers = self.identifiers()
@@ -203,7 +159,7 @@ class RunCheckpoints(CheckpointStore):
 
     def _choose_background(self) -> None:
         hooks = self._parts.hooks
-        listens = self._parts.callback_handler.overriding("on_save") or hooks.writes_model or hooks.follows_saves
+        listens = self._parts.callback_handler.overriding("on_save") or hooks.writes_checkpoint or hooks.follows_saves
         in_background = self._parts.args.save_async and not listens
         self.background = self._parts.adapters.background if in_background else None
 
@@ -297,7 +253,7 @@ def restore(parts: TrainerParts, run: Run[Any, Any], store: RunCheckpoints, resu
     if parts.args.should_log:
         warn_of_other_arguments(parts, storage, name)
     parts.hooks.load_callback_state()
-    store.call_loading_hooks(storage, name)
+    store.load_by_override(storage, name)
 
 
 # Completion of a run

@@ -51,12 +51,7 @@ def refuse_evaluation_without_data(parts: TrainerParts) -> None:
     """Raise ConfigurationError if evaluations are due in the run and there is no data for them."""
     strategy = str(getattr(parts.args.eval_strategy, "value", parts.args.eval_strategy))
     due = strategy != "no" or parts.args.eval_on_start
-    if (
-        not due
-        or parts.hooks.evaluate.overridden
-        or parts.hooks.evaluate_in_run.overridden
-        or parts.hooks.get_eval_dataloader.overridden
-    ):
+    if not due or parts.hooks.provides_evaluation_data:
         return
     if parts.eval_dataset is None:
         raise ConfigurationError(
@@ -82,7 +77,7 @@ def refuse_missing_data(parts: TrainerParts) -> None:
         if parts.eval_dataset is None and parts.args.eval_strategy != "no":
             refuse_evaluation_without_data(parts)
     with refusals:
-        is_read = train is not None and not hooks.get_train_dataloader.overridden
+        is_read = train is not None and not hooks.provides_training_data
         if is_read and parts.args.max_steps <= 0 and _length(train) is None:
             raise ConfigurationError(
                 f"train_dataset is a {type(train).__name__}, which has no length, so that num_train_epochs cannot "

@@ -26,14 +26,6 @@ from hexloop.domain.state import RunState
 from hexloop.ports.state import Part
 from hexloop.ports.storage import Storage
 
-LOADED_BY_HOOKS = {
-    "load_from_checkpoint": frozenset({"model"}),
-    "load_optimizer_and_scheduler": frozenset({"optimizer", "scheduler"}),
-    "load_scaler": frozenset({"scaler"}),
-    "load_rng_state": frozenset({"random"}),
-}
-"""The components that an overridden method loads on resume, if it calls the method that it overrides."""
-
 AUTO = "auto"
 """Resume if there is a checkpoint, and start a new run otherwise."""
 
@@ -151,10 +143,7 @@ class RunSetup:
             not_loaded.add("scaler")
         if "imported_from" in saved or self._moved_by(saved, saved.get("global_batch_size")):
             not_loaded.add("data")
-        for hook, components in LOADED_BY_HOOKS.items():
-            if getattr(self._parts.hooks, hook).overridden:
-                not_loaded |= components
-        return not_loaded
+        return not_loaded.union(*(components for _, components in self._parts.hooks.loads_state))
 
     def adapt(self, saved: Mapping[str, Any], state: RunState) -> None:
         """Continue at the same sample if the batch size differs, or where transformers does if that is in force."""

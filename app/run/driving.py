@@ -11,18 +11,19 @@ import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
 from copy import deepcopy
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from hexloop.app.overrides.evaluation import evaluation_by_override, evaluator_for, looped_by_override
 from hexloop.app.run.checkpoints import callbacks_state, restore_callbacks
 from hexloop.app.run.compatibility import likely_checkpoint
 from hexloop.app.run.determinism import IsolatedRandomness
 from hexloop.app.run.messages import log_evaluation
 from hexloop.app.run.saving import STATE
 from hexloop.app.run.session import RunHost, open_session
-from hexloop.app.wiring.evaluation import EvalLoopOutput, PredictionOutput, make_evaluator
+from hexloop.app.wiring.evaluation import EvalLoopOutput, PredictionOutput
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain import evaluation
 from hexloop.domain.errors import CheckpointError, CollectiveError, RunStateError
@@ -219,10 +220,6 @@ def _tensors(model: Any) -> dict[str, Tensor]:
 # Evaluation and prediction, during a run and outside of one
 
 
-class OpaquelyEvaluated(Evaluated):
-    """An evaluation by an overridden `evaluate` is complete; the method itself has called the callbacks."""
-
-
 def _randomness(parts: TrainerParts) -> IsolatedRandomness:
     """Return the context for the random draws of an evaluation."""
     return IsolatedRandomness(parts.adapters.device, leaks=not parts.rules.own_order)
@@ -234,23 +231,12 @@ def evaluation_in_training(parts: TrainerParts) -> Evaluation:
     An overridden `evaluate` or `_evaluate` is one opaque action.
     """
     hooks, ignored = parts.hooks, parts.ignore_keys_for_eval
-    if not (hooks.evaluate_in_run.overridden or hooks.evaluate.overridden):
-        found = yield from evaluation_events(parts, None, ignored, "eval", within_run=True)
-        if found is not None and hooks.report_to_hp_search.overridden:
-            hooks.report_to_hp_search(parts.trial, parts.state.global_step, dict(found))
-        return found
-    with _randomness(parts):
-        if hooks.evaluate_in_run.overridden:
-            before_training = parts.args.eval_on_start and parts.state.global_step == 0
-            metrics = hooks.evaluate_in_run(
-                parts.trial, ignored, **({"skip_scheduler": True} if before_training else {})
-            )
-        else:
-            metrics = hooks.evaluate(ignore_keys=ignored)
-            if hooks.report_to_hp_search.overridden:
-                hooks.report_to_hp_search(parts.trial, parts.state.global_step, metrics)
-    yield OpaquelyEvaluated(parts.state.global_step, metrics)
-    return cast(dict[str, float], metrics)
+    if hooks.evaluates:
+        return (yield from evaluation_by_override(parts, _randomness(parts)))
+    found = yield from evaluation_events(parts, None, ignored, "eval", within_run=True)
+    if found is not None:
+        hooks.report_to_hp_search.call_override(parts.trial, parts.state.global_step, dict(found))
+    return found
 
 
 def evaluation_events(
@@ -284,19 +270,12 @@ def _evaluate_one(
     within_run: bool,
     draws: IsolatedRandomness,
 ) -> Evaluation:
-    hook = parts.hooks.get_eval_dataloader
-    loader = hook(dataset if given or hook.overridden else None)
+    loader = parts.hooks.get_eval_dataloader(dataset)
     loss_only = True if parts.compute_metrics is None else None
     step, clock = parts.state.global_step, parts.adapters.clock
-    if parts.hooks.evaluation_loop.overridden:
-        began = clock.monotonic()
-        output = parts.hooks.evaluation_loop(
-            loader,
-            description="Evaluation",
-            prediction_loss_only=loss_only,
-            ignore_keys=ignore_keys,
-            metric_key_prefix=prefix,
-        )
+    began = clock.monotonic()
+    output = looped_by_override(parts, loader, loss_only, ignore_keys, prefix)
+    if output is not None:
         metrics = _with_speed(parts, output, prefix, clock.monotonic() - began)
         parts.hooks.log(metrics)
         yield Evaluated(step, metrics)
@@ -311,7 +290,7 @@ def _evaluate_one(
 
     return (
         yield from evaluation.evaluate(
-            make_evaluator(parts, loader, loss_only, ignore_keys, prefix, keep=False),
+            evaluator_for(parts, loader, loss_only, ignore_keys, prefix, keep=False),
             prefix=prefix,
             step=step,
             clock=clock,
@@ -352,7 +331,7 @@ def evaluation_loop(
     parts.args.check_stored()
     log_evaluation(parts, loader, description)
     with _randomness(parts):
-        evaluator = make_evaluator(parts, loader, loss_only, ignore_keys, prefix, keep=description == "Prediction")
+        evaluator = evaluator_for(parts, loader, loss_only, ignore_keys, prefix, keep=description == "Prediction")
         for event in evaluation.predict(evaluator, parts.state.global_step, lambda: iter(()), lambda: False):
             parts.dispatcher.dispatch(event)
         metrics = evaluator.metrics()

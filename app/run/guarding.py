@@ -46,7 +46,7 @@ def guard_options(args: TrainingArguments) -> GuardOptions:
 def make_guard(parts: TrainerParts, run: Run[Any, Any], loader: Any, settle_counters: Callable[[], None]) -> Guard[Any]:
     """Return what looks at the losses of a run. settle_counters: adds all pending counts to the run's state."""
     options, handler, control = guard_options(parts.args), parts.callback_handler, parts.control
-    if options.leaves_out and parts.hooks.maybe_log_save_evaluate.overridden:
+    if options.leaves_out and parts.hooks.follows_boundaries:
         raise ConfigurationError(
             "on_nonfinite or on_spike is 'skip' or 'rollback', but _maybe_log_save_evaluate is overridden, and keeps a "
             "sum of losses that cannot return to an earlier step; choose 'stop' or 'warn', or remove the override."

@@ -291,6 +291,11 @@ def _commit_info(parts: TrainerParts, published: Published) -> Any:
 # The end
 
 
+def finish_pushes_after(parts: TrainerParts, stopped: bool) -> None:
+    """Wait for what is not published yet at the end of a run, for a shorter time if the run was stopped."""
+    finish_pushes(parts, AFTER_A_STOP if stopped else None)
+
+
 def finish_pushes(parts: TrainerParts, limit: float | None = None) -> None:
     """Work off the outbox for `outbox_grace` seconds, or `limit`, and warn about what is left. On rank 0."""
     if not parts.adapters.mesh.writes:

@@ -93,7 +93,7 @@ def companion_files(parts: TrainerParts, arguments: ArgumentsFile) -> Iterator[F
     """
     yield arguments.of(parts.args)
     yield File(STATE, [_state_document(parts)])
-    if parts.hooks.save_model.overridden or parts.hooks.save.overridden:
+    if parts.hooks.writes_weights:
         return
     policy = saved_weights(parts.unwrapped_model)
     if not (policy.has_files or hasattr(_processing_class(parts), "save_pretrained")):

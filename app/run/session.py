@@ -13,6 +13,9 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler
 from hexloop.app.callbacks.progress import ProgressDisplay
 from hexloop.app.control.listening import listener_for
+from hexloop.app.overrides.losses import prepared_loss, run_loss
+from hexloop.app.overrides.stages import Report, Stages, after_each_step, choose_best_metric, wait_while_paused
+from hexloop.app.overrides.steps import reduced_precision, with_overridden_steps
 from hexloop.app.run import checks, messages
 from hexloop.app.run.checkpoint_folders import changes_in_on_save
 from hexloop.app.run.checkpoints import RunCheckpoints, callbacks_state, mark_finished, refuse_unwritable, restore
@@ -20,8 +23,7 @@ from hexloop.app.run.determinism import GlobalState, flags_for, take_global_stat
 from hexloop.app.run.guarding import guard_messages, make_guard
 from hexloop.app.run.journal import RunJournal, journal_for, totals_over_ranks
 from hexloop.app.run.memory_metrics import MemoryStages
-from hexloop.app.run.publishing import publishing_events
-from hexloop.app.run.stages import Report, Stages, after_each_step, choose_best_metric, wait_while_paused
+from hexloop.app.run.publishing import finish_pushes_after, publishing_events
 from hexloop.app.run.step_sizes import same_global_batch
 from hexloop.app.run.tracking import RunLoggers, run_loggers
 from hexloop.app.run.trained_parameters import TrainedParameters
@@ -33,7 +35,6 @@ from hexloop.app.wiring.learner import (
     loss_figures,
     make_learner,
     make_losses,
-    reduced_precision,
     whole_windows,
 )
 from hexloop.app.wiring.model import Observer, let_schedule_read_gradients, patched, scheduler_adapter
@@ -197,7 +198,8 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         parts = host.parts()  # now with the wrapped model, its optimizer and its schedule
         each_step, report = after_each_step(parts)
         after_step = AfterStep(each_step)
-        learner = make_learner(parts, wrapped, after_step)
+        loss = prepared_loss(parts, run_loss(parts))
+        learner = with_overridden_steps(parts, make_learner(parts, wrapped, loss, after_step), wrapped)
         undo.enter_context(reduced_precision(parts, wrapped))
         run = _make_run(parts, prepared.plan, prepared.batches, learner, run_name, report)
         let_schedule_read_gradients(learner.standard, run.scheduler)
@@ -213,7 +215,7 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         after_step.first(checkpoints.prepare)  # allocates the snapshots once the optimizer has its state
         parts.control.should_training_stop = False  # an earlier run left it on
         parts.adapters.precision.discard_update()  # an earlier run may have failed before a step
-        stages = Stages(parts, run, prepared.loader)
+        stages = Stages(parts, run, prepared.loader, partial(finish_pushes_after, parts))
         session = Session(parts, run, prepared.global_state, learner, checkpoints, counters, stages)
         run.further_figures = partial(_memory_figures, host, session)
         undo.callback(host.attach, None)
@@ -321,7 +323,7 @@ def _make_run(
         warn=partial(parts.notices.warn, "no batches"),
         evaluate=_evaluation(parts),
         best=choose_best_metric(parts),
-        schedule_observes=not parts.hooks.evaluate_in_run.overridden,
+        schedule_observes=not parts.hooks.observes_metrics,
         windows=learner.windows if parts.rules.own_order or plan.batches_per_epoch else whole_windows(learner.windows),
         evaluate_first=args.eval_on_start,
     )

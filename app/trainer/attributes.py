@@ -11,6 +11,7 @@ from attrs import fields
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
 from hexloop.app.callbacks.flow import all_callbacks
+from hexloop.app.hooks import Hooks, is_overridden
 from hexloop.app.notices import Notices, notices_in_force
 from hexloop.app.run import publishing
 from hexloop.app.run.compatibility import AUTO, absolute_name, likely_checkpoint
@@ -21,7 +22,7 @@ from hexloop.app.trainer.accelerator import Accelerator
 from hexloop.app.trainer.attribute_kinds import made
 from hexloop.app.wiring.adapters import Adapters, choose_adapters
 from hexloop.app.wiring.data import default_collator
-from hexloop.app.wiring.evaluation import smoother_for
+from hexloop.app.wiring.losses import smoother_for
 from hexloop.app.wiring.model import (
     default_label_names,
     disable_replication,
@@ -30,7 +31,7 @@ from hexloop.app.wiring.model import (
     unwrapped,
 )
 from hexloop.app.wiring.outboxes import state_folder
-from hexloop.app.wiring.parts import Hooks, KeptLoaders, PreparationTime, TrainerParts, is_overridden
+from hexloop.app.wiring.parts import KeptLoaders, PreparationTime, TrainerParts
 from hexloop.app.wiring.publishing import Publisher
 from hexloop.app.wiring.storage import WorkingFolder
 from hexloop.domain.errors import RunStateError

@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any
 
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.hooks import is_overridden, is_standard, standard
 from hexloop.app.rules import rules_of
 from hexloop.app.trainer.attributes import TrainerAttributes
 from hexloop.app.wiring import data
-from hexloop.app.wiring.parts import is_overridden, is_standard, standard
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.triggers import make_plan
 

@@ -6,12 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
+from hexloop.app.hooks import is_overridden, standard
+from hexloop.app.overrides.evaluation import prediction_step
 from hexloop.app.run import driving
 from hexloop.app.run.memory_metrics import measured
 from hexloop.app.trainer.attributes import TrainerAttributes
-from hexloop.app.wiring.evaluation import EvalLoopOutput, PredictionOutput, standard_prediction_step
+from hexloop.app.wiring.evaluation import EvalLoopOutput, PredictionOutput
 from hexloop.app.wiring.model import best_metric
-from hexloop.app.wiring.parts import is_overridden, standard
 from hexloop.domain.run import Evaluation
 
 
@@ -90,7 +91,7 @@ class TrainerEvaluation(TrainerAttributes):
         self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[Tensor | None, Any, Any]:
         """Return the loss, the logits and the labels of a batch, each None if missing or not asked for."""
-        step = standard_prediction_step(self._collect_parts())
+        step = prediction_step(self._collect_parts())
         predicted: tuple[Tensor | None, Any, Any] = step(model, inputs, prediction_loss_only, ignore_keys)
         return predicted
 

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.hooks import is_overridden, standard
 from hexloop.app.rules import rules_of
 from hexloop.app.run.determinism import seeded
 from hexloop.app.trainer.attributes import TrainerAttributes
 from hexloop.app.wiring.adapters import Adapters
 from hexloop.app.wiring.model import build_optimizer, choose_optimizer, decayed_names, make_lr_scheduler, place_model
-from hexloop.app.wiring.parts import is_overridden, standard
 from hexloop.app.wiring.state import is_sharded
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import Problem

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
+from hexloop.app.hooks import standard
+from hexloop.app.overrides.stages import Finalized
 from hexloop.app.run import saving
-from hexloop.app.run.stages import Finalized
 from hexloop.app.trainer.attributes import TrainerAttributes
-from hexloop.app.wiring.parts import standard
 from hexloop.domain.errors import RunStateError
 from hexloop.domain.events import TrainEnded
 from hexloop.domain.loop import log_evaluate_save

@@ -11,6 +11,9 @@ from typing import Any
 from attrs import frozen
 from torch import Tensor, nn
 
+from hexloop.app.hooks import is_overridden, standard
+from hexloop.app.overrides.evaluation import PredictedBatch
+from hexloop.app.overrides.losses import run_loss
 from hexloop.app.rules import rules_of
 from hexloop.app.run.session import Session
 from hexloop.app.trainer.accelerator import Accelerator, adopted
@@ -19,9 +22,8 @@ from hexloop.app.trainer.shared_accelerator import AcceleratorParts
 from hexloop.app.wiring import accelerator as sharing
 from hexloop.app.wiring.counting import floating_point_operations
 from hexloop.app.wiring.data import end_pass, is_own_loader, map_entries, prepared_inputs, signature_columns
-from hexloop.app.wiring.evaluation import LossChoice, PredictedBatch, predicted_items, run_loss, standard_loss
+from hexloop.app.wiring.losses import LossChoice, predicted_items, standard_loss
 from hexloop.app.wiring.model import add_embedding_noise
-from hexloop.app.wiring.parts import is_overridden, standard
 from hexloop.app.wiring.tensors import nested_arrays
 from hexloop.domain.errors import ConfigurationError, DataError, RunStateError
 

@@ -13,7 +13,9 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.arguments import from_transformers
 from hexloop.app.callbacks import CallbackHandler, TrainerState
 from hexloop.app.callbacks.flow import JITCheckpointCallback, all_callbacks
+from hexloop.app.hooks import is_overridden, standard
 from hexloop.app.notices import notices_in_force
+from hexloop.app.overrides.stages import Finalized
 from hexloop.app.rules import rules_of
 from hexloop.app.run import checks, driving
 from hexloop.app.run.checkpoint_folders import make_output_folder
@@ -21,7 +23,6 @@ from hexloop.app.run.determinism import enable_full_determinism, seeded
 from hexloop.app.run.memory_metrics import memory_stages_for
 from hexloop.app.run.messages import set_log_level, warn_of_unsmoothed_labels
 from hexloop.app.run.session import RunHost
-from hexloop.app.run.stages import Finalized
 from hexloop.app.run.tracking import make_tracker_loggers
 from hexloop.app.trainer.checkpoints import TrainerCheckpoints
 from hexloop.app.trainer.compatibility import (
@@ -42,7 +43,6 @@ from hexloop.app.wiring.combinations import log_ineffective_arguments
 from hexloop.app.wiring.data import import_before_seeding
 from hexloop.app.wiring.evaluation import refuse_metrics
 from hexloop.app.wiring.model import apply_liger_kernels, default_label_names, unwrapped
-from hexloop.app.wiring.parts import is_overridden, standard
 from hexloop.app.wiring.storage import WorkingFolder, as_location, storage_for
 from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.domain.events import AnyEvent, Paused, TrainEnded

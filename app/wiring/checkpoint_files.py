@@ -1,33 +1,28 @@
-"""The files of a checkpoint, read outside a run, and those that an overridden method of the user's writes into one."""
+"""The files of a checkpoint, read outside a run."""
 
 from __future__ import annotations
 
 import re
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attrs import define, field, frozen
+from attrs import field, frozen
 
 from hexloop.adapters.contents import documents
 from hexloop.adapters.contents.checkpoint import CheckpointContents, documents_of, files_of, parts_of
 from hexloop.adapters.contents.documents import RUN_STATE
-from hexloop.adapters.contents.file_names import PREFIX, UserFiles
+from hexloop.adapters.contents.file_names import PREFIX
 from hexloop.adapters.contents.run_documents import SETUP, RunDocuments, is_documents_file
 from hexloop.adapters.contents.safetensors_files import INDEX, MODEL, Stream, component_of, is_weights, tensor_parts
 from hexloop.app.wiring.saved_setup import check_setup
 from hexloop.app.wiring.storage import chunks_of, files_below
 from hexloop.domain.checkpoints.blocks import VerifiedFiles
-from hexloop.domain.checkpoints.manifest import MANIFEST, checkpoint_name, folders_of, is_set_aside
 from hexloop.domain.checkpoints.reading import Checkpoint
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import json_value
-from hexloop.domain.ranks import run_on_all_ranks, run_on_rank0
 from hexloop.domain.state import RunState
 from hexloop.ports.state import Part
 from hexloop.ports.storage import File, Storage, Stored
@@ -35,7 +30,6 @@ from hexloop.ports.storage import File, Storage, Stored
 if TYPE_CHECKING:
     import torch
 
-    from hexloop.app.wiring.parts import TrainerParts
 
 TENSORS, DOCUMENT = ".safetensors", ".json"
 
@@ -201,115 +195,3 @@ def torch_dtype(name: str) -> torch.dtype:
 def _order(path: str) -> tuple[bool, bool, bool, str]:
     """Sort the model first, then the optimizer, and the run state last."""
     return not is_weights(path), not path.startswith(("optimizer.", "optimizer-")), path == RUN_STATE, path
-
-
-# Files of the user's methods
-
-Stamp = tuple[int, int, int]
-"""The inode, the size and the time of the last change of a file."""
-
-
-@define
-class CheckpointOverride:
-    """Watches the folder of a checkpoint while an overridden `_save_checkpoint` runs, on this machine's disks.
-
-    What the method writes there before it calls the method that it overrides becomes part of the checkpoint. What it
-    adds later stays beside it. If it changes what the checkpoint contains, the checkpoint would be taken for damaged,
-    so that is refused. Remote storages have no folder that the method could write to.
-    """
-
-    _storage: Storage
-    _folder: Path | None = field(default=None, init=False)
-    _before: dict[str, Stamp] = field(factory=dict, init=False)
-    _published: dict[str, Stamp] = field(factory=dict, init=False)
-
-    def begin(self, step: int) -> None:
-        """Note what the folder of the checkpoint at `step` contains before the method is called."""
-        root = self._storage.capabilities.local_folder
-        self._folder = None if root is None else Path(root, checkpoint_name(step))
-        self._before, self._published = self._stamps(), {}
-
-    def written(self) -> dict[str, Path]:
-        """Return what the method has written into the folder so far, by path in it. On rank 0."""
-        if self._folder is None or self._published:
-            return {}
-        stamps = self._stamps()
-        return {name: self._folder / name for name, stamp in stamps.items() if self._before.get(name) != stamp}
-
-    @contextmanager
-    def taken_over(self) -> Iterator[None]:
-        """Within, the checkpoint is published; a folder that it replaced is removed if all of it was taken over."""
-        folder = self._folder
-        if folder is None:
-            yield
-            return
-        replaces = folder.is_dir() and self._stamps().keys() == self.written().keys()
-        before = folders_of(self._storage)
-        yield
-        if not (folder / MANIFEST).is_file():
-            return
-        self._published = self._stamps()
-        for name in folders_of(self._storage) if replaces else ():
-            if name not in before and is_set_aside(name) and name.endswith(f"-{folder.name}"):
-                self._storage.remove(name)
-
-    def refuse_changes(self) -> None:
-        """Raise CheckpointError for files of the published checkpoint that the method changed or removed since."""
-        if self._folder is None or not self._folder.is_dir():
-            return
-        present = self._stamps()
-        changed = [name for name, stamp in self._published.items() if present.get(name) != stamp]
-        if changed:
-            raise CheckpointError(
-                f"_save_checkpoint changed {', '.join(sorted(changed))} of {self._folder.name} after super() had "
-                "published it, so that it can no longer be verified or resumed; write these files in save_model or "
-                "_save, whose files become part of the checkpoint, or write them under other names."
-            )
-
-    def _stamps(self) -> dict[str, Stamp]:
-        found = {} if self._folder is None else files_below(self._folder)
-        stats = {name: path.stat() for name, path in found.items()}
-        return {name: (stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
-
-
-def user_files(parts: TrainerParts, override: CheckpointOverride) -> UserFiles:
-    """Let the user's methods write, and return what they wrote. Collective.
-
-    As in transformers `save_model` is called on every rank; if several ranks write the same file, the first one counts.
-    """
-    collectives = parts.adapters.collectives
-    earlier: list[str] = []
-    if parts.hooks.save_checkpoint.overridden:
-        collectives.barrier("every rank has written what _save_checkpoint writes before the checkpoint")
-        earlier = run_on_rank0(collectives, lambda: sorted(override.written()))
-    found = override.written() if parts.adapters.mesh.writes and earlier else {}
-    names: frozenset[str] = frozenset()
-    close = UserFiles().close
-    writes_model = parts.hooks.save_model.overridden or parts.hooks.save.overridden
-    saving_state = [hook for hook in parts.hooks.saving_state if hook.overridden]
-    if writes_model or saving_state:
-        folder = tempfile.mkdtemp()
-        close = partial(shutil.rmtree, folder, ignore_errors=True)
-
-        def write() -> list[str]:
-            if writes_model:
-                parts.hooks.save_model(folder, _internal_call=True)
-            for hook in saving_state:
-                hook(folder)
-            return sorted(files_below(Path(folder)).keys() - {TRAINER_STATE})
-
-        try:
-            written = run_on_all_ranks(collectives, write)
-        except BaseException:
-            close()
-            raise
-        before = {name for each in written[: collectives.rank] for name in each}
-        own = {name: Path(folder, name) for name in written[collectives.rank] if name not in before}
-        names = frozenset(name for each in written for name in each)
-        found = own | {name: path for name, path in found.items() if name not in names}
-
-    def open_file(path: str, start: int = 0, /) -> Iterator[memoryview]:
-        return chunks_of(found[path], start)
-
-    files = [File(name, chunks_of(path)) for name, path in found.items()]
-    return UserFiles(files, open_file, names, frozenset(earlier) - names, close)

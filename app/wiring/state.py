@@ -28,8 +28,8 @@ from hexloop.ports.parallelism import ExportableModel, OwnState, Parallelism, Sh
 from hexloop.ports.state import Exportable
 from hexloop.ports.storage import File
 
-__all__ = ["CheckpointContents"]
-"""The name of an adapter that other modules of the app import from here."""
+__all__ = ["CheckpointContents", "UserFiles"]
+"""Names of adapters that other modules of the app import from here."""
 
 SHARDED = frozenset({"model", "optimizer"})
 """State of which no process holds all if the model is sharded."""

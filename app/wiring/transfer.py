@@ -7,11 +7,14 @@ from contextlib import suppress
 from inspect import Parameter, signature
 from typing import Any
 
-from hexloop.adapters.batches.torch.structure import Transfer, row_count, transfer_to
+from hexloop.adapters.batches.torch.structure import Transfer, row_count, shallow_copy, transfer_to
 from hexloop.adapters.trainable.torch.forward import forward_parameters, named_by_position
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.errors import DataError, InputsError
 from hexloop.domain.wording import did_you_mean, enumeration
+
+__all__ = ["shallow_copy"]
+"""An adapter's name that the rest of the app gets from here."""
 
 BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
@@ -24,7 +27,7 @@ def batch_preparation(parts: TrainerParts) -> tuple[Transfer, Inspect]:
 
     The user's own step or loss may take any batch; the standard ones take mappings of stacked tensors.
     """
-    takes_any = parts.hooks.compute_loss.overridden or parts.hooks.training_step.overridden
+    takes_any = parts.hooks.takes_any_batch
     transfer = batch_transfer(parts, takes_any)
     if takes_any:
         return transfer, lambda _batch: None
@@ -68,8 +71,7 @@ def _certain_parameters(parts: TrainerParts) -> Mapping[str, Parameter] | None:
     It is not if the user changes the inputs on the way, or forward is decorated or wrapped by another model.
     """
     model = parts.unwrapped_model
-    hooks = parts.hooks
-    changed = hooks.prepare_inputs.overridden or hooks.prepare_input.overridden or model._forward_pre_hooks
+    changed = parts.hooks.prepares_inputs or model._forward_pre_hooks
     if changed or hasattr(model, "get_base_model") or parts.compute_loss_func is not None or parts.label_smoother:
         return None
     with suppress(TypeError, ValueError):

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from attrs import define, field, frozen
 
-from hexloop.app.run.publishing import AFTER_A_STOP, finish_pushes
+from hexloop.app.hooks import Hook
 from hexloop.app.wiring.data import example_count
 from hexloop.app.wiring.learner import undrained
 from hexloop.app.wiring.model import best_metric
-from hexloop.app.wiring.parts import Hook, TrainerParts
+from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.events import AnyEvent, EpochEnded, Paused, StepEnded, TrainEnded
@@ -51,13 +51,15 @@ class Stages:
     """Runs an epoch, or the end of a run, in an overridden method, as one action without events in between.
 
     The standard version of each method goes through the events of its stage; an override has to call it.
-    loader: of the training data. resumed: the location of the checkpoint that the run resumes from; None if it is new.
+    loader: of the training data. finish_pushes: waits for what is not published yet, after a run that was stopped, or
+    not. resumed: the location of the checkpoint that the run resumes from; None if it is new.
     position: epochs done when the run started, and micro-batches of the current one.
     """
 
     parts: TrainerParts
     run: Run[Any, Any]
     loader: Any
+    finish_pushes: Callable[[bool], None]
     resumed: str | None = field(default=None, init=False)
     dispatch: Dispatch = field(init=False)
     start_time: float = field(factory=time.time, init=False)
@@ -167,7 +169,7 @@ class Stages:
             if isinstance(event, TrainEnded) and hook.overridden:
                 hook()
             elif isinstance(event, TrainEnded) and self.parts.args.push_to_hub:
-                finish_pushes(self.parts, AFTER_A_STOP if event.stopped else None)
+                self.finish_pushes(event.stopped)
 
     def _carry_out(self, hook: Hook, method: str, events: Events, *values: Any, **named: Any) -> Any:
         """Call the overridden method of a stage. Raises RunStateError if it does not go through the events."""

@@ -1,0 +1,197 @@
+"""The user's methods of saving and loading a checkpoint, and the files that they write into one."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+
+from attrs import define, field
+
+from hexloop.app.wiring.checkpoint_files import TRAINER_STATE
+from hexloop.app.wiring.parts import TrainerParts
+from hexloop.app.wiring.state import UserFiles
+from hexloop.app.wiring.storage import chunks_of, files_below
+from hexloop.domain.checkpoints.manifest import MANIFEST, checkpoint_name, folders_of, is_set_aside
+from hexloop.domain.errors import CheckpointError
+from hexloop.domain.events import AnyEvent, Saved, SaveFailed, SaveSkipped
+from hexloop.domain.ranks import run_on_all_ranks, run_on_rank0
+from hexloop.domain.state import RunState
+from hexloop.ports.storage import File, Storage
+
+Save = Callable[[RunState, bool], Iterator[AnyEvent]]
+"""Takes a checkpoint; see `Checkpoints.save`."""
+
+Stamp = tuple[int, int, int]
+"""The inode, the size and the time of the last change of a file."""
+
+
+@define
+class WatchedFolder:
+    """Watches the folder of a checkpoint while an overridden `_save_checkpoint` runs, on this machine's disks.
+
+    What the method writes there before it calls the method that it overrides becomes part of the checkpoint. What it
+    adds later stays beside it. If it changes what the checkpoint contains, the checkpoint would be taken for damaged,
+    so that is refused. Remote storages have no folder that the method could write to.
+    """
+
+    _storage: Storage
+    _folder: Path | None = field(default=None, init=False)
+    _before: dict[str, Stamp] = field(factory=dict, init=False)
+    _published: dict[str, Stamp] = field(factory=dict, init=False)
+
+    def begin(self, step: int) -> None:
+        """Note what the folder of the checkpoint at `step` contains before the method is called."""
+        root = self._storage.capabilities.local_folder
+        self._folder = None if root is None else Path(root, checkpoint_name(step))
+        self._before, self._published = self._stamps(), {}
+
+    def written(self) -> dict[str, Path]:
+        """Return what the method has written into the folder so far, by path in it. On rank 0."""
+        if self._folder is None or self._published:
+            return {}
+        stamps = self._stamps()
+        return {name: self._folder / name for name, stamp in stamps.items() if self._before.get(name) != stamp}
+
+    @contextmanager
+    def taken_over(self) -> Iterator[None]:
+        """Within, the checkpoint is published; a folder that it replaced is removed if all of it was taken over."""
+        folder = self._folder
+        if folder is None:
+            yield
+            return
+        replaces = folder.is_dir() and self._stamps().keys() == self.written().keys()
+        before = folders_of(self._storage)
+        yield
+        if not (folder / MANIFEST).is_file():
+            return
+        self._published = self._stamps()
+        for name in folders_of(self._storage) if replaces else ():
+            if name not in before and is_set_aside(name) and name.endswith(f"-{folder.name}"):
+                self._storage.remove(name)
+
+    def refuse_changes(self) -> None:
+        """Raise CheckpointError for files of the published checkpoint that the method changed or removed since."""
+        if self._folder is None or not self._folder.is_dir():
+            return
+        present = self._stamps()
+        changed = [name for name, stamp in self._published.items() if present.get(name) != stamp]
+        if changed:
+            raise CheckpointError(
+                f"_save_checkpoint changed {', '.join(sorted(changed))} of {self._folder.name} after super() had "
+                "published it, so that it can no longer be verified or resumed; write these files in save_model or "
+                "_save, whose files become part of the checkpoint, or write them under other names."
+            )
+
+    def _stamps(self) -> dict[str, Stamp]:
+        found = {} if self._folder is None else files_below(self._folder)
+        stats = {name: path.stat() for name, path in found.items()}
+        return {name: (stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
+
+
+@define
+class UserCheckpoints:
+    """Calls the user's method for each action on a checkpoint that there is one for, and else the standard function."""
+
+    _parts: TrainerParts
+    _folder: WatchedFolder
+    _required: bool = field(default=True, init=False)
+    _events: list[AnyEvent] | None = field(default=None, init=False)
+    """The events of the saves within an overridden `_save_checkpoint`; None outside of it."""
+
+    def files(self, parts: TrainerParts) -> UserFiles:
+        """Return what the user's methods write into a checkpoint; see `user_files`."""
+        return user_files(parts, self._folder)
+
+    def save(self, standard: Save, state: RunState, required: bool) -> Iterator[AnyEvent]:
+        """Take a checkpoint. The events of saves within the user's method are yielded after it has returned."""
+        if not self._parts.hooks.save_checkpoint.overridden:
+            return standard(state, required)
+        return self._save_by_override(state, required)
+
+    def _save_by_override(self, state: RunState, required: bool) -> Iterator[AnyEvent]:
+        collectives = self._parts.adapters.collectives
+        events: list[AnyEvent] = []
+        self._required, self._events = required, events
+        self._folder.begin(state.step)
+        collectives.barrier("every rank has looked at the checkpoint's folder")
+        try:
+            self._parts.hooks.save_checkpoint(self._parts.model_wrapped, self._parts.trial)
+        finally:
+            self._required, self._events = True, None
+        run_on_rank0(collectives, self._folder.refuse_changes)
+        if not any(isinstance(event, Saved | SaveFailed | SaveSkipped) for event in events):
+            yield Saved(state.step, checkpoint_name(state.step))
+        yield from events
+
+    def take(self, standard: Save, finish: Callable[[], Iterable[AnyEvent]], state: RunState) -> list[AnyEvent]:
+        """Take a checkpoint on behalf of a method of the user's, and wait for it; return the events for the caller.
+
+        None within an overridden `_save_checkpoint`, whose events the run yields; otherwise all but `Saved`, because
+        the user's method announces the save.
+        """
+        if self._events is None:
+            events = [*standard(state, self._required), *finish()]
+            return [event for event in events if not isinstance(event, Saved)]
+        rank0 = self._parts.adapters.mesh.writes
+        with self._folder.taken_over() if rank0 else nullcontext():
+            self._events.extend(standard(state, self._required))
+        return []
+
+    def load_best(self, standard: Callable[[RunState], None], state: RunState) -> None:
+        """Load the weights of the best checkpoint."""
+        load = self._parts.hooks.load_best_model.override
+        if load is not None and self._parts.args.load_best_model_at_end and state.best_checkpoint is not None:
+            load()
+        else:
+            standard(state)
+
+    def load_components(self, location: str) -> None:
+        """Call the methods that load components of the checkpoint at `location`, in the order of transformers."""
+        for hook, _ in self._parts.hooks.loads_state:
+            hook(location)
+
+
+def user_files(parts: TrainerParts, watched: WatchedFolder) -> UserFiles:
+    """Let the user's methods write, and return what they wrote. Collective.
+
+    As in transformers `save_model` is called on every rank; if several ranks write the same file, the first one counts.
+    """
+    collectives = parts.adapters.collectives
+    earlier: list[str] = []
+    if parts.hooks.save_checkpoint.override is not None:
+        collectives.barrier("every rank has written what _save_checkpoint writes before the checkpoint")
+        earlier = run_on_rank0(collectives, lambda: sorted(watched.written()))
+    found = watched.written() if parts.adapters.mesh.writes and earlier else {}
+    names: frozenset[str] = frozenset()
+    close = UserFiles().close
+    writes_weights, writes_state = parts.hooks.writes_weights, parts.hooks.writes_state
+    if writes_weights or writes_state:
+        folder = tempfile.mkdtemp()
+        close = partial(shutil.rmtree, folder, ignore_errors=True)
+
+        def write() -> list[str]:
+            if writes_weights:
+                parts.hooks.save_model(folder, _internal_call=True)
+            for hook in writes_state:
+                hook(folder)
+            return sorted(files_below(Path(folder)).keys() - {TRAINER_STATE})
+
+        try:
+            written = run_on_all_ranks(collectives, write)
+        except BaseException:
+            close()
+            raise
+        before = {name for each in written[: collectives.rank] for name in each}
+        own = {name: Path(folder, name) for name in written[collectives.rank] if name not in before}
+        names = frozenset(name for each in written for name in each)
+        found = own | {name: path for name, path in found.items() if name not in names}
+
+    def open_file(path: str, start: int = 0, /) -> Iterator[memoryview]:
+        return chunks_of(found[path], start)
+
+    files = [File(name, chunks_of(path)) for name, path in found.items()]
+    return UserFiles(files, open_file, names, frozenset(earlier) - names, close)

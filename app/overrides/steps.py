@@ -1,0 +1,165 @@
+"""The user's `training_step`, `get_batch_samples` and clipping, in the place of a learner's own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial, wraps
+from itertools import chain, islice
+from typing import Any
+
+from attrs import evolve
+
+from hexloop.app.wiring.learner import RunLearner, SynchronisingLearner, Windows, WindowState
+from hexloop.app.wiring.losses import HALF_FORMATS, in_full_precision, resolved_count, takes_argument
+from hexloop.app.wiring.parts import TrainerParts
+from hexloop.app.wiring.transfer import shallow_copy
+from hexloop.domain.errors import ConfigurationError
+from hexloop.ports.learner import Learner
+
+
+def with_overridden_steps(parts: TrainerParts, made: RunLearner, model: Any) -> RunLearner:
+    """Return a learner that calls the user's `training_step`, `get_batch_samples` and clipping, if there are some."""
+    learner, group = made.learner, made.windows
+    if parts.hooks.clips:
+        _clip_by_override(parts, made.trainable, model)
+    if parts.hooks.training_step.overridden:
+        learner = _with_training_step(parts, made, model)
+    if parts.hooks.provides_windows:
+        learner, group = _with_batch_samples(parts, learner, made.window)
+    return evolve(made, learner=learner, windows=group)
+
+
+def _clip_by_override(parts: TrainerParts, trainable: Any, model: Any) -> None:
+    """Let the user's `_clip_grad_norm` clip, if `max_grad_norm` is above 0, and `_get_grad_norm` return the norm.
+
+    Raises ConfigurationError if the engine clips by itself.
+    """
+    if parts.adapters.parallelism.capabilities.owns_update:
+        raise ConfigurationError(
+            "_clip_grad_norm or _get_grad_norm is overridden, but the engine of this run clips the gradients itself "
+            "and never calls them; remove the override, or train with another engine."
+        )
+    clip, norm_of = parts.hooks.clip_grad_norm, parts.hooks.get_grad_norm
+
+    def clip_and_measure(max_norm: float) -> Any:
+        norm = clip(model) if max_norm > 0 else None
+        return norm_of(model, grad_norm=norm)
+
+    trainable.clip = clip_and_measure
+
+
+@contextmanager
+def reduced_precision(parts: TrainerParts, wrapped: Any) -> Iterator[None]:
+    """Let the model compute in the run's precision for an overridden `training_step`, and return float32 to it.
+
+    With `reproduce` always, because callbacks may call the model. No-op in full precision.
+    """
+    precision, asked = parts.adapters.precision, not parts.rules.own_precision or parts.hooks.training_step.overridden
+    if not asked or precision.name not in HALF_FORMATS:
+        yield
+        return
+    own, forward = vars(wrapped).get("forward"), precision.wrap(wrapped.forward)
+
+    @wraps(wrapped.forward)
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        return in_full_precision(forward(*args, **kwargs))
+
+    wrapped.forward = compute
+    try:
+        yield
+    finally:
+        del wrapped.forward
+        if own is not None:
+            wrapped.forward = own
+
+
+class LearnerMethods:
+    """The methods of a learner, some of which call hooks of the user's instead."""
+
+    def __init__(self, learner: Learner[Any, Any]) -> None:
+        self.count_items = learner.count_items
+        self.micro_step = learner.micro_step
+        self.update = learner.update
+        self.set_learning_rates = learner.set_learning_rates
+
+
+def _with_training_step(parts: TrainerParts, made: RunLearner, model: Any) -> LearnerMethods:
+    """Return a learner whose micro-step is the user's `training_step(model, inputs[, num_items_in_batch])`.
+
+    If the user's method calls the one that it overrides, that is the micro-step of `standard`.
+    """
+    standard, trainable, place = made.standard, made.trainable, made.window
+    averages_each = isinstance(standard, SynchronisingLearner)
+    learner, training_step = LearnerMethods(standard), parts.hooks.training_step.method
+    by_position = _takes_positional(training_step, 3)  # as in transformers, so that the name is the user's choice
+    takes_count = not by_position and takes_argument(training_step, "num_items_in_batch")
+    # In transformers the standard training_step does it: what an override does before is in the mode of an evaluation.
+    enter_training_mode = trainable.enter_training_mode if parts.rules.run_sets_training_mode else (lambda: None)
+    synchronise = parts.adapters.parallelism.synchronise
+
+    def count_items(window: Sequence[Any]) -> object:
+        place.length = len(window)
+        return resolved_count(standard.count_items(window))
+
+    def micro_step(batch: Any, window_items: object, last_of_window: bool) -> Any:
+        inputs = shallow_copy(batch)  # the user's step may remove entries
+        synchronise(last_of_window or averages_each)
+        enter_training_mode()
+        if by_position:
+            return training_step(model, inputs, window_items).detach()
+        if takes_count:
+            return training_step(model, inputs, num_items_in_batch=window_items).detach()
+        return training_step(model, inputs).detach()
+
+    learner.count_items, learner.micro_step = count_items, micro_step
+    return learner
+
+
+def _takes_positional(function: Callable[..., Any], count: int) -> bool:
+    """Return whether a function takes `count` arguments by position."""
+    parameters = inspect.signature(function).parameters.values()
+    by_position = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    return len(by_position) >= count or any(each.kind is each.VAR_POSITIONAL for each in parameters)
+
+
+def _with_device(get: Callable[..., Any], device: Any, batches: Iterator[Any], number: int) -> Any:
+    return get(batches, number, device)
+
+
+def _with_batch_samples(
+    parts: TrainerParts, inner: Learner[Any, Any], place: WindowState
+) -> tuple[LearnerMethods, Windows]:
+    """Return a learner and its windows, each of which, with its item count, comes from the user's `get_batch_samples`.
+
+    The last window of an epoch is asked for as many micro-batches as are left. If the method returns no count, `inner`
+    counts.
+    """
+    learner, get = LearnerMethods(inner), parts.hooks.get_batch_samples.method
+    if _takes_positional(get, 3):  # earlier releases of transformers passed no device
+        get = partial(_with_device, get, parts.args.device)
+    count: object = None
+
+    def windows_of_user(batches: Generator[Any, None, None], accumulation: int) -> Generator[list[Any], None, None]:
+        nonlocal count
+        rest: Iterator[Any] = batches
+        with closing(batches):
+            while True:
+                left = place.batches_left()
+                if left == 0:
+                    further = list(islice(batches, 1))
+                    if not further:
+                        return
+                    rest = chain(further, batches)  # the data are longer than they say
+                samples, count = get(rest, min(accumulation, left) if left else accumulation)
+                if not samples:
+                    return
+                yield list(samples)
+
+    def count_items(window: Sequence[Any]) -> object:
+        place.length = len(window)
+        return inner.count_items(window) if count is None else count
+
+    learner.count_items = count_items
+    return learner, windows_of_user
