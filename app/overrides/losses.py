@@ -7,13 +7,13 @@ from typing import Any
 
 from attrs import evolve
 
+from hexloop.app.calling import accepts
 from hexloop.app.wiring.losses import (
     HALF_FORMATS,
     LossChoice,
     in_full_precision,
     is_only_forward_in_half,
     standard_loss,
-    takes_argument,
     with_forward_in_half,
 )
 from hexloop.app.wiring.parts import TrainerParts
@@ -44,7 +44,7 @@ def _overridden_loss(parts: TrainerParts, standard: LossChoice) -> LossChoice:
     `loss_is_scaled_for_ga` says otherwise. Under mixed precision the model returns float32 to it.
     """
     compute_loss, in_half = parts.hooks.compute_loss.method, parts.adapters.precision.name in HALF_FORMATS
-    takes_count, scaled = takes_argument(compute_loss, "num_items_in_batch"), parts.loss_is_scaled_for_ga
+    takes_count, scaled = accepts(compute_loss, "num_items_in_batch"), parts.loss_is_scaled_for_ga
 
     def compute(model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
         keywords: dict[str, Any] = {"return_outputs": True} if return_outputs else {}

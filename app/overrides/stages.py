@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from attrs import define, field, frozen
 
+from hexloop.app.calling import fitted_by_name, most_positional
 from hexloop.app.hooks import Hook
 from hexloop.app.wiring.data import example_count
 from hexloop.app.wiring.learner import undrained
@@ -23,10 +23,8 @@ from hexloop.domain.events import AnyEvent, EpochEnded, Paused, StepEnded, Train
 from hexloop.domain.run import Run
 from hexloop.domain.state import RunState
 
-VALUES = frozenset(
-    {"tr_loss", "grad_norm", "model", "trial", "epoch", "ignore_keys_for_eval", "start_time", "learning_rate"}
-)
-"""The parameters of `_maybe_log_save_evaluate`."""
+VALUES = ("tr_loss", "grad_norm", "model", "trial", "epoch", "ignore_keys_for_eval", "start_time", "learning_rate")
+"""The parameters of `_maybe_log_save_evaluate`, of which transformers passes the last one by name."""
 
 Events = Generator[AnyEvent, None, None]
 Dispatch = Callable[[AnyEvent], None]
@@ -204,7 +202,7 @@ def _with_overridden_boundary(
 
     The method receives the sum of the losses since the last log, as a tensor that is set to zero in place by a log.
     """
-    method = _called_with(parts.hooks.maybe_log_save_evaluate.method)
+    method = fitted_by_name(parts.hooks.maybe_log_save_evaluate.method, VALUES, named=1)
     # transformers averages this number over the processes, where hexloop adds the shares that they compute
     processes = 1 if not parts.rules.own_losses else parts.adapters.mesh.data.size
     before = processes * undrained(parts, run.losses)
@@ -226,49 +224,19 @@ def _with_overridden_boundary(
                 add(share)
         elif not isinstance(event, EpochEnded):
             return
-        values = {
-            "tr_loss": summed,
-            "grad_norm": last.gradient_norm,
-            "model": parts.model_wrapped,
-            "trial": parts.trial,
-            "epoch": run.state.epoch,
-            "ignore_keys_for_eval": parts.ignore_keys_for_eval,
-            "start_time": start_time,
-            "learning_rate": run.state.learning_rate,
-        }
-        method(values)
+        method(
+            summed,
+            last.gradient_norm,
+            parts.model_wrapped,
+            parts.trial,
+            run.state.epoch,
+            parts.ignore_keys_for_eval,
+            start_time,
+            run.state.learning_rate,
+        )
         parts.control.set_due_actions([])
 
     return dispatch_and_call
-
-
-def _called_with(method: Callable[..., Any]) -> Callable[[Mapping[str, Any]], Any]:
-    """Return a function that calls `method` with values by name, in the order of transformers.
-
-    The method receives those that it has parameters for, which are fewer in earlier releases of transformers. If its
-    names are its own, they are passed by position.
-    """
-    parameters = inspect.signature(method).parameters.values()
-    named = {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
-    by_position = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    takes_rest = any(each.kind is each.VAR_POSITIONAL for each in parameters)
-    takes_names = any(each.kind is each.VAR_KEYWORD for each in parameters)
-
-    def by_name(values: Mapping[str, Any]) -> Any:
-        return method(**{name: value for name, value in values.items() if takes_names or name in named})
-
-    def in_order(values: Mapping[str, Any]) -> Any:
-        given = list(values.items())
-        count = len(given) if takes_rest else len(by_position)
-        rest = dict(given[count:])
-        if "learning_rate" in named | rest.keys() or takes_names:  # transformers passes it by name
-            count = min(count, len(given) - 1)
-            rest = dict(given[count:])
-        passed = {name: value for name, value in rest.items() if takes_names or name in named}
-        return method(*(value for _, value in given[:count]), **passed)
-
-    names_are_theirs = not takes_rest and named <= VALUES and all(each.name in named for each in by_position)
-    return by_name if names_are_theirs else in_order
 
 
 # A log
@@ -317,9 +285,7 @@ def _log_of(parts: TrainerParts) -> Report:
 def _timed_log(log: Hook) -> Report:
     """Return an overridden `log` that also receives, with a loss, the time at which the run started, in seconds."""
     start_time, method = time.time(), log.method
-    try:
-        inspect.signature(method).bind({}, start_time)
-    except TypeError:
+    if most_positional(method) < 2:
         return method  # written for earlier releases of transformers
 
     def log_with_time(values: dict[str, float]) -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import partial, wraps
+from functools import wraps
 from itertools import chain, islice
 from typing import Any
 
 from attrs import evolve
 
+from hexloop.app.calling import fitted
 from hexloop.app.wiring.learner import RunLearner, SynchronisingLearner, Windows, WindowState
-from hexloop.app.wiring.losses import HALF_FORMATS, in_full_precision, resolved_count, takes_argument
+from hexloop.app.wiring.losses import HALF_FORMATS, in_full_precision, resolved_count
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.transfer import shallow_copy
 from hexloop.domain.errors import ConfigurationError
@@ -92,9 +92,8 @@ def _with_training_step(parts: TrainerParts, made: RunLearner, model: Any) -> Le
     """
     standard, trainable, place = made.standard, made.trainable, made.window
     averages_each = isinstance(standard, SynchronisingLearner)
-    learner, training_step = LearnerMethods(standard), parts.hooks.training_step.method
-    by_position = _takes_positional(training_step, 3)  # as in transformers, so that the name is the user's choice
-    takes_count = not by_position and takes_argument(training_step, "num_items_in_batch")
+    learner = LearnerMethods(standard)
+    training_step = fitted(parts.hooks.training_step.method, ("model", "inputs", "num_items_in_batch"))
     # In transformers the standard training_step does it: what an override does before is in the mode of an evaluation.
     enter_training_mode = trainable.enter_training_mode if parts.rules.run_sets_training_mode else (lambda: None)
     synchronise = parts.adapters.parallelism.synchronise
@@ -107,25 +106,10 @@ def _with_training_step(parts: TrainerParts, made: RunLearner, model: Any) -> Le
         inputs = shallow_copy(batch)  # the user's step may remove entries
         synchronise(last_of_window or averages_each)
         enter_training_mode()
-        if by_position:
-            return training_step(model, inputs, window_items).detach()
-        if takes_count:
-            return training_step(model, inputs, num_items_in_batch=window_items).detach()
-        return training_step(model, inputs).detach()
+        return training_step(model, inputs, window_items).detach()
 
     learner.count_items, learner.micro_step = count_items, micro_step
     return learner
-
-
-def _takes_positional(function: Callable[..., Any], count: int) -> bool:
-    """Return whether a function takes `count` arguments by position."""
-    parameters = inspect.signature(function).parameters.values()
-    by_position = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    return len(by_position) >= count or any(each.kind is each.VAR_POSITIONAL for each in parameters)
-
-
-def _with_device(get: Callable[..., Any], device: Any, batches: Iterator[Any], number: int) -> Any:
-    return get(batches, number, device)
 
 
 def _with_batch_samples(
@@ -136,9 +120,8 @@ def _with_batch_samples(
     The last window of an epoch is asked for as many micro-batches as are left. If the method returns no count, `inner`
     counts.
     """
-    learner, get = LearnerMethods(inner), parts.hooks.get_batch_samples.method
-    if _takes_positional(get, 3):  # earlier releases of transformers passed no device
-        get = partial(_with_device, get, parts.args.device)
+    learner, device = LearnerMethods(inner), parts.args.device
+    get = fitted(parts.hooks.get_batch_samples.method, ("epoch_iterator", "num_batches", "device"))
     count: object = None
 
     def windows_of_user(batches: Generator[Any, None, None], accumulation: int) -> Generator[list[Any], None, None]:
@@ -152,7 +135,7 @@ def _with_batch_samples(
                     if not further:
                         return
                     rest = chain(further, batches)  # the data are longer than they say
-                samples, count = get(rest, min(accumulation, left) if left else accumulation)
+                samples, count = get(rest, min(accumulation, left) if left else accumulation, device)
                 if not samples:
                     return
                 yield list(samples)

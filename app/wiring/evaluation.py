@@ -20,13 +20,13 @@ from hexloop.adapters.trainable.torch.forward import (
 )
 from hexloop.adapters.trainable.torch.loss import in_full_precision
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.calling import accepts
 from hexloop.app.wiring.data import evaluation_batches
 from hexloop.app.wiring.losses import (
     HALF_FORMATS,
     LossChoice,
     is_only_forward_in_half,
     predicted_items,
-    takes_argument,
     window_items,
 )
 from hexloop.app.wiring.model import default_label_names, with_past
@@ -193,7 +193,7 @@ def _created(folder: str | None, started_in: WorkingFolder) -> str | None:
 
 def refuse_metrics(args: TrainingArguments, compute: Callable[..., Any] | None) -> None:
     """Raise ConfigurationError if metrics are to be computed by batch, and the function does not support that."""
-    if args.batch_eval_metrics and compute is not None and not takes_argument(compute, "compute_result"):
+    if args.batch_eval_metrics and compute is not None and not accepts(compute, "compute_result"):
         raise ConfigurationError(
             "batch_eval_metrics=True needs a compute_metrics with a parameter compute_result, which is True for "
             "the last batch; add it, collect what the metrics need at each call, and return them at the last one."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable
 from functools import wraps
@@ -162,9 +161,3 @@ def loss_of_generation(parts: TrainerParts) -> ComputeLoss:
     """Return the loss of transformers' Seq2SeqTrainer in evaluation: no function of the user's, and no item count."""
     loss = TransformersLoss(False, smoother=parts.label_smoother)
     return with_forward_in_half(parts, loss) if is_only_forward_in_half(parts) else loss
-
-
-def takes_argument(function: Callable[..., Any], name: str) -> bool:
-    """Return whether a function has a parameter of this name, or takes any keyword."""
-    parameters = inspect.signature(function).parameters.values()
-    return any(each.name == name or each.kind is each.VAR_KEYWORD for each in parameters)
