@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from attrs import define, field
 
@@ -19,11 +20,9 @@ from hexloop.domain.checkpoints.manifest import MANIFEST, checkpoint_name, folde
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.events import AnyEvent, Saved, SaveFailed, SaveSkipped
 from hexloop.domain.ranks import run_on_all_ranks, run_on_rank0
+from hexloop.domain.run import Checkpoints
 from hexloop.domain.state import RunState
 from hexloop.ports.storage import File, Storage
-
-Save = Callable[[RunState, bool], Iterator[AnyEvent]]
-"""Takes a checkpoint; see `Checkpoints.save`."""
 
 Stamp = tuple[int, int, int]
 """The inode, the size and the time of the last change of a file."""
@@ -92,67 +91,77 @@ class WatchedFolder:
         return {name: (stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
 
 
+class RunsOwn(Checkpoints, Protocol):
+    """The checkpoints of a run, as `hexloop.app.run.checkpoints.RunCheckpoints` implements them.
+
+    folder: the folder of the next checkpoint. take_within: takes a checkpoint within the user's `_save_checkpoint`.
+    """
+
+    folder: WatchedFolder
+    take_within: Callable[[RunState], list[AnyEvent]] | None
+
+
+def with_overridden_saves(parts: TrainerParts, standard: RunsOwn) -> Checkpoints:
+    """Return the checkpoints that the loop calls: `standard`, unless the user saves or loads the best weights."""
+    loads = parts.hooks.load_best_model.overridden and parts.args.load_best_model_at_end
+    return SavesByOverride(parts, standard) if loads or parts.hooks.save_checkpoint.overridden else standard
+
+
 @define
-class UserCheckpoints:
-    """Calls the user's method for each action on a checkpoint that there is one for, and else the standard function."""
+class SavesByOverride:
+    """Calls the user's `_save_checkpoint` and `_load_best_model`, and else the run's own checkpoints."""
 
     _parts: TrainerParts
-    _folder: WatchedFolder
-    _required: bool = field(default=True, init=False)
-    _events: list[AnyEvent] | None = field(default=None, init=False)
-    """The events of the saves within an overridden `_save_checkpoint`; None outside of it."""
+    _standard: RunsOwn
 
-    def files(self, parts: TrainerParts) -> UserFiles:
-        """Return what the user's methods write into a checkpoint; see `user_files`."""
-        return user_files(parts, self._folder)
+    @property
+    def has_news(self) -> bool:
+        """Whether `collect` has events to yield."""
+        return self._standard.has_news
 
-    def save(self, standard: Save, state: RunState, required: bool) -> Iterator[AnyEvent]:
+    def save(self, state: RunState, required: bool = True) -> Iterator[AnyEvent]:
         """Take a checkpoint. The events of saves within the user's method are yielded after it has returned."""
         if not self._parts.hooks.save_checkpoint.overridden:
-            return standard(state, required)
-        return self._save_by_override(state, required)
+            yield from self._standard.save(state, required)
+            return
+        collectives, folder, events = self._parts.adapters.collectives, self._standard.folder, list[AnyEvent]()
 
-    def _save_by_override(self, state: RunState, required: bool) -> Iterator[AnyEvent]:
-        collectives = self._parts.adapters.collectives
-        events: list[AnyEvent] = []
-        self._required, self._events = required, events
-        self._folder.begin(state.step)
+        def take(state: RunState) -> list[AnyEvent]:
+            with folder.taken_over() if self._parts.adapters.mesh.writes else nullcontext():
+                events.extend(self._standard.save(state, required))
+            return []
+
+        folder.begin(state.step)
         collectives.barrier("every rank has looked at the checkpoint's folder")
+        self._standard.take_within = take
         try:
             self._parts.hooks.save_checkpoint(self._parts.model_wrapped, self._parts.trial)
         finally:
-            self._required, self._events = True, None
-        run_on_rank0(collectives, self._folder.refuse_changes)
+            self._standard.take_within = None
+        run_on_rank0(collectives, folder.refuse_changes)
         if not any(isinstance(event, Saved | SaveFailed | SaveSkipped) for event in events):
             yield Saved(state.step, checkpoint_name(state.step))
         yield from events
 
-    def take(self, standard: Save, finish: Callable[[], Iterable[AnyEvent]], state: RunState) -> list[AnyEvent]:
-        """Take a checkpoint on behalf of a method of the user's, and wait for it; return the events for the caller.
+    def collect(self) -> Iterator[AnyEvent]:
+        """Yield what happened to the save in flight."""
+        return self._standard.collect()
 
-        None within an overridden `_save_checkpoint`, whose events the run yields; otherwise all but `Saved`, because
-        the user's method announces the save.
-        """
-        if self._events is None:
-            events = [*standard(state, self._required), *finish()]
-            return [event for event in events if not isinstance(event, Saved)]
-        rank0 = self._parts.adapters.mesh.writes
-        with self._folder.taken_over() if rank0 else nullcontext():
-            self._events.extend(standard(state, self._required))
-        return []
-
-    def load_best(self, standard: Callable[[RunState], None], state: RunState) -> None:
+    def load_best(self, state: RunState) -> None:
         """Load the weights of the best checkpoint."""
         load = self._parts.hooks.load_best_model.override
         if load is not None and self._parts.args.load_best_model_at_end and state.best_checkpoint is not None:
             load()
         else:
-            standard(state)
+            self._standard.load_best(state)
 
-    def load_components(self, location: str) -> None:
-        """Call the methods that load components of the checkpoint at `location`, in the order of transformers."""
-        for hook, _ in self._parts.hooks.loads_state:
-            hook(location)
+    def finish(self) -> Iterator[AnyEvent]:
+        """Wait until every save is durable."""
+        return self._standard.finish()
+
+    def close(self) -> Sequence[AnyEvent]:
+        """Finish the save in flight, or discard it."""
+        return self._standard.close()
 
 
 def user_files(parts: TrainerParts, watched: WatchedFolder) -> UserFiles:

@@ -17,7 +17,7 @@ import torch
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler, TrainerControl, export_states, restore_states
 from hexloop.app.notices import Notices
-from hexloop.app.overrides.checkpoints import UserCheckpoints, WatchedFolder
+from hexloop.app.overrides.checkpoints import WatchedFolder, user_files
 from hexloop.app.run.checks import refuse_missing_checkpoint
 from hexloop.app.run.compatibility import AUTO, RunSetup, named_checkpoint
 from hexloop.app.run.journal import note_of_saves
@@ -40,7 +40,7 @@ from hexloop.domain.errors import (
     MissingCheckpointError,
     StorageError,
 )
-from hexloop.domain.events import AnyEvent, CheckpointPublished
+from hexloop.domain.events import AnyEvent, CheckpointPublished, Saved
 from hexloop.domain.json_documents import read_bytes, read_json
 from hexloop.domain.run import Run
 from hexloop.domain.run_folder import EARLIER, FINISHED
@@ -66,7 +66,7 @@ class RunCheckpoints(CheckpointStore):
         settle_counters: Callable[[], None],
     ) -> None:
         args, storage = parts.args, parts.adapters.storage
-        self._theirs = theirs = UserCheckpoints(parts, WatchedFolder(storage))
+        self.folder = folder = WatchedFolder(storage)
         setup, arguments = RunSetup(parts, run, asked_accumulation), ArgumentsFile()
         super().__init__(
             storage,
@@ -76,7 +76,7 @@ class RunCheckpoints(CheckpointStore):
                 setup.model,
                 setup,
                 lambda: companion_files(now(), arguments),
-                lambda: theirs.files(now()),
+                lambda: user_files(now(), folder),
             ),
             CheckpointPolicy(args.save_total_limit, keep_best=args.load_best_model_at_end),
             environment=_environment(parts),
@@ -90,6 +90,9 @@ class RunCheckpoints(CheckpointStore):
         self._settle_counters = settle_counters
         self.identifiers: Callable[[], dict[str, str]] = lambda: run.state.trackers
         self.on_late: Sequence[Callable[[CheckpointPublished], None]] = ()  # of a run that fails right after a save
+        self.take_within: Callable[[RunState], list[AnyEvent]] | None = (
+            None  # while an overridden `_save_checkpoint` runs
+        )
         self._resuming: tuple[Storage, str] | None = None
 
     @property
@@ -98,11 +101,12 @@ class RunCheckpoints(CheckpointStore):
         return self._resuming is not None
 
     def load_by_override(self, storage: Storage, name: str) -> None:
-        """Let the user's methods load their components of the checkpoint `name`."""
+        """Let the user's methods load components of the checkpoint `name`, in the order of transformers."""
         folder = storage.capabilities.local_folder
         self._resuming = storage, name
         try:
-            self._theirs.load_components(joined(folder or storage.capabilities.location, name))
+            for hook, _ in self._parts.hooks.loads_state:
+                hook(joined(folder or storage.capabilities.location, name))
         finally:
             self._resuming = None
 
@@ -118,13 +122,14 @@ class RunCheckpoints(CheckpointStore):
             self._choose_background()
             super().prepare()
 
-    def save(self, state: RunState, required: bool = True) -> Iterator[AnyEvent]:
-        """Take a checkpoint, by an overridden `_save_checkpoint` if there is one; see `Checkpoints.save`."""
-        return self._theirs.save(self._save, state, required)
-
     def take(self, state: RunState) -> list[AnyEvent]:
-        """Take a checkpoint on behalf of a method of the user's; see `UserCheckpoints.take`."""
-        return self._theirs.take(self._save, self.finish, state)
+        """Take a checkpoint on behalf of a method of the user's, and wait for it; return the events for the caller.
+
+        All but `Saved`, because the user's method announces the save.
+        """
+        if self.take_within is not None:
+            return self.take_within(state)
+        return [event for event in (*self.save(state), *self.finish()) if not isinstance(event, Saved)]
 
     def close(self) -> Sequence[AnyEvent]:
         """Wait for the save in flight; see `CheckpointStore.close`. What it published is passed to `on_late`."""
@@ -136,15 +141,12 @@ class RunCheckpoints(CheckpointStore):
         return events
 
     def load_best(self, state: RunState) -> None:
-        """Load the weights of the best checkpoint, by an overridden `_load_best_model` if there is one."""
-        self._theirs.load_best(self.load_best_now, state)
-
-    def load_best_now(self, state: RunState) -> None:
         """Load the weights of the best checkpoint, if the run is to end with them."""
         log_best(self.storage, self._parts.args, state)
         super().load_best(state)
 
-    def _save(self, state: RunState, required: bool) -> Iterator[AnyEvent]:
+    def save(self, state: RunState, required: bool = True) -> Iterator[AnyEvent]:
+        """Take a checkpoint; see `Checkpoints.save`."""
         self._parts.hooks.store_flos.call_override()
         self._settle_counters()
         state.callbacks = callbacks_state(self._parts.callback_handler, self._parts.control, saving=True)

@@ -13,6 +13,7 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler
 from hexloop.app.callbacks.progress import ProgressDisplay
 from hexloop.app.control.listening import listener_for
+from hexloop.app.overrides.checkpoints import with_overridden_saves
 from hexloop.app.overrides.losses import prepared_loss, run_loss
 from hexloop.app.overrides.stages import Report, Stages, after_each_step, choose_best_metric, wait_while_paused
 from hexloop.app.overrides.steps import reduced_precision, with_overridden_steps
@@ -209,7 +210,7 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         run.counters, learner.window.batches_left = counters.each_batch, partial(_batches_left, run)
         trained = TrainedParameters.of(parts, counters.settle)
         checkpoints = RunCheckpoints(parts, run, prepared.asked_accumulation, host.parts, trained.check_and_settle)
-        run.checkpoints = checkpoints
+        run.checkpoints = with_overridden_saves(parts, checkpoints)
         run.guard = make_guard(parts, run, prepared.loader, counters.settle)
         run.agreement = make_agreement(parts.requests, parts.adapters.collectives, lambda: checkpoints.writing)
         after_step.first(checkpoints.prepare)  # allocates the snapshots once the optimizer has its state

@@ -114,7 +114,7 @@ class TrainerCheckpoints(TrainerAttributes):
         """
         session, best = self._session, self.state.best_model_checkpoint
         if session is not None:
-            session.checkpoints.load_best_now(session.run.state)
+            session.checkpoints.load_best(session.run.state)
         elif best is None:
             raise RunStateError(
                 "_load_best_model needs a live run; call train() or stream(), or set state.best_model_checkpoint."
