@@ -8,13 +8,12 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
-import torch
 from attrs import define, field, frozen
 
 from hexloop.app.calling import fitted_by_name, most_positional
 from hexloop.app.hooks import Hook
 from hexloop.app.wiring.data import example_count
-from hexloop.app.wiring.learner import undrained
+from hexloop.app.wiring.learner import SummedLoss, undrained
 from hexloop.app.wiring.model import best_metric
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.errors import ConfigurationError, RunStateError
@@ -205,15 +204,8 @@ def _with_overridden_boundary(
     method = fitted_by_name(parts.hooks.maybe_log_save_evaluate.method, VALUES, named=1)
     # transformers averages this number over the processes, where hexloop adds the shares that they compute
     processes = 1 if not parts.rules.own_losses else parts.adapters.mesh.data.size
-    before = processes * undrained(parts, run.losses)
-    summed = torch.tensor(before, dtype=torch.float32, device=parts.adapters.device.name)
-    filters, last = parts.args.logging_nan_inf_filter, StepEnded(0, (), None, True)
-
-    def add(share: Any) -> None:
-        if filters:  # a loss that is not finite counts as the mean of the others
-            mean = summed / (processes * (run.state.step - run.state.logged_step))
-            share = torch.where(torch.isfinite(share), share, mean)
-        summed.add_(share, alpha=processes)
+    summed = SummedLoss(parts, processes, undrained(parts, run.losses))
+    last = StepEnded(0, (), None, True)
 
     def dispatch_and_call(event: AnyEvent) -> None:
         nonlocal last
@@ -221,11 +213,11 @@ def _with_overridden_boundary(
         if isinstance(event, StepEnded):
             last = event
             for share in event.losses:
-                add(share)
+                summed.add(share, run.state.step - run.state.logged_step)
         elif not isinstance(event, EpochEnded):
             return
         method(
-            summed,
+            summed.total,
             last.gradient_norm,
             parts.model_wrapped,
             parts.trial,

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import tempfile
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
-
-import torch
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler, TrainerControl, export_states, restore_states
@@ -23,6 +20,7 @@ from hexloop.app.run.compatibility import AUTO, RunSetup, named_checkpoint
 from hexloop.app.run.journal import note_of_saves
 from hexloop.app.run.messages import log_best, logging_saves
 from hexloop.app.run.saving import ArgumentsFile, companion_files, warn_of_other_arguments
+from hexloop.app.wiring.determinism import environment_of
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.saved_setup import finish_in
 from hexloop.app.wiring.signing import refuse_public_key
@@ -79,7 +77,7 @@ class RunCheckpoints(CheckpointStore):
                 lambda: user_files(now(), folder),
             ),
             CheckpointPolicy(args.save_total_limit, keep_best=args.load_best_model_at_end),
-            environment=_environment(parts),
+            environment=environment_of(parts.adapters),
             load_best_at_end=args.load_best_model_at_end,
             note=logging_saves(note_of_saves(parts.adapters.journal), storage, parts.adapters.clock.monotonic),
             collectives=parts.adapters.collectives,
@@ -164,19 +162,6 @@ class RunCheckpoints(CheckpointStore):
         listens = self._parts.callback_handler.overriding("on_save") or hooks.writes_checkpoint or hooks.follows_saves
         in_background = self._parts.args.save_async and not listens
         self.background = self._parts.adapters.background if in_background else None
-
-
-def _environment(parts: TrainerParts) -> dict[str, str]:
-    """Return facts on which the last bits of a result may depend."""
-    return {
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "threads": str(torch.get_num_threads()),
-        "device": parts.adapters.device.name,
-        "precision": parts.adapters.precision.name,
-        "deterministic": str(torch.are_deterministic_algorithms_enabled()),
-    }
 
 
 def refuse_unwritable(args: TrainingArguments, storage: Storage) -> None:

@@ -13,18 +13,16 @@ from contextlib import closing, suppress
 from copy import deepcopy
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from hexloop.app.overrides.evaluation import evaluation_by_override, evaluator_for, looped_by_override
 from hexloop.app.run.checkpoints import callbacks_state, restore_callbacks
 from hexloop.app.run.compatibility import likely_checkpoint
-from hexloop.app.run.determinism import IsolatedRandomness
 from hexloop.app.run.messages import log_evaluation
 from hexloop.app.run.saving import STATE
 from hexloop.app.run.session import RunHost, open_session
+from hexloop.app.wiring.determinism import IsolatedRandomness
 from hexloop.app.wiring.evaluation import EvalLoopOutput, PredictionOutput
 from hexloop.app.wiring.parts import TrainerParts
+from hexloop.app.wiring.tensors import kept_on_host
 from hexloop.domain import evaluation
 from hexloop.domain.errors import CheckpointError, CollectiveError, RunStateError
 from hexloop.domain.events import AnyEvent, Evaluated
@@ -190,7 +188,7 @@ def _keep_start(host: RunHost) -> Callable[[], None]:
     """
     host.forget_run()
     before = host.parts()
-    tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in _tensors(before.model).items()}
+    restore_weights = kept_on_host(before.model)
     optimizer = None if before.optimizer is None else deepcopy(before.optimizer.state_dict())
     lr_scheduler = None if before.lr_scheduler is None else deepcopy(before.lr_scheduler.state_dict())
     callbacks = deepcopy(callbacks_state(before.callback_handler, before.control))
@@ -198,10 +196,7 @@ def _keep_start(host: RunHost) -> Callable[[], None]:
     def restore() -> None:
         host.forget_run()
         parts = host.parts()
-        with torch.no_grad():
-            for name, tensor in _tensors(parts.model).items():
-                tensor.copy_(tensors[name])
-        parts.model.zero_grad(set_to_none=True)
+        restore_weights(parts.model)
         if optimizer is not None:
             parts.optimizer.load_state_dict(deepcopy(optimizer))
         if lr_scheduler is not None:
@@ -211,10 +206,6 @@ def _keep_start(host: RunHost) -> Callable[[], None]:
         parts.adapters.device.release_memory()
 
     return restore
-
-
-def _tensors(model: Any) -> dict[str, Tensor]:
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 # Evaluation and prediction, during a run and outside of one

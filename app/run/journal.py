@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from attrs import asdict, define, field
 
 from hexloop.app.arguments.recorded import changed_defaults, settings_of
 from hexloop.app.run.command import command_of_process
 from hexloop.app.wiring.data import batch_fingerprint, random_fingerprint
 from hexloop.app.wiring.parts import TrainerParts
+from hexloop.app.wiring.tensors import numbers_of
 from hexloop.domain.events import (
     AnyEvent,
     EpochBegan,
@@ -206,12 +206,7 @@ def note_of_saves(journal: Journal) -> Callable[..., None]:
 
 def _numbers(windows: list[list[Any]]) -> list[list[float]]:
     """Return the values of loss handles, with one wait for the device if they are tensors."""
-    handles = [handle for shares in windows for handle in shares]
-    if handles and all(isinstance(handle, torch.Tensor) for handle in handles):
-        numbers = torch.stack([handle.detach().reshape(()) for handle in handles]).tolist()
-    else:
-        numbers = [float(handle) for handle in handles]
-    values = iter(numbers)
+    values = iter(numbers_of([handle for shares in windows for handle in shares]))
     return [[next(values) for _ in shares] for shares in windows]
 
 

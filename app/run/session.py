@@ -20,7 +20,6 @@ from hexloop.app.overrides.steps import reduced_precision, with_overridden_steps
 from hexloop.app.run import checks, messages
 from hexloop.app.run.checkpoint_folders import changes_in_on_save
 from hexloop.app.run.checkpoints import RunCheckpoints, callbacks_state, mark_finished, refuse_unwritable, restore
-from hexloop.app.run.determinism import GlobalState, flags_for, take_global_state
 from hexloop.app.run.guarding import guard_messages, make_guard
 from hexloop.app.run.journal import RunJournal, journal_for, totals_over_ranks
 from hexloop.app.run.memory_metrics import MemoryStages
@@ -30,6 +29,7 @@ from hexloop.app.run.tracking import RunLoggers, run_loggers
 from hexloop.app.run.trained_parameters import TrainedParameters
 from hexloop.app.wiring.counting import RunCounters, make_counters
 from hexloop.app.wiring.data import global_batch_size, stop_workers, training_data
+from hexloop.app.wiring.determinism import GlobalState, flags_for, take_global_state
 from hexloop.app.wiring.learner import (
     AfterStep,
     RunLearner,

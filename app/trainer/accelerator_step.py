@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
-import torch
 from attrs import frozen
 
 from hexloop.app.trainer.shared_accelerator import SharedAccelerator
 from hexloop.app.wiring import accelerator as wiring
+from hexloop.app.wiring.tensors import clip_gradient_values, clip_gradients
 from hexloop.domain.errors import ConfigurationError, RunStateError
 
 
@@ -169,7 +169,7 @@ class AcceleratorStep(SharedAccelerator):
                 return model.clip_grad_norm_(max_norm, norm_type)
             self._refuse_clipping()
         self.unscale_gradients()
-        norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+        norm = clip_gradients(parameters, max_norm, norm_type)
         return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
     def _refuse_clipping(self) -> NoReturn:
@@ -192,7 +192,7 @@ class AcceleratorStep(SharedAccelerator):
                 "the run clips the norm."
             )
         self.unscale_gradients()
-        torch.nn.utils.clip_grad_value_(parameters, clip_value)
+        clip_gradient_values(parameters, clip_value)
 
 
 def _same(one: Iterable[Any], other: Iterable[Any]) -> bool:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from hexloop.app.hooks import is_overridden, standard
 from hexloop.app.overrides.evaluation import prediction_step
 from hexloop.app.run import driving
@@ -89,10 +87,10 @@ class TrainerEvaluation(TrainerAttributes):
     @standard
     def prediction_step(
         self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
-    ) -> tuple[Tensor | None, Any, Any]:
+    ) -> tuple[Any, Any, Any]:
         """Return the loss, the logits and the labels of a batch, each None if missing or not asked for."""
         step = prediction_step(self._collect_parts())
-        predicted: tuple[Tensor | None, Any, Any] = step(model, inputs, prediction_loss_only, ignore_keys)
+        predicted: tuple[Any, Any, Any] = step(model, inputs, prediction_loss_only, ignore_keys)
         return predicted
 
     # Within a run

@@ -8,15 +8,20 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-import torch
-
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.hooks import is_overridden, standard
 from hexloop.app.rules import rules_of
-from hexloop.app.run.determinism import seeded
 from hexloop.app.trainer.attributes import TrainerAttributes
 from hexloop.app.wiring.adapters import Adapters
-from hexloop.app.wiring.model import build_optimizer, choose_optimizer, decayed_names, make_lr_scheduler, place_model
+from hexloop.app.wiring.determinism import seeded
+from hexloop.app.wiring.model import (
+    build_optimizer,
+    choose_optimizer,
+    compiled,
+    decayed_names,
+    make_lr_scheduler,
+    place_model,
+)
 from hexloop.app.wiring.state import is_sharded
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import Problem
@@ -230,7 +235,6 @@ class TrainerModel(TrainerAttributes):
             self.create_optimizer_and_scheduler(total_steps)
             return self.optimizer
 
-        args = self.args
         self._forget_own_optimizer()
         if is_overridden(self, "_wrap_model"):
             model = self._wrap_model(model)
@@ -244,10 +248,7 @@ class TrainerModel(TrainerAttributes):
                 self._optimizer_of_run = self.optimizer
             if makes_scheduler:
                 self._scheduler_of_run = self.lr_scheduler
-        if args.torch_compile:
-            backend = args.torch_compile_backend or "inductor"
-            wrapped = torch.compile(wrapped, backend=backend, mode=args.torch_compile_mode)
-        self.model_wrapped = wrapped
+        self.model_wrapped = wrapped = compiled(wrapped, self.args)
         if rules_of(self.args).run_sets_training_mode:
             wrapped.train()
         return wrapped

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, cast
 
-from torch import Tensor
-
 from hexloop.app.hooks import standard
 from hexloop.app.overrides.stages import Finalized
 from hexloop.app.run import saving
@@ -92,7 +90,7 @@ class TrainerStages(TrainerAttributes):
         run = self._live("_maybe_log_save_evaluate").run
         for event in log_evaluate_save(run):
             self._dispatcher.dispatch(event)
-        if run.state.logged_step == run.state.step and isinstance(tr_loss, Tensor):
+        if run.state.logged_step == run.state.step and hasattr(tr_loss, "zero_"):
             tr_loss.zero_()
 
     @standard

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
-from torch import Tensor, nn
 
 from hexloop.app.hooks import is_overridden, standard
 from hexloop.app.overrides.evaluation import PredictedBatch
@@ -24,8 +23,11 @@ from hexloop.app.wiring.counting import floating_point_operations
 from hexloop.app.wiring.data import end_pass, is_own_loader, map_entries, prepared_inputs, signature_columns
 from hexloop.app.wiring.losses import LossChoice, predicted_items, standard_loss
 from hexloop.app.wiring.model import add_embedding_noise
-from hexloop.app.wiring.tensors import nested_arrays
+from hexloop.app.wiring.tensors import clip_gradients, is_tensor, nested_arrays
 from hexloop.domain.errors import ConfigurationError, DataError, RunStateError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @frozen
@@ -201,9 +203,9 @@ class TrainerSteps(TrainerAttributes):
 
         If overridden, `_prepare_inputs` calls it with each batch, and this with each entry of one.
         """
-        if not isinstance(data, Mapping | list | tuple | Tensor):
+        if not (isinstance(data, Mapping | list | tuple) or is_tensor(data)):
             return data
-        if isinstance(data, Tensor) or not is_overridden(self, "_prepare_input"):
+        if is_tensor(data) or not is_overridden(self, "_prepare_input"):
             return prepared_inputs(data, self.adapters.device.name)
         return map_entries(self._prepare_input, data)
 
@@ -213,7 +215,7 @@ class TrainerSteps(TrainerAttributes):
 
         If overridden, it clips in every optimizer step whose `max_grad_norm` is above 0.
         """
-        return nn.utils.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
+        return clip_gradients(model.parameters(), self.args.max_grad_norm)
 
     @standard
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
@@ -221,7 +223,7 @@ class TrainerSteps(TrainerAttributes):
 
         If overridden, it returns the norm that is logged.
         """
-        return nn.utils.clip_grad_norm_(model.parameters(), float("inf")) if grad_norm is None else grad_norm
+        return clip_gradients(model.parameters(), float("inf")) if grad_norm is None else grad_norm
 
     @property
     def neftune_noise_alpha(self) -> float | None:

@@ -19,7 +19,6 @@ from hexloop.app.overrides.stages import Finalized
 from hexloop.app.rules import rules_of
 from hexloop.app.run import checks, driving
 from hexloop.app.run.checkpoint_folders import make_output_folder
-from hexloop.app.run.determinism import enable_full_determinism, seeded
 from hexloop.app.run.memory_metrics import memory_stages_for
 from hexloop.app.run.messages import set_log_level, warn_of_unsmoothed_labels
 from hexloop.app.run.session import RunHost
@@ -41,6 +40,7 @@ from hexloop.app.trainer.steps import TrainerSteps
 from hexloop.app.wiring.adapters import Injected, choose_adapters
 from hexloop.app.wiring.combinations import log_ineffective_arguments
 from hexloop.app.wiring.data import import_before_seeding
+from hexloop.app.wiring.determinism import enable_full_determinism, seeded
 from hexloop.app.wiring.evaluation import refuse_metrics
 from hexloop.app.wiring.model import apply_liger_kernels, default_label_names, unwrapped
 from hexloop.app.wiring.storage import WorkingFolder, as_location, storage_for

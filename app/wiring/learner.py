@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from typing import Any, cast
 
+import torch
 from attrs import define, frozen
 
 from hexloop.adapters.evaluator.torch.evaluator import Modes
@@ -167,6 +168,24 @@ def undrained(parts: TrainerParts, losses: Losses[Any]) -> float:
     own = _own_losses(parts)
     own.load(losses.export())
     return own.drain()
+
+
+class SummedLoss:
+    """The sum of the losses since the last log, as an overridden `_maybe_log_save_evaluate` receives it.
+
+    total: a scalar in float32 on the device, which the method sets to zero in place when it logs. processes: how many
+    times a share of this process counts. undrained: the sum of this process's losses so far.
+    """
+
+    def __init__(self, parts: TrainerParts, processes: int, undrained: float) -> None:
+        self.total = torch.tensor(processes * undrained, dtype=torch.float32, device=parts.adapters.device.name)
+        self._processes, self._filters = processes, parts.args.logging_nan_inf_filter
+
+    def add(self, share: Any, steps: int) -> None:
+        """Add a share, the last of so many `steps` since the last log."""
+        if self._filters:  # a loss that is not finite counts as the mean of the others
+            share = torch.where(torch.isfinite(share), share, self.total / (self._processes * steps))
+        self.total.add_(share, alpha=self._processes)
 
 
 def loss_figures(parts: TrainerParts, losses: Losses[Any], steps: int) -> dict[str, float]:

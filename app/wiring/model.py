@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypeAlias
 from weakref import WeakSet
 
+import torch
 from attrs import evolve
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -51,6 +52,13 @@ __all__ = [
 
 Observer: TypeAlias = Mapping[type[AnyEvent], Callable[[Any], None]]
 """Functions to call at events of these types."""
+
+
+def compiled(model: Any, args: TrainingArguments) -> Any:
+    """Return a model that is compiled when it is first called, if the arguments require it."""
+    if not args.torch_compile:
+        return model
+    return torch.compile(model, backend=args.torch_compile_backend or "inductor", mode=args.torch_compile_mode)
 
 
 def place_model(model: Any, args: TrainingArguments, device: Device, moves: bool = True) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,45 @@ def data_group(adapters: Adapters) -> Any:
     from hexloop.adapters.collectives.torch.tensors import device_group
 
     return device_group(mesh.ranks(*DATA))
+
+
+def is_tensor(value: object) -> bool:
+    """Return whether a value is a tensor."""
+    return isinstance(value, Tensor)
+
+
+def clip_gradients(parameters: Any, max_norm: float, norm_type: float = 2.0) -> Any:
+    """Clip the gradients of parameters to `max_norm` in place; return their norm before, a scalar on the device."""
+    return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+
+
+def clip_gradient_values(parameters: Any, clip_value: float) -> None:
+    """Clip the values of gradients in place."""
+    torch.nn.utils.clip_grad_value_(parameters, clip_value)
+
+
+def numbers_of(handles: Sequence[Any]) -> list[float]:
+    """Return the values of loss handles, with one wait for the device if they are tensors."""
+    if handles and all(isinstance(handle, Tensor) for handle in handles):
+        return [float(value) for value in torch.stack([handle.detach().reshape(()) for handle in handles]).tolist()]
+    return [float(handle) for handle in handles]
+
+
+def kept_on_host(model: Any) -> Callable[[Any], None]:
+    """Copy weights and buffers to host memory; return what writes them back into a model, and clears its gradients."""
+    kept = {name: tensor.detach().to("cpu", copy=True) for name, tensor in _tensors(model).items()}
+
+    def restore(model: Any) -> None:
+        with torch.no_grad():
+            for name, tensor in _tensors(model).items():
+                tensor.copy_(kept[name])
+        model.zero_grad(set_to_none=True)
+
+    return restore
+
+
+def _tensors(model: Any) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def nested_arrays(values: Any) -> Any:

@@ -51,7 +51,7 @@ from .app.transformers_checkpoints.exporting import export_checkpoint as export_
 from .app.transformers_checkpoints.importing import import_checkpoint as import_checkpoint
 from .app.wiring.storage import get_last_checkpoint as get_last_checkpoint
 from .app.arguments.parser import HfArg as HfArg, HfArgumentParser as HfArgumentParser
-from .app.run.determinism import enable_full_determinism as enable_full_determinism, set_seed as set_seed
+from .app.wiring.determinism import enable_full_determinism as enable_full_determinism, set_seed as set_seed
 from .adapters.scheduler.torch import (
     get_adafactor_schedule as get_adafactor_schedule,
     get_constant_schedule as get_constant_schedule,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ import torch
 from attrs import define, field
 
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.wiring.adapters import Adapters, cpu_device
 from hexloop.ports.device import Device
 from hexloop.ports.state import Part
 
@@ -204,6 +206,19 @@ def seeded(device: Device, seed: int) -> Iterator[None]:
         yield
 
 
+def environment_of(adapters: Adapters) -> dict[str, str]:
+    """Return facts on which the last bits of a result may depend."""
+    return {
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": str(torch.get_num_threads()),
+        "device": adapters.device.name,
+        "precision": adapters.precision.name,
+        "deterministic": str(torch.are_deterministic_algorithms_enabled()),
+    }
+
+
 # Without a Trainer
 
 SYNCHRONOUS = VARIABLES | dict.fromkeys(("CUDA_LAUNCH_BLOCKING", "ASCEND_LAUNCH_BLOCKING", "HCCL_DETERMINISTIC"), "1")
@@ -215,8 +230,6 @@ def set_seed(seed: int, deterministic: bool = False) -> None:
 
     deterministic: also restrict torch to deterministic kernels; operations that have none raise RuntimeError.
     """
-    from hexloop.app.wiring.adapters import cpu_device
-
     cpu_device().seed(seed)
     if deterministic:
         torch.use_deterministic_algorithms(True)
