@@ -8,7 +8,7 @@ from argparse import Namespace
 from collections.abc import Collection, Iterator, Sequence
 
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.run.command import LAUNCHED_AS
+from hexloop.app.run.run_information import LAUNCHED_AS
 from hexloop.app.wiring.storage import is_missing, joined, storage_for
 from hexloop.domain.checkpoints.manifest import checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, cast
 
-from hexloop.app.overrides.losses import run_loss
+from hexloop.app.overrides.steps import run_loss
 from hexloop.app.wiring.evaluation import TorchEvaluator, make_evaluator, standard_prediction_step
 from hexloop.app.wiring.losses import HALF_FORMATS, with_forward_in_half
 from hexloop.app.wiring.parts import TrainerParts

@@ -10,7 +10,7 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from hexloop.app.run.reproduction import reproduction_of
+from hexloop.app.run.run_information import reproduction_of
 from hexloop.app.wiring.data import global_batch_size
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.saved_weights import saved_weights

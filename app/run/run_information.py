@@ -1,13 +1,21 @@
-"""What loggers learn about a run at its start."""
+"""Facts of a run: for its loggers, its journal, and repeating it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import os
+import platform
+import shlex
+import sys
+from array import array
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
+from hexloop.app.wiring.data import global_batch_size, is_iterable, loader_factory
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.saved_weights import saved_weights
-from hexloop.domain.redaction import redact, redacted
+from hexloop.domain.redaction import REMOVED, is_secret_name, redact, redacted
 from hexloop.domain.run import Run
 from hexloop.ports.logger import RunInformation
 
@@ -55,3 +63,100 @@ def _json_like(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return sorted(map(str, value))
     return value if value is None or type(value) in (bool, int, float, str) else str(value).removeprefix("torch.")
+
+
+MOST_SAMPLES = 1 << 20
+"""Samples of the first epoch whose order is in the digest, so that a card of a large data set is written at once."""
+
+
+def reproduction_of(parts: TrainerParts) -> list[str]:
+    """Return what is needed to repeat the run and get the same weights, a fact a line."""
+    args = parts.args
+    steps = f"{global_batch_size(args, parts.adapters.mesh.data, parts.train_batch_size)} samples a batch"
+    if args.gradient_accumulation_steps > 1:
+        steps += f", {args.gradient_accumulation_steps} batches a step"
+    seeds = f"seed {args.seed}" if args.data_seed is None else f"seed {args.seed}, data seed {args.data_seed}"
+    machine = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
+    device = f"device {parts.adapters.device.name}, precision {parts.adapters.precision.name}"
+    command = _without_folders(command_of_process(sys.orig_argv, os.environ))
+    facts = [
+        f"command: `{command}`" if command else "",
+        "arguments: `training_args.json`",
+        f"randomness: {seeds}, {steps}" + (f", the order of {parts.rules.name}" if parts.rules.name else ""),
+        _order_of(parts),
+        f"environment: {machine}, {device}, and the versions below",
+    ]
+    return [fact for fact in facts if fact]
+
+
+def _order_of(parts: TrainerParts) -> str:
+    """Return a digest of the order in which the first epoch reads the training data; "" if hexloop does not choose it.
+
+    The same digest means the same samples in the same steps, if the data and the batch size are the same.
+    """
+    data = parts.train_dataset
+    if data is None or not parts.rules.own_order or is_iterable(data) or not hasattr(data, "__len__") or not len(data):
+        return ""
+    order = loader_factory(parts).order(data, 0)
+    samples = min(len(order), MOST_SAMPLES)
+    indices = array("q", order.block(0, samples))
+    if sys.byteorder == "big":
+        indices.byteswap()
+    digest = hashlib.blake2b(indices.tobytes(), digest_size=16).hexdigest()
+    part = "" if samples == len(order) else f", of which the first {samples:,} are in the digest"
+    return f"order of the first epoch: `blake2b:{digest}` ({len(order):,} samples{part})"
+
+
+def _without_folders(command: str) -> str:
+    """Return a command with the names of files alone where it has absolute paths, which tell who ran it where."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # it was cut
+        return ""
+    return " ".join(shlex.quote(_last_name(word)) for word in words).replace("`", "'")
+
+
+def _last_name(word: str) -> str:
+    option, equals, value = word.partition("=")
+    if equals and os.path.isabs(value):
+        return f"{option}={os.path.basename(value)}"
+    return os.path.basename(word) if os.path.isabs(word) else word
+
+
+LAUNCHED_AS = "HEXLOOP_LAUNCHED_AS"
+"""The environment variable in which `hexloop launch` passes its own arguments, up to the recipe, to its workers."""
+
+LONGEST = 4_000
+"""Characters of a command that are recorded."""
+
+HEXLOOP = ["-m", "hexloop"]
+NOTEBOOK = "ipykernel"
+
+
+def command_of_process(argv: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Return the command of a process without secrets; "" in a notebook, whose command does not tell what is run.
+
+    argv: the arguments of the process with the interpreter and its options, as `sys.orig_argv` has them.
+    """
+    interpreter, *rest = argv
+    options = list(takewhile(lambda each: each.startswith("-") and each not in ("-m", "-c"), rest))
+    rest = rest[len(options) :]
+    if any(each.startswith(NOTEBOOK) for each in rest[1:2]):
+        return ""
+    by_hexloop = rest[:2] == HEXLOOP or os.path.basename(rest[0] if rest else "") == "hexloop"
+    start = [os.path.basename(interpreter), *options]
+    if by_hexloop:
+        start, rest = ["hexloop"], rest[2:] if rest[:2] == HEXLOOP else rest[1:]
+    words = shlex.join(start)
+    if launched := environment.get(LAUNCHED_AS):
+        words = launched
+        rest = rest[1:] if by_hexloop and rest[:1] == ["train"] else rest
+    return redact(f"{words} {shlex.join(_without_secrets(rest))}".strip())[:LONGEST]
+
+
+def _without_secrets(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments without the values of options whose name says that they are secret."""
+    return [
+        REMOVED if before.startswith("-") and is_secret_name(before.lstrip("-").replace("-", "_")) else argument
+        for before, argument in zip(["", *arguments], arguments, strict=False)
+    ]

@@ -14,9 +14,8 @@ from hexloop.app.callbacks import CallbackHandler
 from hexloop.app.callbacks.progress import ProgressDisplay
 from hexloop.app.control.listening import listener_for
 from hexloop.app.overrides.checkpoints import with_overridden_saves
-from hexloop.app.overrides.losses import prepared_loss, run_loss
 from hexloop.app.overrides.stages import Report, Stages, after_each_step, choose_best_metric, wait_while_paused
-from hexloop.app.overrides.steps import reduced_precision, with_overridden_steps
+from hexloop.app.overrides.steps import prepared_loss, reduced_precision, run_loss, with_overridden_steps
 from hexloop.app.run import checks, messages
 from hexloop.app.run.checkpoint_folders import changes_in_on_save
 from hexloop.app.run.checkpoints import RunCheckpoints, callbacks_state, mark_finished, refuse_unwritable, restore

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
-from hexloop.app.trainer.accelerator_step import AcceleratorStep
-from hexloop.app.trainer.shared_accelerator import AcceleratorParts
+from hexloop.app.trainer.shared_accelerator import AcceleratorParts, AcceleratorStep
 from hexloop.app.wiring import accelerator as wiring
 from hexloop.app.wiring.model import unwrapped
 from hexloop.app.wiring.tensors import TensorsOfProcesses, holds_only_tensors

@@ -1,9 +1,10 @@
-"""A real `accelerate.Accelerator` behind the run, and the processes and the device that both share."""
+"""A real `accelerate.Accelerator` behind the run: the processes and the device that both share, and a step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn
 
 import torch
 from attrs import frozen
@@ -12,7 +13,8 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.environment import launched
 from hexloop.app.wiring import accelerator as wiring
 from hexloop.app.wiring.adapters import Adapters
-from hexloop.domain.errors import ConfigurationError
+from hexloop.app.wiring.tensors import clip_gradient_values, clip_gradients
+from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.domain.run import Run
 
 
@@ -143,3 +145,190 @@ class SharedAccelerator:
         """Print in the first process of each machine only."""
         if self.is_local_main_process:
             print(*values, **options)
+
+
+@frozen
+class LossWithOptions:
+    """A loss whose backward pass takes keywords of torch's; engines multiply it and call `backward()`."""
+
+    loss: Any
+    options: Mapping[str, Any]
+
+    def __mul__(self, factor: float) -> LossWithOptions:
+        return LossWithOptions(self.loss * factor, self.options)
+
+    def backward(self) -> None:
+        """Run the backward pass."""
+        self.loss.backward(**self.options)
+
+
+class AcceleratorStep(SharedAccelerator):
+    """The precision, the backward pass and the gradients of a run."""
+
+    # Precision
+
+    @property
+    def mixed_precision(self) -> str:
+        """The mixed precision: fp16, bf16 or no."""
+        return wiring.mixed_precision(self._parts.adapters)
+
+    def autocast(self, autocast_handler: Any = None) -> AbstractContextManager[Any]:
+        """Return a context in which the model computes in the run's precision; close it before a hook returns.
+
+        autocast_handler: accelerate's `AutocastKwargs`, which override the precision within the context.
+        """
+        if autocast_handler is not None:
+            context: AbstractContextManager[Any] = self.real.autocast(autocast_handler)
+            return context
+        return wiring.under_precision(self._parts.adapters)
+
+    @property
+    def scaler(self) -> Any:
+        """The loss scale of the run, with the methods of torch's GradScaler; None without one."""
+        return wiring.loss_scale(self._parts.adapters)
+
+    @property
+    def optimizer_step_was_skipped(self) -> bool:
+        """Whether the last update did not change the weights, because a scaled gradient overflowed."""
+        run = self._parts.run()
+        if run is not None:
+            return not run.update_taken
+        return False if self._real is None else bool(self._real.optimizer_step_was_skipped)
+
+    # The backward pass
+
+    def backward(self, loss: Any, **kwargs: Any) -> None:
+        """Add the gradients of `loss`, scaled as the precision requires, to those of the window.
+
+        kwargs: of torch's `backward`, such as `retain_graph`. ConfigurationError is raised for them if the engine makes
+        the backward pass itself. If assigned, a run calls the assigned function with the loss of every micro-batch.
+        """
+        adapters = self._parts.adapters
+        capabilities = adapters.parallelism.capabilities
+        if kwargs and capabilities.owns_update and not self._trains_prepared_model:
+            raise ConfigurationError(
+                f"accelerator.backward does not take {', '.join(kwargs)} under {capabilities.name}, which makes the "
+                "backward pass itself. Add the losses and call it once, or call loss.backward(...) on a model that you "
+                "prepared."
+            )
+        if capabilities.owns_update and self._trains_prepared_model:
+            self.real.backward(loss, **kwargs)
+            return
+        wiring.step_scaled(adapters, self._parts.objects()[1])
+        scaled = adapters.precision.scale(loss if self._divisor == 1 else loss / self._divisor)
+        if self._trains_prepared_model:  # whose wrapper averages gradients by itself
+            scaled.backward(**kwargs)
+        else:
+            adapters.parallelism.backward(LossWithOptions(scaled, kwargs) if kwargs else scaled)
+
+    def assigned(self, name: str) -> Callable[..., Any] | None:
+        """Return the function that was assigned to a method, which a run then calls; None if none was.
+
+        `backward` also counts as assigned if it divides by assigned `gradient_accumulation_steps`.
+        """
+        if name == "backward" and self._divisor != 1:
+            return self.backward
+        found: Callable[..., Any] | None = vars(self).get(name)
+        return found
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether the current micro-batch is the last of its optimizer step."""
+        run = self._parts.run()
+        if run is not None:
+            return bool(run.signals["sync_gradients"])
+        return True if self._real is None else bool(self._real.sync_gradients)
+
+    @sync_gradients.setter
+    def sync_gradients(self, value: bool) -> None:
+        if self._parts.run() is not None:
+            raise RunStateError(
+                f"accelerator.sync_gradients={value!r} cannot be assigned during a run, which sets it at every "
+                "micro-batch; set gradient_accumulation_steps in the TrainingArguments."
+            )
+        self.real.sync_gradients = value
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """The number by which `backward` divides the loss: 1, unless it is assigned.
+
+        It is not the number of micro-batches of a window, which `gradient_accumulation_steps` of the arguments sets.
+        """
+        return self._divisor
+
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, steps: int) -> None:
+        if not isinstance(steps, int) or steps < 1:
+            raise ConfigurationError(f"accelerator.gradient_accumulation_steps={steps!r} must be a positive integer.")
+        vars(self)["_divisor"] = steps
+        if self._real is not None:
+            self._real.gradient_accumulation_steps = steps
+
+    @property
+    def _trains_prepared_model(self) -> bool:
+        """Whether there is no run, but a loop of user code, which trains what accelerate prepared."""
+        return self._parts.run() is None and self._real is not None and bool(self._real._models)
+
+    # Gradients
+
+    def unscale_gradients(self, optimizer: Any = None) -> None:
+        """Divide the gradients of an optimizer, or of several, by the loss scale, once in a step; no-op without one.
+
+        optimizer: by default the run's optimizer and those that accelerate prepared.
+        """
+        if self.scaler is None:
+            return
+        if optimizer is None:
+            prepared = [] if self._real is None else self._real._optimizers
+            own = self._parts.objects()[1]
+            optimizer = [*prepared, *([] if own is None else [own])]
+        for each in optimizer if isinstance(optimizer, list | tuple) else [optimizer]:
+            self._parts.adapters.precision.unscale(wiring.unwrapped_optimizer(each))
+
+    def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2.0) -> Any:
+        """Clip gradients to `max_norm` in place, unscaled; return their norm before.
+
+        An engine that clips by itself, such as DeepSpeed, returns the norm of its last step. Raises ConfigurationError
+        if this process has only a part of the gradients, and the parameters are not all of the run's model.
+        """
+        parallelism, parameters = self._parts.adapters.parallelism, list(parameters)
+        model = getattr(self._parts.objects()[0], "_orig_mod", self._parts.objects()[0])
+        if self._trains_prepared_model and (parallelism.capabilities.owns_update or parallelism.capabilities.sharded):
+            return self.real.clip_grad_norm_(parameters, max_norm, norm_type)
+        if parallelism.capabilities.owns_update:
+            return model.get_global_grad_norm() if hasattr(model, "get_global_grad_norm") else self._refuse_clipping()
+        if parallelism.capabilities.sharded and not any(hasattr(each, "full_tensor") for each in parameters):
+            if hasattr(model, "clip_grad_norm_") and _same(model.parameters(), parameters):
+                return model.clip_grad_norm_(max_norm, norm_type)
+            self._refuse_clipping()
+        self.unscale_gradients()
+        norm = clip_gradients(parameters, max_norm, norm_type)
+        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+    def _refuse_clipping(self) -> NoReturn:
+        name = self._parts.adapters.parallelism.capabilities.name
+        raise ConfigurationError(
+            f"accelerator.clip_grad_norm_ cannot clip under {name}, where "
+            "each process has a part of the gradients; set max_grad_norm, by which the run clips, or pass "
+            "trainer.model_wrapped.parameters()."
+        )
+
+    def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
+        """Clip the values of gradients in place, unscaled.
+
+        Raises ConfigurationError if the engine clips by itself, or this process has only a part of the gradients.
+        """
+        capabilities = self._parts.adapters.parallelism.capabilities
+        if capabilities.sharded or capabilities.owns_update:
+            raise ConfigurationError(
+                f"accelerator.clip_grad_value_ is not available under {capabilities.name}; set max_grad_norm, by which "
+                "the run clips the norm."
+            )
+        self.unscale_gradients()
+        clip_gradient_values(parameters, clip_value)
+
+
+def _same(one: Iterable[Any], other: Iterable[Any]) -> bool:
+    """Return whether two sequences have the same objects in the same order."""
+    first, second = list(one), list(other)
+    return len(first) == len(second) and all(each is its for each, its in zip(first, second, strict=True))

@@ -12,7 +12,7 @@ from attrs import frozen
 
 from hexloop.app.hooks import is_overridden, standard
 from hexloop.app.overrides.evaluation import PredictedBatch
-from hexloop.app.overrides.losses import run_loss
+from hexloop.app.overrides.steps import run_loss
 from hexloop.app.rules import rules_of
 from hexloop.app.run.session import Session
 from hexloop.app.trainer.accelerator import Accelerator, adopted
