@@ -91,7 +91,7 @@ class GuardOptions:
 
 
 @frozen
-class Place:
+class WindowPlace:
     """Where a window is in the data: its first sample's position in the epoch, and its number of samples."""
 
     epoch: int
@@ -151,7 +151,7 @@ class Guard(Generic[Loss]):
     options: GuardOptions = field(factory=GuardOptions)
     values: WindowValues[Loss] = field(factory=NoValues)
     kept: KeptState = field(factory=NothingKept)
-    indices_of: Callable[[Place], Sequence[int] | None] = lambda _: None
+    indices_of: Callable[[WindowPlace], Sequence[int] | None] = lambda _: None
     announce: Callable[[Sequence[SkippedWindow]], None] = lambda _: None
     returns_to_kept: bool = field(default=False, init=False)
     _places: list[tuple[int, int, int]] = field(factory=list, init=False)
@@ -185,7 +185,7 @@ class Guard(Generic[Loss]):
             return
         first = state.step - len(values)
         for number, ((loss, norm), where) in enumerate(zip(values, places, strict=False)):
-            place = Place(*where)
+            place = WindowPlace(*where)
             found = self._judged(state, first + number, place, loss, norm)
             if found is None:
                 continue
@@ -257,7 +257,7 @@ class Guard(Generic[Loss]):
         return restore is not None
 
     def _judged(
-        self, state: RunState, step: int, place: Place, loss: float, norm: float | None
+        self, state: RunState, step: int, place: WindowPlace, loss: float, norm: float | None
     ) -> IrregularWindow | None:
         """Add a window to the counts of the state; return what is wrong with it. step: steps done before it."""
         options, typical = self.options, self._median(state)
@@ -294,7 +294,7 @@ class Guard(Generic[Loss]):
         return median(state.recent_losses) if len(state.recent_losses) >= JUDGED_FROM else 0.0
 
     def _react(self, state: RunState, found: IrregularWindow) -> Iterator[IrregularWindow]:
-        place = Place(found.epoch, found.position, found.samples)
+        place = WindowPlace(found.epoch, found.position, found.samples)
         found = evolve(found, indices=self.indices_of(place), back_to=self._kept_at)
         reaction, before = Reaction(found.reaction), found.step - 1
         if reaction is Reaction.STOP:

@@ -264,7 +264,7 @@ def tensor_parts(stream: Stream, path: str) -> list[Part]:
 
 
 @frozen
-class TensorEntry:
+class HeaderEntry:
     """The description of a tensor in the header of a safetensors file. offsets: its first byte and the one after it."""
 
     name: str
@@ -273,7 +273,7 @@ class TensorEntry:
     offsets: tuple[int, int]
 
 
-def _entry(name: str, value: Any) -> TensorEntry:
+def _entry(name: str, value: Any) -> HeaderEntry:
     """Return an entry of a header. Raises ValueError, naming tensor and field, for one that is invalid."""
     label = f"{name[:80]!r} in its header"
     shown = reprlib.repr
@@ -291,14 +291,14 @@ def _entry(name: str, value: Any) -> TensorEntry:
         )
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
         raise ValueError(f"{label} has the data_offsets {shown(offsets)}, which are not two whole numbers from 0 on")
-    return TensorEntry(name, dtype, tuple(shape), (offsets[0], offsets[1]))
+    return HeaderEntry(name, dtype, tuple(shape), (offsets[0], offsets[1]))
 
 
 def _is_size(value: object) -> bool:
     return type(value) is int and 0 <= value < 1 << 63
 
 
-def _parts_at(stream: Stream, path: str, entries: list[TensorEntry], data: int) -> Iterator[Part]:
+def _parts_at(stream: Stream, path: str, entries: list[HeaderEntry], data: int) -> Iterator[Part]:
     """Yield the part of each entry of a header; the data start at byte `data`."""
     position = 0
     for entry in entries:

@@ -15,8 +15,8 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler, TrainerControl, export_states, restore_states
 from hexloop.app.notices import Notices
 from hexloop.app.overrides.checkpoints import WatchedFolder, user_files
+from hexloop.app.run.checkpoint_compatibility import AUTO, RunSetup, named_checkpoint
 from hexloop.app.run.checks import refuse_missing_checkpoint
-from hexloop.app.run.compatibility import AUTO, RunSetup, named_checkpoint
 from hexloop.app.run.journal import note_of_saves
 from hexloop.app.run.messages import log_best, logging_saves
 from hexloop.app.run.saving import ArgumentsFile, companion_files, warn_of_other_arguments

@@ -14,8 +14,8 @@ from copy import deepcopy
 from typing import Any
 
 from hexloop.app.overrides.evaluation import evaluation_by_override, evaluator_for, looped_by_override
+from hexloop.app.run.checkpoint_compatibility import likely_checkpoint
 from hexloop.app.run.checkpoints import callbacks_state, restore_callbacks
-from hexloop.app.run.compatibility import likely_checkpoint
 from hexloop.app.run.messages import log_evaluation
 from hexloop.app.run.saving import STATE
 from hexloop.app.run.session import RunHost, open_session
@@ -69,7 +69,7 @@ def drive(host: RunHost, resume_from: str | bool | None, run_name: str | None = 
         host.memory.abandon("train")
 
 
-class Stream(Generator[AnyEvent, None, None]):
+class EventStream(Generator[AnyEvent, None, None]):
     """The events of a run as a generator that any thread may advance and close, one at a time.
 
     `close` waits until a step that another thread is in has ended. An open stream is closed when the program exits:

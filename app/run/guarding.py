@@ -17,7 +17,7 @@ from hexloop.app.wiring.saved_weights import saved_state
 from hexloop.app.wiring.state import exportables, snapshots
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.events import AnyEvent, IrregularWindow
-from hexloop.domain.guard import Guard, GuardOptions, Place, Reaction
+from hexloop.domain.guard import Guard, GuardOptions, Reaction, WindowPlace
 from hexloop.domain.kept_state import StateInMemory
 from hexloop.domain.run import Run
 from hexloop.domain.state import RunState, SkippedWindow
@@ -65,7 +65,7 @@ def make_guard(parts: TrainerParts, run: Run[Any, Any], loader: Any, settle_coun
     return Guard(options, make_window_values(parts), kept, partial(_indices, loader), partial(_leave_out, loader))
 
 
-def _indices(loader: Any, place: Place) -> Sequence[int] | None:
+def _indices(loader: Any, place: WindowPlace) -> Sequence[int] | None:
     """Return the indices of a window's samples; None if another loader than hexloop's own decides on the order."""
     indices_at = getattr(getattr(loader, "order", None), "indices_at", None)
     return None if indices_at is None else indices_at(place.epoch, place.position, min(place.samples, MOST_INDICES))

@@ -13,7 +13,7 @@ from typing import Any
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks.console import duration_text, size_text, write_above_bars
 from hexloop.app.notices import OWN, Notices
-from hexloop.app.run.compatibility import AUTO
+from hexloop.app.run.checkpoint_compatibility import AUTO
 from hexloop.app.wiring.data import example_count
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.storage import joined

@@ -10,7 +10,7 @@ from typing import cast
 
 from attrs import asdict, frozen
 
-from hexloop.app.run.compatibility import likely_checkpoint
+from hexloop.app.run.checkpoint_compatibility import likely_checkpoint
 from hexloop.app.wiring.data import global_batch_size, splits
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.storage import read_setup

@@ -14,7 +14,7 @@ from hexloop.app.callbacks.flow import all_callbacks
 from hexloop.app.hooks import Hooks, is_overridden
 from hexloop.app.notices import Notices, notices_in_force
 from hexloop.app.run import publishing
-from hexloop.app.run.compatibility import AUTO, absolute_name, likely_checkpoint
+from hexloop.app.run.checkpoint_compatibility import AUTO, absolute_name, likely_checkpoint
 from hexloop.app.run.memory_metrics import MemoryStages, memory_stages_for
 from hexloop.app.run.messages import resumed_from
 from hexloop.app.run.session import RunOutcome, Session

@@ -24,18 +24,18 @@ from hexloop.app.run.messages import set_log_level, warn_of_unsmoothed_labels
 from hexloop.app.run.session import RunHost
 from hexloop.app.run.tracking import make_tracker_loggers
 from hexloop.app.trainer.checkpoints import TrainerCheckpoints
-from hexloop.app.trainer.compatibility import (
+from hexloop.app.trainer.data import TrainerData
+from hexloop.app.trainer.evaluation import TrainerEvaluation
+from hexloop.app.trainer.legacy_names import (
     LegacyNames,
     TransformersAttributes,
     log_retired_internals,
     old_model_path,
     refuse_overridden_internals,
 )
-from hexloop.app.trainer.data import TrainerData
-from hexloop.app.trainer.evaluation import TrainerEvaluation
 from hexloop.app.trainer.model import TrainerModel
 from hexloop.app.trainer.publishing import TrainerPublishing
-from hexloop.app.trainer.stages import TrainerStages, TrainOutput, output_of
+from hexloop.app.trainer.results import TrainerStages, TrainOutput, output_of
 from hexloop.app.trainer.steps import TrainerSteps
 from hexloop.app.wiring.adapters import Injected, choose_adapters
 from hexloop.app.wiring.combinations import log_ineffective_arguments
@@ -277,7 +277,7 @@ class Trainer(
             self._use_folder(str(self._get_output_dir(self._trial)))
         self.ignore_keys_for_eval = ignore_keys_for_eval
         drive = driving.find_batch_size if self.args.auto_find_batch_size else driving.drive
-        return driving.Stream(drive(self._run_host(), self._named_location(resume_from_checkpoint)))
+        return driving.EventStream(drive(self._run_host(), self._named_location(resume_from_checkpoint)))
 
     def _refuse_stream(self) -> None:
         """Raise ConfigurationError if a run by `stream` would leave out an overridden method."""

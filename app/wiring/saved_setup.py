@@ -30,7 +30,7 @@ class SavedOptimizer:
 
 @frozen
 class SavedSetup:
-    """What `RunSetup` in `hexloop.app.run.compatibility` writes, or an import; each entry may be absent."""
+    """What `RunSetup` in `hexloop.app.run.checkpoint_compatibility` writes, or an import; each entry may be absent."""
 
     model: str | None = None
     precision: str | None = None

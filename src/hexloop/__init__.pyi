@@ -70,7 +70,7 @@ from .adapters.scheduler.torch import (
 )
 from .app.trainer.sequence_to_sequence import Seq2SeqTrainer as Seq2SeqTrainer
 from .app.arguments.sequence_to_sequence import Seq2SeqTrainingArguments as Seq2SeqTrainingArguments
-from .app.trainer.stages import TrainOutput as TrainOutput
+from .app.trainer.results import TrainOutput as TrainOutput
 from .app.trainer.trainer import Trainer as Trainer
 from .adapters.batches.torch.collate import (
     DataCollatorWithPadding as DataCollatorWithPadding,

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import SequentialSampler
 
 from hexloop import Trainer, TrainerCallback
-from hexloop.app.trainer.compatibility import INSTEAD, RETIRED
+from hexloop.app.trainer.legacy_names import INSTEAD, RETIRED
 from hexloop.domain.errors import CheckpointError, ConfigurationError, RunStateError
 from tests.end_to_end.small.models import Net, net, rows
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights

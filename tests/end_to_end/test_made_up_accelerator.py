@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hexloop import Trainer, TrainingArguments
-from hexloop.adapters.device.torch import Accelerator
+from hexloop.adapters.device.torch import AcceleratorDevice
 from hexloop.adapters.device.torch.kinds import KINDS, Kind
 from hexloop.app.command_line.doctor import _devices
 from hexloop.app.testing.contracts.devices import DeviceContract
@@ -74,7 +74,7 @@ class Functions:
 def row(functions: Functions) -> Kind:
     """Return the row of the table."""
     able = DeviceCapabilities("pretender", frozenset({"fp32", "bf16"}))
-    make = partial(Accelerator, "pretender", capabilities=able, module=functions, name="cpu")
+    make = partial(AcceleratorDevice, "pretender", capabilities=able, module=functions, name="cpu")
     return Kind("pretender", make, module=functions, computes_on="cpu")
 
 

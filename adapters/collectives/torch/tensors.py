@@ -29,7 +29,7 @@ LONGEST_CAUSE = 2000
 """Characters of an error that are sent to the other processes."""
 
 
-class Kind(IntEnum):
+class Announced(IntEnum):
     """What a header announces: a part of a batch, that there are no more batches, or a failure."""
 
     PART = 0
@@ -87,7 +87,7 @@ class TensorRanks:
         text = self._json(objects)
         structure = repr(_structure(own, iter(tensors)))
         sizes = [size for each in tensors for size in each.shape]
-        headers = self._headers(Kind.PART, rows, _digest(structure), len(text), sizes)
+        headers = self._headers(Announced.PART, rows, _digest(structure), len(text), sizes)
         self._batches += 1
         if len({header[2] for header in headers}) == 1:
             found = self._alike(own, tensors, text, headers)
@@ -97,7 +97,7 @@ class TensorRanks:
 
     def finish(self) -> None:
         """Check that no process has another batch. Raises DataError, or CollectiveError if another one failed."""
-        self._headers(Kind.END)
+        self._headers(Announced.END)
 
     def fail(self, error: Exception) -> None:
         """Report the error of this process, which the others raise. No-op if all have raised it already."""
@@ -123,24 +123,24 @@ class TensorRanks:
 
     def _report(self, error: Exception) -> None:
         with suppress(RuntimeError):  # what the others raise; or they have ended
-            self._headers(Kind.FAILURE, cause=f"{type(error).__name__}: {error}")
+            self._headers(Announced.FAILURE, cause=f"{type(error).__name__}: {error}")
 
     # Headers
 
     def _headers(
-        self, kind: Kind, rows: int = 0, digest: int = 0, text: int = 0, sizes: Sequence[int] = (), cause: str = ""
+        self, kind: Announced, rows: int = 0, digest: int = 0, text: int = 0, sizes: Sequence[int] = (), cause: str = ""
     ) -> list[list[int]]:
         """Return the header of each process: kind, rows, digest of the structure, length of the text, count, sizes.
 
         Raises an error, on all processes, unless all have a part or all are at the end.
         """
         encoded = cause[:LONGEST_CAUSE].encode()
-        own = [kind, rows, digest, len(encoded) if kind is Kind.FAILURE else text, len(sizes), *sizes[:SIZES]]
+        own = [kind, rows, digest, len(encoded) if kind is Announced.FAILURE else text, len(sizes), *sizes[:SIZES]]
         headers = self._numbers(own, 5 + SIZES)
         kinds = {header[0] for header in headers}
-        if len(kinds) > 1 or Kind.FAILURE in kinds:
+        if len(kinds) > 1 or Announced.FAILURE in kinds:
             self._is_over = True
-            lengths = [header[3] if header[0] == Kind.FAILURE else 0 for header in headers]
+            lengths = [header[3] if header[0] == Announced.FAILURE else 0 for header in headers]
             causes = [each.decode(errors="replace") for each in self._bytes(encoded, lengths)]
             raise self._error([header[0] for header in headers], causes)
         longest = max(header[4] for header in headers)
@@ -151,10 +151,10 @@ class TensorRanks:
 
     def _error(self, kinds: Sequence[int], causes: Sequence[str]) -> Exception:
         """Return what to raise if the headers do not announce the same."""
-        failed = [rank for rank, kind in enumerate(kinds) if kind == Kind.FAILURE]
+        failed = [rank for rank, kind in enumerate(kinds) if kind == Announced.FAILURE]
         if failed:
             return CollectiveError(f"The evaluation failed on rank {failed[0]}: {causes[failed[0]]}")
-        ended, more = kinds.index(Kind.END), kinds.index(Kind.PART)
+        ended, more = kinds.index(Announced.END), kinds.index(Announced.PART)
         return DataError(
             f"Rank {ended} has {self._batches} batches to evaluate, and rank {more} has more, but all ranks must have "
             "the same number. Let every rank read the same data, of which hexloop gives each its share."

@@ -134,7 +134,7 @@ class CpuDevice(TorchDevice):
         super().__init__("cpu", DeviceCapabilities("cpu", frozenset({"fp32", "bf16", "fp16"})))
 
 
-class Accelerator(TorchDevice):
+class AcceleratorDevice(TorchDevice):
     """One device of a kind that torch drives through a module with its usual functions, such as `torch.cuda`.
 
     kind: torch's name. capabilities: by default fp32, fp16 and, if the module says so, bf16. module: with torch's
@@ -195,7 +195,7 @@ class Accelerator(TorchDevice):
         return f"{kind}:{index}" if numbered else kind
 
 
-class CudaDevice(Accelerator):
+class CudaDevice(AcceleratorDevice):
     """One NVIDIA GPU through CUDA, or one AMD GPU through ROCm, which PyTorch drives under the same names.
 
     Raises ConfigurationError if torch does not find the GPU.

@@ -1,7 +1,7 @@
 """The kinds of devices that torch drives, each a row: what the rest of hexloop asks about a kind before there is one.
 
-To add one that torch knows, add a row. `Accelerator` is the adapter of all that have torch's usual module; what a kind
-does in another way is a method of a subclass.
+To add one that torch knows, add a row. `AcceleratorDevice` is the adapter of all that have torch's usual module; what a
+kind does in another way is a method of a subclass.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from attrs import frozen
 
-from hexloop.adapters.device.torch import Accelerator, CpuDevice, CudaDevice, MpsDevice
+from hexloop.adapters.device.torch import AcceleratorDevice, CpuDevice, CudaDevice, MpsDevice
 from hexloop.ports.device import Device
 
 GIBIBYTE = 2**30
@@ -121,7 +121,7 @@ KINDS: dict[str, Kind] = {
     for each in (
         Cuda("cuda", CudaDevice, together=True),
         Metal("mps", lambda _number: MpsDevice(), numbered=False),
-        Kind("xpu", partial(Accelerator, "xpu")),
+        Kind("xpu", partial(AcceleratorDevice, "xpu")),
         Kind("cpu", lambda _number: CpuDevice(), numbered=False),
     )
 }

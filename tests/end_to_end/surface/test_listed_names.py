@@ -10,7 +10,7 @@ import transformers
 
 import hexloop
 from hexloop.app.arguments.base import INSTEAD
-from hexloop.app.trainer.compatibility import ATTRIBUTES_INSTEAD
+from hexloop.app.trainer.legacy_names import ATTRIBUTES_INSTEAD
 from tests.end_to_end.accelerators.looks import plain
 from tests.end_to_end.small.models import net, rows
 

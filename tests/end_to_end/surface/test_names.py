@@ -15,7 +15,7 @@ from torch import nn
 
 import hexloop
 from hexloop.app.takeover import names
-from hexloop.app.trainer.compatibility import INSTEAD
+from hexloop.app.trainer.legacy_names import INSTEAD
 from tests.end_to_end.small.trainers import small_trainer
 
 IMPORTABLE = {

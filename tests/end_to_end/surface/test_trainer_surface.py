@@ -12,7 +12,7 @@ import transformers
 from torch import nn
 
 from hexloop import Trainer, TrainerControl, TrainerState, TrainingArguments
-from hexloop.app.trainer.compatibility import ATTRIBUTES_INSTEAD, INSTEAD, RETIRED
+from hexloop.app.trainer.legacy_names import ATTRIBUTES_INSTEAD, INSTEAD, RETIRED
 from hexloop.domain.errors import ConfigurationError
 from tests.end_to_end.small.models import net, rows
 from tests.end_to_end.small.trainers import same_weights, small_trainer, weights

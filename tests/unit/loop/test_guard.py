@@ -14,7 +14,7 @@ from hexloop.adapters.collectives.simulated import SimulatedWorld
 from hexloop.adapters.losses import PlainLosses, PlainWindowValues
 from hexloop.domain.errors import NotFiniteError
 from hexloop.domain.events import AnyEvent, IrregularWindow, StepEnded
-from hexloop.domain.guard import KEPT_EVERY, READ_AFTER, Guard, GuardOptions, Place, Reaction
+from hexloop.domain.guard import KEPT_EVERY, READ_AFTER, Guard, GuardOptions, Reaction, WindowPlace
 from hexloop.domain.json_documents import json_part, only_value
 from hexloop.domain.kept_state import StateInMemory
 from hexloop.domain.loop import train
@@ -408,7 +408,7 @@ def test_a_guard_that_never_checks() -> None:
     guard.values.add([1.0], None)
     assert guard.values.drain() == ()
     assert list(guard.check(RunState())) == []
-    assert guard.indices_of(Place(0, 0, 1)) is None
+    assert guard.indices_of(WindowPlace(0, 0, 1)) is None
     guard.kept.keep(RunState())
     guard.kept.random_state()()
     with pytest.raises(NotImplementedError):
