@@ -241,7 +241,7 @@ def evaluation_events(
     dataset = dataset if given else parts.eval_dataset
     if not isinstance(dataset, dict):
         with _randomness(parts) as draws:
-            return (yield from _evaluate_one(parts, dataset, given, ignore_keys, prefix, within_run, draws))
+            return (yield from _evaluate_one(parts, dataset, ignore_keys, prefix, within_run, draws))
     together: dict[str, float] = {}
     for name, one in dataset.items():
         chosen = one if given else name
@@ -255,7 +255,6 @@ def evaluation_events(
 def _evaluate_one(
     parts: TrainerParts,
     dataset: Any,
-    given: bool,
     ignore_keys: list[str] | None,
     prefix: str,
     within_run: bool,
