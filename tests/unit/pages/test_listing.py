@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hexloop.app.report import listing
-from hexloop.app.report.history import Outcome
-from hexloop.app.report.listing import RunIndex
+from hexloop.app.pages import listing
+from hexloop.app.pages.history import Outcome
+from hexloop.app.pages.listing import RunIndex
 
 
 def write(folder: Path, logs: int, started: float = 100.0, name: str = "journal.jsonl") -> Path:

@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import frozen
 
-from hexloop.app.report.markup import Markup, joined, table, tag
+from hexloop.app.pages.markup import Markup, joined, table, tag
 
 MOST_ROWS = 200
 """How many steps of a run are listed, the last ones."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from hexloop.app.callbacks.console import duration_text
-from hexloop.app.report.history import Outcome, Save, Session
-from hexloop.app.report.markup import Markup, joined, table, tag
-from hexloop.app.report.reading import RunRecord
+from hexloop.app.pages.history import Outcome, Save, Session
+from hexloop.app.pages.markup import Markup, joined, table, tag
+from hexloop.app.pages.reading import RunRecord
 
 WIDTH, HEIGHT = 1000, 28
 """The size of a run's bar in units of the drawing."""

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from hexloop.app.report.history import RunHistory
-from hexloop.app.report.reading import RunRecord
-from hexloop.app.report.search import MOST_ARGUMENTS, Search, search_data, search_of, search_part
+from hexloop.app.pages.history import RunHistory
+from hexloop.app.pages.reading import RunRecord
+from hexloop.app.pages.search import MOST_ARGUMENTS, Search, search_data, search_of, search_part
 
 
 def record(number: int, settings: dict[str, Any], **values: Any) -> RunRecord:

@@ -7,9 +7,9 @@ from typing import Any
 
 from attrs import frozen
 
-from hexloop.app.report.history import number_of
-from hexloop.app.report.markup import Markup, clean, joined, table, tag
-from hexloop.app.report.reading import RunRecord
+from hexloop.app.pages.history import number_of
+from hexloop.app.pages.markup import Markup, clean, joined, table, tag
+from hexloop.app.pages.reading import RunRecord
 from hexloop.domain.redaction import redacted
 
 FEWEST_RUNS = 3

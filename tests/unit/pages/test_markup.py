@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.app.report.markup import Markup, data_block, inline, joined, table, tag
+from hexloop.app.pages.markup import Markup, data_block, inline, joined, table, tag
 from hexloop.domain.printable import printable
 from hexloop.domain.redaction import redact
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from attrs import define, field
 
-from hexloop.app.report.irregular import irregular_step
+from hexloop.app.pages.irregular import irregular_step
 from hexloop.app.series import MOST_STEPS, Block, Series
 from hexloop.domain.checkpoints.manifest import step_of
 from hexloop.domain.journal_index import LOSS_OF_STEP, NOT_FINITE

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from attrs import define, field, frozen
 
-from hexloop.app.report.history import RunHistory
-from hexloop.app.report.journal_lines import RunLines, journal_note, log_note
+from hexloop.app.pages.history import RunHistory
+from hexloop.app.pages.journal_lines import RunLines, journal_note, log_note
 from hexloop.domain.checkpoints.manifest import step_of
 from hexloop.domain.run_folder import EARLIER, JOURNAL, LOG, OWN
 

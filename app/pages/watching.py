@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from attrs import define, field
 
-from hexloop.app.report.listing import RunIndex, RunListing
-from hexloop.app.report.reading import RunReader, RunRecord, locate, with_unique_labels
+from hexloop.app.pages.listing import RunIndex, RunListing
+from hexloop.app.pages.reading import RunReader, RunRecord, locate, with_unique_labels
 from hexloop.domain.checkpoints.manifest import MANIFEST, step_of
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.run_folder import COMMANDS, JOURNAL, LOG, own_file

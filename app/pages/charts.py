@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from hexloop.app.report.markup import Markup, clean, table, tag
-from hexloop.app.report.reading import RunRecord
+from hexloop.app.pages.markup import Markup, clean, table, tag
+from hexloop.app.pages.reading import RunRecord
 from hexloop.app.series import MOST_GAPS, MOST_POINTS, Series, reduced
 from hexloop.domain.journal_index import LOSS_OF_STEP
 

@@ -9,13 +9,13 @@ from urllib.parse import quote
 
 from attrs import evolve
 
-from hexloop.app.board.watching import WatchedRuns
 from hexloop.app.control.files import Action, CommandFolder
-from hexloop.app.report.history import CommandRecord, Outcome, Session
-from hexloop.app.report.markup import Markup, joined, table, tag
-from hexloop.app.report.page import Content, Section
-from hexloop.app.report.reading import RunRecord
-from hexloop.app.report.timeline import RUNNING_FOR, moment
+from hexloop.app.pages.history import CommandRecord, Outcome, Session
+from hexloop.app.pages.markup import Markup, joined, table, tag
+from hexloop.app.pages.page import Content, Section
+from hexloop.app.pages.reading import RunRecord
+from hexloop.app.pages.timeline import RUNNING_FOR, moment
+from hexloop.app.pages.watching import WatchedRuns
 from hexloop.domain.errors import ConfigurationError
 
 LISTENING_FOR = 60.0

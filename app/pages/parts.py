@@ -12,10 +12,10 @@ from hexloop.app.arguments.recorded import settings_of, untouched
 from hexloop.app.callbacks.console import duration_text
 from hexloop.app.checkpoint_rows import CheckpointRow, format_age, format_bytes
 from hexloop.app.environment import DistributedEnvironment
-from hexloop.app.report.history import Outcome, RunHistory, Session, number_of
-from hexloop.app.report.markup import Markup, joined, picture_element, table, tag, text_lines
-from hexloop.app.report.reading import RunRecord
-from hexloop.app.report.timeline import RUNNING_FOR, moment, outcome_of
+from hexloop.app.pages.history import Outcome, RunHistory, Session, number_of
+from hexloop.app.pages.markup import Markup, joined, picture_element, table, tag, text_lines
+from hexloop.app.pages.reading import RunRecord
+from hexloop.app.pages.timeline import RUNNING_FOR, moment, outcome_of
 from hexloop.app.wiring.storage import joined as path_joined
 from hexloop.domain.checkpoints.survey import FolderStatus
 from hexloop.domain.redaction import is_secret_name, redacted

@@ -12,10 +12,10 @@ from urllib.parse import urlencode
 
 from attrs import evolve, frozen
 
-from hexloop.app.report.history import number_of
-from hexloop.app.report.markup import Markup, joined, tag, text_lines
-from hexloop.app.report.page import Content, Section
-from hexloop.app.report.timeline import moment
+from hexloop.app.pages.history import number_of
+from hexloop.app.pages.markup import Markup, joined, tag, text_lines
+from hexloop.app.pages.page import Content, Section
+from hexloop.app.pages.timeline import moment
 from hexloop.domain.folders import place_of
 from hexloop.domain.run_folder import JOURNAL, LOG, own_file
 

@@ -9,10 +9,10 @@ from typing import Any
 from urllib.parse import urlencode
 
 from hexloop.app.checkpoint_rows import format_age
-from hexloop.app.report.listing import RunListing
-from hexloop.app.report.markup import Markup, joined, table, tag
-from hexloop.app.report.page import Content, Frame, Section, page_of
-from hexloop.app.report.parts import NOT_KNOWN, state_of
+from hexloop.app.pages.listing import RunListing
+from hexloop.app.pages.markup import Markup, joined, table, tag
+from hexloop.app.pages.page import Content, Frame, Section, page_of
+from hexloop.app.pages.parts import NOT_KNOWN, state_of
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "

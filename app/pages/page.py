@@ -10,19 +10,19 @@ from typing import Any
 from attrs import field, frozen
 
 from hexloop import __version__
-from hexloop.app.report.charts import COLOURS, GROUPS, MOST_CHARTS, Chart, chart_data, chart_part, charts_of
-from hexloop.app.report.irregular import irregular_part
-from hexloop.app.report.markup import Markup, clean, data_block, inline, joined, tag, text_lines
-from hexloop.app.report.parts import (
+from hexloop.app.pages.charts import COLOURS, GROUPS, MOST_CHARTS, Chart, chart_data, chart_part, charts_of
+from hexloop.app.pages.irregular import irregular_part
+from hexloop.app.pages.markup import Markup, clean, data_block, inline, joined, tag, text_lines
+from hexloop.app.pages.parts import (
     arguments_part,
     checkpoints_part,
     overview_part,
     reproducing_part,
     results_part,
 )
-from hexloop.app.report.reading import RunRecord
-from hexloop.app.report.search import Search, search_data, search_of, search_part
-from hexloop.app.report.timeline import moment, saves_part, timeline_part
+from hexloop.app.pages.reading import RunRecord
+from hexloop.app.pages.search import Search, search_data, search_of, search_part
+from hexloop.app.pages.timeline import moment, saves_part, timeline_part
 
 ECHARTS = "6.1.0"
 """The version of the chart library that is shipped."""
@@ -122,7 +122,7 @@ def _title(labels: Sequence[str]) -> str:
 @cache
 def asset(name: str) -> str:
     """Return a file that is shipped for pages: a style, a script, or a licence."""
-    return files("hexloop.app.report").joinpath("assets", *name.split("/")).read_text(encoding="utf-8")
+    return files("hexloop.app.pages").joinpath("assets", *name.split("/")).read_text(encoding="utf-8")
 
 
 def _sections(
