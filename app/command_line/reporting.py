@@ -10,8 +10,8 @@ from pathlib import Path
 
 from hexloop.app.command_line import ExitCode
 from hexloop.app.pages.page import report_page
-from hexloop.app.pages.parts import reason_text
 from hexloop.app.pages.reading import RunRecord, read_runs
+from hexloop.app.pages.sections import reason_text
 from hexloop.app.printing import print_lines
 from hexloop.app.wiring.storage import is_elsewhere
 from hexloop.domain.checkpoints.survey import FolderStatus

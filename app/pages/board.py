@@ -1,4 +1,4 @@
-"""The pages of the board: the list of runs, and one or more runs with their curves."""
+"""The pages of the board: the list of runs, and one or more runs with their curves and the controls of live ones."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
+
+from attrs import evolve
 
 from hexloop.app.checkpoint_rows import format_age
-from hexloop.app.pages.listing import RunListing
-from hexloop.app.pages.markup import Markup, joined, table, tag
+from hexloop.app.control.files import Action, CommandFolder
+from hexloop.app.pages.history import CommandRecord, Outcome, Session
 from hexloop.app.pages.page import Content, Frame, Section, page_of
-from hexloop.app.pages.parts import NOT_KNOWN, state_of
+from hexloop.app.pages.reading import RunRecord
+from hexloop.app.pages.sections import NOT_KNOWN, RUNNING_FOR, moment, state_of
+from hexloop.app.pages.templates import section
+from hexloop.app.pages.watching import RunListing, WatchedRuns
+from hexloop.domain.errors import ConfigurationError
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
@@ -20,46 +26,42 @@ POLICY = (
 )
 
 SCRIPTS = ("echarts.min.js", "report.js", "search.js", "board.js")
+"""The scripts of a page with curves, in order."""
+
 DRAWN = ("curves", "search")
 """The sections whose charts a script keeps up to date."""
 
-"""The scripts of a page with curves, in order."""
+LISTENING_FOR = 60.0
+"""Seconds after which a run that has not reported that it reads commands is taken for lost."""
+
+MOST_COMMANDS = 20
+"""How many commands of a run are listed, the last ones."""
+
+LABELS = {Action.PAUSE: "Pause", Action.RESUME: "Resume", Action.SAVE: "Save", Action.STOP: "Save and stop"}
 
 
 def list_content(root: Path, runs: Sequence[RunListing], cut: bool, now: float) -> Content:
     """Return the list of the runs in a folder. cut: whether there are more. now: in seconds since the epoch."""
-    head = ("run", "state", "steps", "last loss", "last report", "compare")
     rows = [_row(number, each, now) for number, each in enumerate(runs)]
-    parts: list[Markup] = []
-    if rows:
-        button = tag("button", "Compare the chosen runs", type="submit")
-        listed = table(head, rows, f"Runs in {root}", numbers=(2, 3))
-        parts.append(tag("form", listed, button, action="runs", method="get"))
-    else:
-        parts.append(tag("p", f"There are no runs in {root} yet. They appear here when they start.", class_="note"))
-    if cut:
-        parts.append(tag("p", "The folder has more runs or folders than are listed.", class_="note"))
-    return Content(f"Runs in {root.name or root}", [Section("runs", "Runs", joined(parts))], {"runs": [], "charts": []})
+    shown = section("runs", folder=str(root), runs=rows, cut=cut)
+    return Content(f"Runs in {root.name or root}", [Section("runs", "Runs", shown)], {"runs": [], "charts": []})
 
 
 def list_page(content: Content, version: str) -> str:
     """Return the page with the list of the runs. version: of what it shows."""
-    frame = Frame(POLICY, _style(), [_script("board.js")], _live(), "", _attributes("updates", version))
-    return page_of(content, frame)
+    return page_of(content, Frame(POLICY, "report.css", ["board.js"], attributes=_attributes("updates", version)))
 
 
 def runs_page(content: Content, folders: Sequence[str], version: str) -> str:
     """Return the page of runs. folders: by which the board knows them."""
-    updates = f"updates?{address_of(folders)}"
-    links = tag("p", tag("a", "All runs", href="."))
-    frame = Frame(POLICY, _style(), list(map(_script, SCRIPTS)), _live(), links, _attributes(updates, version))
-    return page_of(content, frame)
+    attributes = _attributes(f"updates?{address_of(folders)}", version)
+    return page_of(content, Frame(POLICY, "report.css", SCRIPTS, links=[("All runs", ".")], attributes=attributes))
 
 
 def lines_page(content: Content, folder: str) -> str:
     """Return a page with lines of a run. It does not change while it is read."""
-    links = tag("p", tag("a", "All runs", href="."), " ", tag("a", "The run", href=f"runs?{address_of([folder])}"))
-    return page_of(content, Frame(POLICY, _style(), [], Markup(), links))
+    links = [("All runs", "."), ("The run", f"runs?{address_of([folder])}")]
+    return page_of(content, Frame(POLICY, "report.css", [], links=links))
 
 
 def update_of(content: Content, version: str) -> dict[str, Any]:
@@ -73,20 +75,21 @@ def address_of(folders: Sequence[str]) -> str:
     return urlencode([("run", each) for each in folders])
 
 
-def _row(number: int, run: RunListing, now: float) -> tuple[str, ...]:
+def _row(number: int, run: RunListing, now: float) -> dict[str, Any]:
     history, total = run.history, run.history.total_steps
-    name = run.folder if run.folder != "." else "this folder"
     of_total = f" of {total:,}" if total else ""
-    words = f"Compare {name}"
-    box = tag("input", type="checkbox", name="run", value=run.folder, id=f"compare-{number}", aria_label=words)
-    return (
-        tag("a", name, href=f"runs?{address_of([run.folder])}", id=f"open-{number}"),
-        run.problem or state_of(history, total, now),
-        f"{history.last_step:,}{of_total}",
-        _loss_text(run.last_loss),
-        NOT_KNOWN if history.seen is None else f"{format_age(max(now - history.seen, 0.0))} ago",
-        box,
-    )
+    return {
+        "number": number,
+        "folder": run.folder,
+        "name": run.folder if run.folder != "." else "this folder",
+        "address": f"runs?{address_of([run.folder])}",
+        "cells": (
+            run.problem or state_of(history, total, now),
+            f"{history.last_step:,}{of_total}",
+            _loss_text(run.last_loss),
+            NOT_KNOWN if history.seen is None else f"{format_age(max(now - history.seen, 0.0))} ago",
+        ),
+    }
 
 
 def _loss_text(loss: float | None) -> str:
@@ -95,17 +98,83 @@ def _loss_text(loss: float | None) -> str:
     return f"{loss:.5g}" if math.isfinite(loss) else "not finite"
 
 
-def _live() -> Markup:
-    return tag("p", tag("span", "Up to date.", id="live", role="status"), class_="note")
-
-
 def _attributes(updates: str, version: str) -> dict[str, str]:
-    return {"data_updates": updates, "data_version": version}
+    return {"data-updates": updates, "data-version": version}
 
 
-def _style() -> Markup:
-    return tag("link", rel="stylesheet", href="assets/report.css")
+def with_controls(content: Content, folders: Sequence[str], records: Sequence[RunRecord], now: float) -> Content:
+    """Return what a page shows, with the controls of its runs after the first section."""
+    runs = [_control(folder, record, now) for folder, record in zip(folders, records, strict=True)]
+    first, *rest = content.sections
+    return evolve(content, sections=[first, Section("control", "Control", section("control", runs=runs)), *rest])
 
 
-def _script(name: str) -> Markup:
-    return tag("script", src=f"assets/{name}")
+def give_command(runs: WatchedRuns, document: Any, now: float) -> int:
+    """Give the command in a request to a run, and return its number. Raises ConfigurationError if it cannot be given.
+
+    The request names the run that its page showed, so that it cannot reach another one that started there meanwhile.
+    """
+    if not isinstance(document, dict) or {type(each) for each in document.values()} != {str}:
+        raise ConfigurationError("The command is not an object of texts.")
+    if set(document) != {"folder", "run", "action"} or document["action"] not in [each.value for each in Action]:
+        raise ConfigurationError("The command needs a folder, a run, and one of the actions pause, resume, save, stop.")
+    (record,) = runs.show([document["folder"]], list)
+    if record.history.name != document["run"]:
+        raise ConfigurationError("Another run has started in this folder; reload the page.")
+    if problem := obstacle(record, now):
+        raise ConfigurationError(f"The run cannot be commanded: {problem}.")
+    try:
+        return _folder(record).give(Action(document["action"]))
+    except OSError as error:
+        raise ConfigurationError(
+            f"The command cannot be written to {_folder(record).path} ({error.strerror or error}). To command the run, "
+            "this user must be able to write there."
+        ) from error
+
+
+def obstacle(record: RunRecord, now: float) -> str:
+    """Return why a run cannot be commanded, "" if it can be."""
+    history = record.history
+    sessions: list[Session] = history.sessions.entries
+    allowed = history.settings.get("board_control")
+    if not sessions or allowed is None:
+        return "it does not read commands, because it has no journal or is of an earlier release"
+    if sessions[-1].outcome is not Outcome.LOST:
+        return "it has ended"
+    if allowed is not True:
+        return "it was started with board_control=False"
+    seen = history.seen or 0.0
+    if now - seen >= RUNNING_FOR and now - (_folder(record).listened_at() or 0.0) >= LISTENING_FOR:
+        return f"it has not reported since {moment(seen)} UTC"
+    return ""
+
+
+def _folder(record: RunRecord) -> CommandFolder:
+    return CommandFolder(Path(record.folder), record.history.name)
+
+
+def _control(folder: str, record: RunRecord, now: float) -> dict[str, Any]:
+    """Return what is shown of a run to command it. The folder and the name are decoded by a script."""
+    problem, paused = obstacle(record, now), record.history.paused_at is not None
+    waiting = 0 if problem else len(_folder(record).waiting())
+    commands: list[CommandRecord] = record.history.commands.entries[-MOST_COMMANDS:]
+    return {
+        "label": record.label,
+        "folder": quote(folder, errors="replace"),
+        "name": quote(record.history.name, errors="replace"),
+        "obstacle": f"This run cannot be commanded: {problem}." if problem else "",
+        "buttons": [
+            {"action": each.value, "label": label, "is_disabled": each is (Action.PAUSE if paused else Action.RESUME)}
+            for each, label in LABELS.items()
+        ],
+        "waiting": f"{waiting} given, not taken by the run yet." if waiting else "",
+        "commands": [
+            (f"{each.sequence}", each.action or "-", each.by or "-", moment(each.time), _result(each))
+            for each in reversed(commands)
+        ],
+    }
+
+
+def _result(command: CommandRecord) -> str:
+    between = " " if not command.detail or command.detail.startswith("at step") else ": "
+    return f"{command.outcome}{between}{command.detail}".strip()

@@ -8,21 +8,26 @@ from importlib.resources import files
 from typing import Any
 
 from attrs import field, frozen
+from markupsafe import Markup
 
 from hexloop import __version__
-from hexloop.app.pages.charts import COLOURS, GROUPS, MOST_CHARTS, Chart, chart_data, chart_part, charts_of
-from hexloop.app.pages.irregular import irregular_part
-from hexloop.app.pages.markup import Markup, clean, data_block, inline, joined, tag, text_lines
-from hexloop.app.pages.parts import (
-    arguments_part,
-    checkpoints_part,
-    overview_part,
-    reproducing_part,
-    results_part,
-)
+from hexloop.app.pages import templates
+from hexloop.app.pages.charts import COLOURS, GROUPS, MOST_CHARTS, Chart, chart_data, chart_shown, charts_of
 from hexloop.app.pages.reading import RunRecord
-from hexloop.app.pages.search import Search, search_data, search_of, search_part
-from hexloop.app.pages.timeline import moment, saves_part, timeline_part
+from hexloop.app.pages.search import search_data, search_of, search_section
+from hexloop.app.pages.sections import (
+    arguments_section,
+    checkpoints_section,
+    irregular_section,
+    moment,
+    overview_section,
+    reproducing_section,
+    results_section,
+    saves_section,
+    timeline_section,
+)
+from hexloop.app.pages.templates import clean, inline
+from hexloop.domain.json_documents import finite_json
 
 ECHARTS = "6.1.0"
 """The version of the chart library that is shipped."""
@@ -30,14 +35,13 @@ ECHARTS = "6.1.0"
 MOST_REMARKS = 50
 """How many remarks about what could not be read are listed."""
 
-
 MOST_NAMED = 5
 """How many runs the title names."""
 
 
 @frozen
 class Section:
-    """A part of the page under a heading. identifier: its place in addresses."""
+    """What is under a heading of a page. identifier: its place in addresses."""
 
     identifier: str
     heading: str
@@ -55,13 +59,19 @@ class Content:
 
 @frozen
 class Frame:
-    """What surrounds the content of a page. policy: its Content-Security-Policy; attributes: those of its body."""
+    """What surrounds the content of a page. policy: its Content-Security-Policy.
+
+    is_alone: whether `style` and `scripts` are sources, which become part of the page, or names of files beside it.
+    written: a sentence of when. links: words and address of each. attributes: those of the body; a page that has them
+    is kept up to date.
+    """
 
     policy: str
-    style: Markup
-    scripts: Sequence[Markup]
-    note: Markup
-    links: str = ""
+    style: str
+    scripts: Sequence[str]
+    is_alone: bool = False
+    written: str = ""
+    links: Sequence[tuple[str, str]] = ()
     attributes: Mapping[str, str] = field(factory=dict)
 
 
@@ -73,8 +83,8 @@ def report_page(records: Sequence[RunRecord], now: float) -> str:
         f"default-src 'none'; script-src {' '.join(digest for _, digest in scripts)}; style-src {style_digest}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
-    frame = Frame(policy, style, [script for script, _ in scripts], tag("p", _written(now), class_="note"))
-    return page_of(content_of(records, now), frame)
+    written = f"Written by hexloop {__version__} on {moment(now)} UTC. Times are in UTC; ages are as of then."
+    return page_of(content_of(records, now), Frame(policy, style, [source for source, _ in scripts], True, written))
 
 
 def content_of(records: Sequence[RunRecord], now: float) -> Content:
@@ -83,33 +93,35 @@ def content_of(records: Sequence[RunRecord], now: float) -> Content:
     charts = charts_of(records)
     named = [(f"chart-{number}", chart) for number, chart in enumerate(charts[:MOST_CHARTS])]
     search = search_of(records)
-    sections = [each for each in _sections(records, named, len(charts), search, now) if each.content]
+    sections = [
+        Section("runs", "Runs" if len(records) > 1 else "The run", overview_section(records, now)),
+        Section("curves", "Curves", _curves(records, named, len(charts))),
+        Section("search", "Arguments and results", search_section(search, labels)),
+        Section("irregular", "Losses that were not usable", irregular_section(records)),
+        Section("timeline", "Time line", timeline_section(records, now)),
+        Section("checkpoints", "Checkpoints", checkpoints_section(records, now)),
+        Section("saves", "What saving cost", saves_section(records)),
+        Section("results", "Results", results_section(records)),
+        Section("arguments", "Arguments", arguments_section(records)),
+        Section("reproduce", "Reproduce and resume", reproducing_section(records)),
+        Section("left-out", "Left out", _left_out(records)),
+    ]
     drawn = [chart_data(chart, name) for name, chart in named]
     document = {"runs": list(map(clean, labels)), "charts": drawn, "search": search_data(search)}
-    return Content(_title(labels), sections, document)
+    return Content(_title(labels), [each for each in sections if each.content], document)
 
 
 def page_of(content: Content, frame: Frame) -> str:
     """Return a whole page."""
-    head = joined(
-        Markup('<meta charset="utf-8">'),
-        Markup(f'<meta http-equiv="Content-Security-Policy" content="{frame.policy}">'),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="referrer", content="no-referrer"),
-        tag("meta", name="generator", content=f"hexloop {__version__}"),
-        tag("title", f"{content.title} - hexloop"),
-        frame.style,
+    licences = [asset(f"echarts/{name}") for name in ("NOTICE", "LICENSE-zrender", "LICENSE-d3")]
+    return templates.page(
+        content=content,
+        frame=frame,
+        document=finite_json(content.document),
+        licences=licences,
+        version=__version__,
+        echarts=ECHARTS,
     )
-    body = joined(
-        tag("a", "To the content", href="#content", class_="skip"),
-        tag("header", frame.links, tag("h1", content.title), frame.note, _navigation(content.sections)),
-        tag("main", [_section(each) for each in content.sections], id="content"),
-        _footer(),
-        data_block("report-data", content.document),
-        frame.scripts,
-    )
-    page = tag("html", tag("head", head), tag("body", body, class_="no-script", **frame.attributes), lang="en")
-    return f"<!DOCTYPE html>\n{page}\n"
 
 
 def _title(labels: Sequence[str]) -> str:
@@ -125,80 +137,27 @@ def asset(name: str) -> str:
     return files("hexloop.app.pages").joinpath("assets", *name.split("/")).read_text(encoding="utf-8")
 
 
-def _sections(
-    records: Sequence[RunRecord],
-    charts: Sequence[tuple[str, Chart]],
-    all_charts: int,
-    search: Search | None,
-    now: float,
-) -> list[Section]:
+def _curves(records: Sequence[RunRecord], charts: Sequence[tuple[str, Chart]], all_charts: int) -> Markup:
+    if not charts:
+        return templates.section("note", words="No values were logged, so there are no curves.")
+    labels = [record.label for record in records]
+    silent = [record.label for record in records if not record.source]
+    shown = [
+        (group, [chart_shown(chart, name, labels) for name, chart in charts if chart.group == group])
+        for group in GROUPS
+    ]
+    return templates.section(
+        "curves",
+        runs=labels,
+        colours=COLOURS,
+        silent=f"No values were logged by {', '.join(silent)}." if silent else "",
+        groups=[(group, inside) for group, inside in shown if inside],
+        left_out=f"{all_charts - len(charts):,} further charts are left out." if all_charts > len(charts) else "",
+    )
+
+
+def _left_out(records: Sequence[RunRecord]) -> Markup:
     remarks = [f"{record.label}: {remark}" for record in records for remark in record.remarks]
     if len(remarks) > MOST_REMARKS:
         remarks = [*remarks[:MOST_REMARKS], f"And {len(remarks) - MOST_REMARKS:,} more."]
-    irregular = [(each.label, each.history.irregular.entries, each.history.irregular.dropped) for each in records]
-    return [
-        Section("runs", "Runs" if len(records) > 1 else "The run", overview_part(records, now)),
-        Section("curves", "Curves", _curves(records, charts, all_charts)),
-        Section("search", "Arguments and results", search_part(search, [record.label for record in records])),
-        Section("irregular", "Losses that were not usable", irregular_part(irregular)),
-        Section("timeline", "Time line", timeline_part(records, now)),
-        Section("checkpoints", "Checkpoints", checkpoints_part(records, now)),
-        Section("saves", "What saving cost", saves_part(records)),
-        Section("results", "Results", results_part(records)),
-        Section("arguments", "Arguments", arguments_part(records)),
-        Section("reproduce", "Reproduce and resume", reproducing_part(records)),
-        Section("left-out", "Left out", tag("ul", [tag("li", remark) for remark in remarks]) if remarks else Markup()),
-    ]
-
-
-def _curves(records: Sequence[RunRecord], charts: Sequence[tuple[str, Chart]], all_charts: int) -> Markup:
-    if not charts:
-        return tag("p", "No values were logged, so there are no curves.", class_="note")
-    labels = [record.label for record in records]
-    parts: list[Markup] = [_controls(labels)]
-    silent = [record.label for record in records if not record.source]
-    if silent:
-        parts.append(tag("p", f"No values were logged by {', '.join(silent)}.", class_="note"))
-    for group in GROUPS:
-        inside = [chart_part(chart, name, labels) for name, chart in charts if chart.group == group]
-        if inside:
-            parts.append(joined(tag("h3", group), tag("div", inside, class_="plots")))
-    if all_charts > len(charts):
-        parts.append(tag("p", f"{all_charts - len(charts):,} further charts are left out.", class_="note"))
-    without = "Without JavaScript there are no charts; every chart has its figures in a table."
-    return joined(tag("noscript", tag("p", without, class_="note")), parts)
-
-
-def _controls(labels: Sequence[str]) -> Markup:
-    boxes = []
-    for number, label in enumerate(labels if len(labels) > 1 else ()):
-        box = tag("input", type="checkbox", checked=True, class_="run-shown", data_run=str(number))
-        swatch = tag("span", class_=f"swatch c{number % COLOURS}", aria_hidden="true")
-        boxes.append(tag("label", box, " ", swatch, f" {label}", class_="control"))
-    slider = tag("input", type="range", id="smoothing", min="0", max="99", value="0")
-    return tag("div", boxes, tag("label", "smoothing ", slider, class_="control"), class_="controls")
-
-
-def _navigation(sections: Sequence[Section]) -> Markup:
-    if len(sections) < 2:
-        return Markup()
-    links = [tag("li", tag("a", each.heading, href=f"#{each.identifier}")) for each in sections]
-    return tag("nav", tag("ul", links), aria_label="Sections")
-
-
-def _section(section: Section) -> Markup:
-    heading = tag("h2", section.heading, id=f"{section.identifier}-heading")
-    content = tag("div", section.content, class_="content")
-    return tag("section", heading, content, id=section.identifier, aria_labelledby=f"{section.identifier}-heading")
-
-
-def _written(now: float) -> str:
-    return f"Written by hexloop {__version__} on {moment(now)} UTC. Times are in UTC; ages are as of then."
-
-
-def _footer() -> Markup:
-    texts = [asset(f"echarts/{name}") for name in ("NOTICE", "LICENSE-zrender", "LICENSE-d3")]
-    shown = [tag("pre", text_lines(text.splitlines()), tabindex="0") for text in texts]
-    licences = tag("details", tag("summary", "Licences of the chart library"), shown)
-    words = f"Charts are drawn by Apache ECharts {ECHARTS}, Apache License 2.0. This page loads nothing from a network."
-    return tag("footer", tag("p", words), licences)
+    return templates.section("remarks", remarks=remarks) if remarks else Markup()

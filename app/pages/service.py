@@ -18,8 +18,17 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from attrs import define, field, frozen
 
-from hexloop.app.pages.board import POLICY, SCRIPTS, lines_page, list_content, list_page, runs_page, update_of
-from hexloop.app.pages.controls import give_command, with_controls
+from hexloop.app.pages.board import (
+    POLICY,
+    SCRIPTS,
+    give_command,
+    lines_page,
+    list_content,
+    list_page,
+    runs_page,
+    update_of,
+    with_controls,
+)
 from hexloop.app.pages.lines import files_with_lines, last_lines, lines_content, with_last_lines
 from hexloop.app.pages.page import Content, asset, content_of
 from hexloop.app.pages.reading import RunRecord
