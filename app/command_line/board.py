@@ -20,7 +20,7 @@ def run(options: Namespace) -> ExitCode:
     """Serve the pages until Ctrl-C. Raises ConfigurationError for a folder or port that cannot be used."""
     if problems := list(_problems(options.folder)):
         raise ConfigurationError(problems)
-    from hexloop.app.board.service import Board, serve
+    from hexloop.app.pages.service import Board, serve
 
     def started(address: str) -> None:
         print_lines(f"The board is at {address}", "Stop it with Ctrl-C.")

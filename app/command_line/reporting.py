@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hexloop.app.command_line import ExitCode
+from hexloop.app.pages.page import report_page
+from hexloop.app.pages.reading import RunRecord, read_runs
+from hexloop.app.pages.sections import reason_text
 from hexloop.app.printing import print_lines
-from hexloop.app.report.page import report_page
-from hexloop.app.report.parts import reason_text
-from hexloop.app.report.reading import RunRecord, read_runs
 from hexloop.app.wiring.storage import is_elsewhere
 from hexloop.domain.checkpoints.survey import FolderStatus
 from hexloop.domain.errors import ConfigurationError

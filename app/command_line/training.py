@@ -148,7 +148,7 @@ def _push_final_model(trainer: hexloop.Trainer) -> None:
 def _write_report(folder: str) -> None:
     """Write the page that shows the run into its folder. A failure is reported, and does not fail the run."""
     from hexloop.app.command_line.reporting import REPORT, write_report
-    from hexloop.app.report.reading import read_runs
+    from hexloop.app.pages.reading import read_runs
 
     try:
         if is_elsewhere(folder):

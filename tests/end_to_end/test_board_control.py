@@ -18,8 +18,8 @@ from hexloop import TrainerCallback
 from hexloop.adapters.journal import read
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.app.control.files import Action, CommandFolder
-from hexloop.app.report.listing import RunIndex
-from hexloop.app.report.reading import read_runs
+from hexloop.app.pages.reading import read_runs
+from hexloop.app.pages.watching import RunIndex
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
 
 LIVE: dict[str, Any] = {"save_strategy": "steps", "save_steps": 10**6, "num_train_epochs": 10**6}

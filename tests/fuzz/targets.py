@@ -32,10 +32,10 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.documents import read_json as read_arguments
 from hexloop.app.arguments.documents import read_yaml
 from hexloop.app.arguments.parser import HfArgumentParser
-from hexloop.app.report import journal_lines
-from hexloop.app.report.journal_lines import RunLines, journal_note
-from hexloop.app.report.page import content_of
-from hexloop.app.report.reading import RunRecord
+from hexloop.app.pages import journal_lines
+from hexloop.app.pages.journal_lines import RunLines, journal_note
+from hexloop.app.pages.page import content_of
+from hexloop.app.pages.reading import RunRecord
 from hexloop.app.transformers_checkpoints.pickled.descriptions import RefusedError
 from hexloop.app.transformers_checkpoints.pickled.program import read_file
 from hexloop.app.wiring.storage import as_location, joined, split_location, storage_for

@@ -37,11 +37,14 @@ def names_in_wheel(folder: Path) -> set[str]:
 
 
 def test_wheel_holds_every_module(tmp_path: Path) -> None:
-    """A wheel holds each module of the tree and py.typed, and no test."""
+    """A wheel holds each module of the tree, py.typed, and what pages are made from, and no test."""
     build(tmp_path, "--wheel")
 
     names = names_in_wheel(tmp_path)
     assert {name for name in names if name.endswith(".py")} == modules_in_tree()
+    pages = ROOT / "app" / "pages"
+    shown = {path for folder in ("assets", "templates") for path in (pages / folder).rglob("*") if path.is_file()}
+    assert {str("hexloop" / path.relative_to(ROOT)) for path in shown} <= names
     assert "hexloop/py.typed" in names
     assert {name.split("/")[0] for name in names} == {"hexloop"}
 

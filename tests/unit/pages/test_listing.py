@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hexloop.app.report import listing
-from hexloop.app.report.history import Outcome
-from hexloop.app.report.listing import RunIndex
+from hexloop.app.pages import watching
+from hexloop.app.pages.history import Outcome
+from hexloop.app.pages.watching import RunIndex
 
 
 def write(folder: Path, logs: int, started: float = 100.0, name: str = "journal.jsonl") -> Path:
@@ -81,9 +81,9 @@ def test_folders_and_runs_are_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
         write(tmp_path / str(number), 1)
     index = RunIndex(tmp_path)
     assert (len(index.runs()), index.cut) == (6, False)
-    monkeypatch.setattr(listing, "MOST_LISTED", 4)
+    monkeypatch.setattr(watching, "MOST_LISTED", 4)
     assert (len(index.runs()), index.cut) == (4, True)
-    monkeypatch.setattr(listing, "MOST_FOLDERS", 3)
+    monkeypatch.setattr(watching, "MOST_FOLDERS", 3)
     assert (len(index.runs()), index.cut) == (2, True)
 
 

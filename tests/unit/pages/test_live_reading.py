@@ -11,10 +11,10 @@ from attrs import asdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.app.report import journal_lines
-from hexloop.app.report.history import RunHistory
-from hexloop.app.report.journal_lines import RunLines, journal_note
-from hexloop.app.report.reading import RunReader, locate, read_runs
+from hexloop.app.pages import journal_lines
+from hexloop.app.pages.history import RunHistory
+from hexloop.app.pages.journal_lines import RunLines, journal_note
+from hexloop.app.pages.reading import RunReader, locate, read_runs
 
 ODD: list[Any] = ["NaN", "-Infinity", None, True, "text", 10**400, 2**60, -3, [1], {"a": 1}]
 

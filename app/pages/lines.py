@@ -12,10 +12,10 @@ from urllib.parse import urlencode
 
 from attrs import evolve, frozen
 
-from hexloop.app.report.history import number_of
-from hexloop.app.report.markup import Markup, joined, tag, text_lines
-from hexloop.app.report.page import Content, Section
-from hexloop.app.report.timeline import moment
+from hexloop.app.pages.history import number_of
+from hexloop.app.pages.page import Content, Section
+from hexloop.app.pages.sections import moment
+from hexloop.app.pages.templates import section
 from hexloop.domain.folders import place_of
 from hexloop.domain.run_folder import JOURNAL, LOG, own_file
 
@@ -96,31 +96,24 @@ def with_last_lines(content: Content, folder: str, path: Path) -> Content:
         return content
     if part is None:
         return content
-    links = [tag("li", tag("a", name, href=f"lines?{_query(folder, name)}")) for name in names]
-    section = Section("lines", "Lines", joined(_text(part), tag("p", "All lines of:"), tag("ul", links)))
+    links = [(name, f"lines?{_query(folder, name)}") for name in names]
+    lines = Section("lines", "Lines", section("last_lines", lines_shown=part.lines, files=links))
     *others, last = content.sections
-    return evolve(content, sections=[*others, section, last])
+    return evolve(content, sections=[*others, lines, last])
 
 
 def lines_content(folder: str, name: str, part: LinesPart) -> Content:
     """Return a page of the lines of a file, with links to earlier and later ones."""
     links = []
     if part.start > 0:
-        links.append(tag("a", "Earlier lines", href=f"lines?{_query(folder, name, part.start)}", rel="prev"))
+        links.append(("Earlier lines", f"lines?{_query(folder, name, part.start)}", "prev"))
     if part.end < part.size:
         later = min(part.end + PART // 4, part.size)
-        links.append(tag("a", "Later lines", href=f"lines?{_query(folder, name, later)}", rel="next"))
-        links.append(tag("a", "Last lines", href=f"lines?{_query(folder, name)}"))
+        links.append(("Later lines", f"lines?{_query(folder, name, later)}", "next"))
+        links.append(("Last lines", f"lines?{_query(folder, name)}", ""))
     where = f"Bytes {part.start:,} to {part.end:,} of {part.size:,}. Times are in UTC."
-    around = tag("p", [joined(link, " ") for link in links], class_="pages")
-    body = joined(around, _text(part), around, tag("p", where, class_="note"))
-    return Content(f"{name} of {folder}", [Section("lines", "Lines", body)], {"runs": [], "charts": []})
-
-
-def _text(part: LinesPart) -> Markup:
-    if not part.lines:
-        return tag("p", "There is no line yet.", class_="note")
-    return tag("pre", text_lines(part.lines), tabindex="0", class_="lines")
+    shown = section("lines_of_file", lines_shown=part.lines, links=links, where=where)
+    return Content(f"{name} of {folder}", [Section("lines", "Lines", shown)], {"runs": [], "charts": []})
 
 
 def _query(folder: str, name: str, before: int | None = None) -> str:

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexloop.adapters.journal import JsonLinesJournal
-from hexloop.app.report import journal_lines
-from hexloop.app.report.journal_lines import RunLines, journal_note
+from hexloop.app.pages import journal_lines
+from hexloop.app.pages.journal_lines import RunLines, journal_note
 from hexloop.domain import journal_index
 from hexloop.domain.journal_index import INDEX, window_in, window_of, windows_in
 

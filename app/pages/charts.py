@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from hexloop.app.report.markup import Markup, clean, table, tag
-from hexloop.app.report.reading import RunRecord
+from hexloop.app.pages.reading import RunRecord
+from hexloop.app.pages.templates import clean
 from hexloop.app.series import MOST_GAPS, MOST_POINTS, Series, reduced
 from hexloop.domain.journal_index import LOSS_OF_STEP
 
@@ -69,26 +69,19 @@ def curves_of(record: RunRecord) -> dict[str, Series]:
     return curves | ({SPEED_OF_STEPS: speed} if len(speed) > 1 else {})
 
 
-def chart_part(chart: Chart, identifier: str, labels: Sequence[str]) -> Markup:
-    """Return the section of a chart: its place, the controls, and the same in figures for readers without a script."""
-    several = len({curve.name for curve in chart.curves}) > 1
-    rows = list(_rows(chart, labels, several))
+def chart_shown(chart: Chart, identifier: str, labels: Sequence[str]) -> dict[str, Any]:
+    """Return what the template shows of a chart besides its curves: a legend, and the same in words and figures."""
+    names = dict.fromkeys(curve.name for curve in chart.curves)
+    several = len(names) > 1
     words = "; ".join(_sentence(curve, labels, several) for curve in chart.curves[:4])
-    box = tag("input", type="checkbox", class_="logarithmic", data_chart=identifier)
-    head = ("run" if not several else "run and value", "first", "last", "lowest", "highest", "points")
-    return tag(
-        "figure",
-        tag(
-            "figcaption",
-            tag("strong", chart.title),
-            _legend(chart, len(labels) > 1) if several else "",
-            tag("label", box, " logarithmic", class_="control"),
-        ),
-        tag("div", class_="chart", id=identifier, tabindex="0", role="img", aria_label=f"{chart.title}. {words}."),
-        tag("div", class_="reading", id=f"{identifier}-reading", role="status", aria_live="polite"),
-        tag("details", tag("summary", "In figures"), table(head, rows, chart.title, numbers=(1, 2, 3, 4, 5))),
-        class_="plot",
-    )
+    return {
+        "identifier": identifier,
+        "title": chart.title,
+        "words": f"{chart.title}. {words}.",
+        "legend": [_key(name, number, len(labels) > 1) for number, name in enumerate(names)] if several else [],
+        "head": ("run" if not several else "run and value", "first", "last", "lowest", "highest", "points"),
+        "rows": list(_rows(chart, labels, several)),
+    }
 
 
 def chart_data(chart: Chart, identifier: str) -> dict[str, Any]:
@@ -140,16 +133,9 @@ def _speed(times: Series) -> Series:
     return speed
 
 
-def _legend(chart: Chart, runs: bool) -> Markup:
-    """Return the names in a chart, each with its line: by its pattern if colours stand for runs, else by its colour."""
-    names = dict.fromkeys(curve.name for curve in chart.curves)
-    return tag("span", [_key(name, number, runs) for number, name in enumerate(names)], class_="legend")
-
-
-def _key(name: str, number: int, runs: bool) -> Markup:
-    colour = "ink" if runs else f"c{number % COLOURS}"
-    line = tag("line", x1="0", y1="5", x2="24", y2="5", class_=f"key {colour} dash{number % 3}")
-    return tag("span", tag("svg", line, viewBox="0 0 24 10", width="24", height="10", aria_hidden="true"), f" {name} ")
+def _key(name: str, number: int, runs: bool) -> dict[str, Any]:
+    """Return a name in a chart with its line: its pattern where colours stand for runs, else its colour."""
+    return {"name": name, "colour": "ink" if runs else f"c{number % COLOURS}", "dash": number % 3}
 
 
 def _rows(chart: Chart, labels: Sequence[str], several: bool) -> Iterator[tuple[str, ...]]:

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
+from markupsafe import Markup
 
-from hexloop.app.report.history import number_of
-from hexloop.app.report.markup import Markup, clean, joined, table, tag
-from hexloop.app.report.reading import RunRecord
+from hexloop.app.pages.history import number_of
+from hexloop.app.pages.reading import RunRecord
+from hexloop.app.pages.templates import clean, section
 from hexloop.domain.redaction import redacted
 
 FEWEST_RUNS = 3
@@ -85,8 +86,8 @@ def search_of(records: Sequence[RunRecord]) -> Search | None:
     return Search(arguments[:MOST_ARGUMENTS], measured[:MOST_RESULTS])
 
 
-def search_part(search: Search | None, labels: Sequence[str]) -> Markup:
-    """Return the section with the places of the charts, their controls, and the table; nothing without a search."""
+def search_section(search: Search | None, labels: Sequence[str]) -> Markup:
+    """Return the section with the charts, their controls, and the table; nothing without a search."""
     if search is None:
         return Markup()
     arguments, results = ([each.name for each in axes] for axes in (search.arguments, search.results))
@@ -99,8 +100,7 @@ def search_part(search: Search | None, labels: Sequence[str]) -> Markup:
     axes = [*search.arguments, *search.results]
     rows = [(label, *(_shown(axis.values[run]) for axis in axes)) for run, label in enumerate(labels)]
     numbers = [number for number, axis in enumerate(axes, 1) if axis.is_number]
-    listed = table(("run", *(axis.name for axis in axes)), rows, "Arguments that differ, and results", numbers)
-    return joined(figures, tag("details", tag("summary", "In figures"), listed))
+    return section("search", figures=figures, head=("run", *(axis.name for axis in axes)), rows=rows, numbers=numbers)
 
 
 def search_data(search: Search | None) -> dict[str, Any] | None:
@@ -116,23 +116,13 @@ def _data(axis: Axis) -> dict[str, Any]:
     return {"name": clean(axis.name), "type": kind, "values": list(axis.values), "categories": words}
 
 
-def _figure(identifier: str, title: str, choices: Sequence[Markup], labels: Sequence[str]) -> Markup:
+def _figure(identifier: str, title: str, choices: Sequence[Any], labels: Sequence[str]) -> dict[str, Any]:
     words = f"{title}, for {len(labels)} runs. The table below has the same in figures."
-    return tag(
-        "figure",
-        tag("figcaption", tag("strong", title), choices),
-        tag(
-            "div", tag("div", class_="chart", id=identifier, role="img", aria_label=words), class_="wide", tabindex="0"
-        ),
-        class_="plot",
-    )
+    return {"identifier": identifier, "title": title, "choices": choices, "words": words}
 
 
-def _choice(identifier: str, words: str, names: Sequence[str], chosen: int) -> Markup:
-    options = [
-        tag("option", name, value=str(number), selected=number == chosen or None) for number, name in enumerate(names)
-    ]
-    return tag("label", f"{words} ", tag("select", options, id=identifier), class_="control")
+def _choice(identifier: str, words: str, names: Sequence[str], chosen: int) -> dict[str, Any]:
+    return {"identifier": identifier, "words": words, "names": names, "chosen": chosen}
 
 
 def _different(axes: Sequence[Axis | None]) -> list[Axis]:

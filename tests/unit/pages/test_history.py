@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.app.report.history import MOST_EVENTS, MOST_SERIES, Outcome, RunHistory
+from hexloop.app.pages.history import MOST_EVENTS, MOST_SERIES, Outcome, RunHistory
 
 
 def taken(*notes: dict[str, Any]) -> RunHistory:

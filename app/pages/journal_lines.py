@@ -12,7 +12,7 @@ from typing import Any
 
 from attrs import define, field
 
-from hexloop.app.report.history import RunHistory
+from hexloop.app.pages.history import RunHistory
 from hexloop.domain import journal_index
 from hexloop.domain.folders import place_of
 from hexloop.domain.journal_index import INDEX, Window, block_in, digest_of, parts_of, windows_in

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from hexloop.app.report.page import ECHARTS, asset
+from hexloop.app.pages.page import ECHARTS, asset
 
-FOLDER = Path(__file__).parents[3] / "app" / "report" / "assets"
+FOLDER = Path(__file__).parents[3] / "app" / "pages" / "assets"
 
 DIGEST = "b66b25aeb4df84e33199dc21694014d336d222cbd9deb0e5a7c14bd6aa0d0fd0"
 """SHA-256 of dist/echarts.min.js in the package echarts 6.1.0 of the npm registry, whose integrity is

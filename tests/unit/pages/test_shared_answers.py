@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
-from hexloop.app.board import service
-from hexloop.app.board.service import SharedAnswers
+from hexloop.app.pages import service
+from hexloop.app.pages.service import SharedAnswers
 
 PAGE = ("page", "a")
 

@@ -7,9 +7,8 @@ from enum import Enum
 from typing import Any
 
 import numpy as np
-from attrs import define, field
+from attrs import define, field, frozen
 
-from hexloop.app.report.irregular import irregular_step
 from hexloop.app.series import MOST_STEPS, Block, Series
 from hexloop.domain.checkpoints.manifest import step_of
 from hexloop.domain.journal_index import LOSS_OF_STEP, NOT_FINITE
@@ -23,6 +22,18 @@ MOST_EVENTS = 2_000
 
 LONGEST_TEXT = 500
 """Characters of a name or a reason that are kept."""
+
+MOST_INDICES = 8
+"""How many samples of a step whose loss was not usable are named."""
+
+WHAT = {"loss": "the loss", "gradient norm": "the gradient norm", "spike": "a loss spike"}
+
+DONE = {
+    "warn": "trained on; later ones are counted in the logs",
+    "stop": "the run stopped",
+    "skip": "left out",
+    "rollback": "left out",
+}
 
 
 class Outcome(Enum):
@@ -94,6 +105,21 @@ class CommandRecord:
     outcome: str
     time: float | None
     detail: str = ""
+
+
+@frozen
+class IrregularStep:
+    """A step whose loss or gradient norm was not finite, or a loss spike.
+
+    back_to: the step that the run continued from, if it left the samples out.
+    """
+
+    step: int
+    what: str
+    value: str
+    samples: str
+    done: str
+    back_to: int | None
 
 
 @define
@@ -389,6 +415,21 @@ def number_of(value: object) -> float | None:
 def step_in(value: object) -> int | None:
     """Return a count such as a step; None for anything that is not one."""
     return value if type(value) is int and 0 <= value < MOST_STEPS else None
+
+
+def irregular_step(note: Mapping[str, Any]) -> IrregularStep | None:
+    """Return what a note says about such a step; None if it is not sound."""
+    step, first, samples, epoch = (step_in(note.get(name)) for name in ("step", "first_sample", "samples", "epoch"))
+    what, done = WHAT.get(str(note.get("what"))), DONE.get(str(note.get("reaction")))
+    if step is None or first is None or samples is None or epoch is None or what is None or done is None:
+        return None
+    value, indices = note.get("value"), note.get("indices")
+    named = f"{first:,} to {first + max(samples, 1) - 1:,} of epoch {epoch:,}"
+    if isinstance(indices, list) and indices and all(step_in(each) is not None for each in indices[:MOST_INDICES]):
+        more = ", ..." if len(indices) > MOST_INDICES else ""
+        named += f" (in the dataset {', '.join(map(str, indices[:MOST_INDICES]))}{more})"
+    shown = f"{value:.6g}" if isinstance(value, float) else str(value)[:20]
+    return IrregularStep(step, what, shown, named, done, step_in(note.get("back_to")))
 
 
 def _end(session: Session, note: Mapping[str, Any]) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from hexloop.adapters.journal import JsonLinesJournal, line_batches, notes_in
-from hexloop.app.board.lines import last_lines
-from hexloop.app.report.journal_lines import MOST_RUNS, TAIL, RunLines, journal_note, log_note
+from hexloop.app.pages.journal_lines import MOST_RUNS, TAIL, RunLines, journal_note, log_note
+from hexloop.app.pages.lines import last_lines
 from hexloop.domain.limits import reading_limits
 from hexloop.domain.regular_files import NotRegularError
 from hexloop.domain.run_folder import JOURNAL
@@ -97,7 +97,7 @@ def test_garbage_is_counted_and_left_out(journal: Path) -> None:
 
 def test_a_line_without_an_end_takes_no_memory(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is dropped as it is read, and what follows it is read."""
-    monkeypatch.setattr("hexloop.app.report.journal_lines.CHUNK", 64)
+    monkeypatch.setattr("hexloop.app.pages.journal_lines.CHUNK", 64)
     append(journal, b"x" * 3000 + b"\n" + log(2, loss=2.0))
     with reading_limits(line_bytes=100):
         lines = RunLines(journal, journal_note)

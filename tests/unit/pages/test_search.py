@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from hexloop.app.report.history import RunHistory
-from hexloop.app.report.reading import RunRecord
-from hexloop.app.report.search import MOST_ARGUMENTS, Search, search_data, search_of, search_part
+from hexloop.app.pages.history import RunHistory
+from hexloop.app.pages.reading import RunRecord
+from hexloop.app.pages.search import MOST_ARGUMENTS, Search, search_data, search_of, search_section
 
 
 def record(number: int, settings: dict[str, Any], **values: Any) -> RunRecord:
@@ -55,19 +55,19 @@ def test_axes_are_arguments_that_differ_and_results() -> None:
 def test_without_differences_there_is_nothing(records: list[RunRecord]) -> None:
     """For two runs, equal arguments, no results, and equal ones."""
     assert search_of(records) is None
-    assert search_part(None, []) == ""
+    assert search_section(None, []) == ""
     assert search_data(None) is None
 
 
 def test_a_figure_has_the_same_in_words() -> None:
     """A table with a row for each run. With one argument there is no heat map."""
     records = [record(number, {"rate": number}, loss=float(number)) for number in range(3)]
-    part = search_part(found(*records), ["a", "b", "c"])
+    part = search_section(found(*records), ["a", "b", "c"])
     assert "heat-map" not in part
     assert "<td" in part
     assert 'id="parallel"' in part
     both = [record(number, {"rate": number, "size": number * 2}, loss=float(number)) for number in range(3)]
-    assert 'id="heat-map"' in search_part(found(*both), ["a", "b", "c"])
+    assert 'id="heat-map"' in search_section(found(*both), ["a", "b", "c"])
 
 
 def test_hostile_arguments_stay_text() -> None:
@@ -90,7 +90,7 @@ def test_hostile_arguments_stay_text() -> None:
         for number in range(3)
     ]
     search = found(*records)
-    part, data = search_part(search, [hostile, "b", "c"]), str(search_data(search))
+    part, data = search_section(search, [hostile, "b", "c"]), str(search_data(search))
     assert "<script>" not in part
     assert "abcdefghij" not in part + data
     assert len(search.arguments) == MOST_ARGUMENTS

@@ -12,19 +12,27 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from hmac import compare_digest
-from importlib.resources import files
 from pathlib import Path
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from attrs import define, field, frozen
 
-from hexloop.app.board.controls import give_command, with_controls
-from hexloop.app.board.lines import files_with_lines, last_lines, lines_content, with_last_lines
-from hexloop.app.board.pages import POLICY, SCRIPTS, lines_page, list_content, list_page, runs_page, update_of
-from hexloop.app.board.watching import WatchedRuns
-from hexloop.app.report.page import Content, asset, content_of
-from hexloop.app.report.reading import RunRecord
+from hexloop.app.pages.board import (
+    POLICY,
+    SCRIPTS,
+    give_command,
+    lines_page,
+    list_content,
+    list_page,
+    runs_page,
+    update_of,
+    with_controls,
+)
+from hexloop.app.pages.lines import files_with_lines, last_lines, lines_content, with_last_lines
+from hexloop.app.pages.page import Content, asset, content_of
+from hexloop.app.pages.reading import RunRecord
+from hexloop.app.pages.watching import WatchedRuns
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.json_documents import read_json
 
@@ -224,11 +232,8 @@ class Board:
             return web.Response(text=asset(name), content_type="text/css")
         if name not in SCRIPTS:
             raise web.HTTPNotFound
-        if name == "board.js":
-            text = files("hexloop.app.board").joinpath("assets", name).read_text(encoding="utf-8")
-        else:
-            text = asset(f"echarts/{name}" if name.startswith("echarts") else name)
-        return web.Response(text=text, content_type="text/javascript")
+        path = f"echarts/{name}" if name.startswith("echarts") else name
+        return web.Response(text=asset(path), content_type="text/javascript")
 
     def _chosen(self, request: web.Request) -> list[str]:
         return list(dict.fromkeys(request.query.getall("run", [])))

@@ -1,0 +1,180 @@
+"""The pages of the board: the list of runs, and one or more runs with their curves and the controls of live ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from attrs import evolve
+
+from hexloop.app.checkpoint_rows import format_age
+from hexloop.app.control.files import Action, CommandFolder
+from hexloop.app.pages.history import CommandRecord, Outcome, Session
+from hexloop.app.pages.page import Content, Frame, Section, page_of
+from hexloop.app.pages.reading import RunRecord
+from hexloop.app.pages.sections import NOT_KNOWN, RUNNING_FOR, moment, state_of
+from hexloop.app.pages.templates import section
+from hexloop.app.pages.watching import RunListing, WatchedRuns
+from hexloop.domain.errors import ConfigurationError
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
+    "form-action 'self'"
+)
+
+SCRIPTS = ("echarts.min.js", "report.js", "search.js", "board.js")
+"""The scripts of a page with curves, in order."""
+
+DRAWN = ("curves", "search")
+"""The sections whose charts a script keeps up to date."""
+
+LISTENING_FOR = 60.0
+"""Seconds after which a run that has not reported that it reads commands is taken for lost."""
+
+MOST_COMMANDS = 20
+"""How many commands of a run are listed, the last ones."""
+
+LABELS = {Action.PAUSE: "Pause", Action.RESUME: "Resume", Action.SAVE: "Save", Action.STOP: "Save and stop"}
+
+
+def list_content(root: Path, runs: Sequence[RunListing], cut: bool, now: float) -> Content:
+    """Return the list of the runs in a folder. cut: whether there are more. now: in seconds since the epoch."""
+    rows = [_row(number, each, now) for number, each in enumerate(runs)]
+    shown = section("runs", folder=str(root), runs=rows, cut=cut)
+    return Content(f"Runs in {root.name or root}", [Section("runs", "Runs", shown)], {"runs": [], "charts": []})
+
+
+def list_page(content: Content, version: str) -> str:
+    """Return the page with the list of the runs. version: of what it shows."""
+    return page_of(content, Frame(POLICY, "report.css", ["board.js"], attributes=_attributes("updates", version)))
+
+
+def runs_page(content: Content, folders: Sequence[str], version: str) -> str:
+    """Return the page of runs. folders: by which the board knows them."""
+    attributes = _attributes(f"updates?{address_of(folders)}", version)
+    return page_of(content, Frame(POLICY, "report.css", SCRIPTS, links=[("All runs", ".")], attributes=attributes))
+
+
+def lines_page(content: Content, folder: str) -> str:
+    """Return a page with lines of a run. It does not change while it is read."""
+    links = [("All runs", "."), ("The run", f"runs?{address_of([folder])}")]
+    return page_of(content, Frame(POLICY, "report.css", [], links=links))
+
+
+def update_of(content: Content, version: str) -> dict[str, Any]:
+    """Return what a page that is open needs to show the present content. Charts are in the document."""
+    sections = {each.identifier: str(each.content) for each in content.sections if each.identifier not in DRAWN}
+    return {"version": version, "sections": sections, "document": content.document}
+
+
+def address_of(folders: Sequence[str]) -> str:
+    """Return the query of an address that names runs."""
+    return urlencode([("run", each) for each in folders])
+
+
+def _row(number: int, run: RunListing, now: float) -> dict[str, Any]:
+    history, total = run.history, run.history.total_steps
+    of_total = f" of {total:,}" if total else ""
+    return {
+        "number": number,
+        "folder": run.folder,
+        "name": run.folder if run.folder != "." else "this folder",
+        "address": f"runs?{address_of([run.folder])}",
+        "cells": (
+            run.problem or state_of(history, total, now),
+            f"{history.last_step:,}{of_total}",
+            _loss_text(run.last_loss),
+            NOT_KNOWN if history.seen is None else f"{format_age(max(now - history.seen, 0.0))} ago",
+        ),
+    }
+
+
+def _loss_text(loss: float | None) -> str:
+    if loss is None:
+        return NOT_KNOWN
+    return f"{loss:.5g}" if math.isfinite(loss) else "not finite"
+
+
+def _attributes(updates: str, version: str) -> dict[str, str]:
+    return {"data-updates": updates, "data-version": version}
+
+
+def with_controls(content: Content, folders: Sequence[str], records: Sequence[RunRecord], now: float) -> Content:
+    """Return what a page shows, with the controls of its runs after the first section."""
+    runs = [_control(folder, record, now) for folder, record in zip(folders, records, strict=True)]
+    first, *rest = content.sections
+    return evolve(content, sections=[first, Section("control", "Control", section("control", runs=runs)), *rest])
+
+
+def give_command(runs: WatchedRuns, document: Any, now: float) -> int:
+    """Give the command in a request to a run, and return its number. Raises ConfigurationError if it cannot be given.
+
+    The request names the run that its page showed, so that it cannot reach another one that started there meanwhile.
+    """
+    if not isinstance(document, dict) or {type(each) for each in document.values()} != {str}:
+        raise ConfigurationError("The command is not an object of texts.")
+    if set(document) != {"folder", "run", "action"} or document["action"] not in [each.value for each in Action]:
+        raise ConfigurationError("The command needs a folder, a run, and one of the actions pause, resume, save, stop.")
+    (record,) = runs.show([document["folder"]], list)
+    if record.history.name != document["run"]:
+        raise ConfigurationError("Another run has started in this folder; reload the page.")
+    if problem := obstacle(record, now):
+        raise ConfigurationError(f"The run cannot be commanded: {problem}.")
+    try:
+        return _folder(record).give(Action(document["action"]))
+    except OSError as error:
+        raise ConfigurationError(
+            f"The command cannot be written to {_folder(record).path} ({error.strerror or error}). To command the run, "
+            "this user must be able to write there."
+        ) from error
+
+
+def obstacle(record: RunRecord, now: float) -> str:
+    """Return why a run cannot be commanded, "" if it can be."""
+    history = record.history
+    sessions: list[Session] = history.sessions.entries
+    allowed = history.settings.get("board_control")
+    if not sessions or allowed is None:
+        return "it does not read commands, because it has no journal or is of an earlier release"
+    if sessions[-1].outcome is not Outcome.LOST:
+        return "it has ended"
+    if allowed is not True:
+        return "it was started with board_control=False"
+    seen = history.seen or 0.0
+    if now - seen >= RUNNING_FOR and now - (_folder(record).listened_at() or 0.0) >= LISTENING_FOR:
+        return f"it has not reported since {moment(seen)} UTC"
+    return ""
+
+
+def _folder(record: RunRecord) -> CommandFolder:
+    return CommandFolder(Path(record.folder), record.history.name)
+
+
+def _control(folder: str, record: RunRecord, now: float) -> dict[str, Any]:
+    """Return what is shown of a run to command it. The folder and the name are decoded by a script."""
+    problem, paused = obstacle(record, now), record.history.paused_at is not None
+    waiting = 0 if problem else len(_folder(record).waiting())
+    commands: list[CommandRecord] = record.history.commands.entries[-MOST_COMMANDS:]
+    return {
+        "label": record.label,
+        "folder": quote(folder, errors="replace"),
+        "name": quote(record.history.name, errors="replace"),
+        "obstacle": f"This run cannot be commanded: {problem}." if problem else "",
+        "buttons": [
+            {"action": each.value, "label": label, "is_disabled": each is (Action.PAUSE if paused else Action.RESUME)}
+            for each, label in LABELS.items()
+        ],
+        "waiting": f"{waiting} given, not taken by the run yet." if waiting else "",
+        "commands": [
+            (f"{each.sequence}", each.action or "-", each.by or "-", moment(each.time), _result(each))
+            for each in reversed(commands)
+        ],
+    }
+
+
+def _result(command: CommandRecord) -> str:
+    between = " " if not command.detail or command.detail.startswith("at step") else ": "
+    return f"{command.outcome}{between}{command.detail}".strip()

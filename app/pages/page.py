@@ -1,0 +1,163 @@
+"""The page of a report: one HTML document with its style, scripts and data, which loads nothing from a network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from attrs import field, frozen
+from markupsafe import Markup
+
+from hexloop import __version__
+from hexloop.app.pages import templates
+from hexloop.app.pages.charts import COLOURS, GROUPS, MOST_CHARTS, Chart, chart_data, chart_shown, charts_of
+from hexloop.app.pages.reading import RunRecord
+from hexloop.app.pages.search import search_data, search_of, search_section
+from hexloop.app.pages.sections import (
+    arguments_section,
+    checkpoints_section,
+    irregular_section,
+    moment,
+    overview_section,
+    reproducing_section,
+    results_section,
+    saves_section,
+    timeline_section,
+)
+from hexloop.app.pages.templates import clean, inline
+from hexloop.domain.json_documents import finite_json
+
+ECHARTS = "6.1.0"
+"""The version of the chart library that is shipped."""
+
+MOST_REMARKS = 50
+"""How many remarks about what could not be read are listed."""
+
+MOST_NAMED = 5
+"""How many runs the title names."""
+
+
+@frozen
+class Section:
+    """What is under a heading of a page. identifier: its place in addresses."""
+
+    identifier: str
+    heading: str
+    content: Markup
+
+
+@frozen
+class Content:
+    """What a page shows. document: what its scripts read."""
+
+    title: str
+    sections: Sequence[Section]
+    document: Mapping[str, Any]
+
+
+@frozen
+class Frame:
+    """What surrounds the content of a page. policy: its Content-Security-Policy.
+
+    is_alone: whether `style` and `scripts` are sources, which become part of the page, or names of files beside it.
+    written: a sentence of when. links: words and address of each. attributes: those of the body; a page that has them
+    is kept up to date.
+    """
+
+    policy: str
+    style: str
+    scripts: Sequence[str]
+    is_alone: bool = False
+    written: str = ""
+    links: Sequence[tuple[str, str]] = ()
+    attributes: Mapping[str, str] = field(factory=dict)
+
+
+def report_page(records: Sequence[RunRecord], now: float) -> str:
+    """Return the page for runs. now: the time of the report, in seconds since the epoch."""
+    style, style_digest = inline("style", asset("report.css"))
+    scripts = [inline("script", asset(name)) for name in ("echarts/echarts.min.js", "report.js", "search.js")]
+    policy = (
+        f"default-src 'none'; script-src {' '.join(digest for _, digest in scripts)}; style-src {style_digest}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    written = f"Written by hexloop {__version__} on {moment(now)} UTC. Times are in UTC; ages are as of then."
+    return page_of(content_of(records, now), Frame(policy, style, [source for source, _ in scripts], True, written))
+
+
+def content_of(records: Sequence[RunRecord], now: float) -> Content:
+    """Return what a page shows of runs. now: in seconds since the epoch."""
+    labels = [record.label for record in records]
+    charts = charts_of(records)
+    named = [(f"chart-{number}", chart) for number, chart in enumerate(charts[:MOST_CHARTS])]
+    search = search_of(records)
+    sections = [
+        Section("runs", "Runs" if len(records) > 1 else "The run", overview_section(records, now)),
+        Section("curves", "Curves", _curves(records, named, len(charts))),
+        Section("search", "Arguments and results", search_section(search, labels)),
+        Section("irregular", "Losses that were not usable", irregular_section(records)),
+        Section("timeline", "Time line", timeline_section(records, now)),
+        Section("checkpoints", "Checkpoints", checkpoints_section(records, now)),
+        Section("saves", "What saving cost", saves_section(records)),
+        Section("results", "Results", results_section(records)),
+        Section("arguments", "Arguments", arguments_section(records)),
+        Section("reproduce", "Reproduce and resume", reproducing_section(records)),
+        Section("left-out", "Left out", _left_out(records)),
+    ]
+    drawn = [chart_data(chart, name) for name, chart in named]
+    document = {"runs": list(map(clean, labels)), "charts": drawn, "search": search_data(search)}
+    return Content(_title(labels), [each for each in sections if each.content], document)
+
+
+def page_of(content: Content, frame: Frame) -> str:
+    """Return a whole page."""
+    licences = [asset(f"echarts/{name}") for name in ("NOTICE", "LICENSE-zrender", "LICENSE-d3")]
+    return templates.page(
+        content=content,
+        frame=frame,
+        document=finite_json(content.document),
+        licences=licences,
+        version=__version__,
+        echarts=ECHARTS,
+    )
+
+
+def _title(labels: Sequence[str]) -> str:
+    if len(labels) == 1:
+        return f"Run {labels[0]}"
+    more = f" and {len(labels) - MOST_NAMED} more" if len(labels) > MOST_NAMED else ""
+    return f"{len(labels)} runs: {', '.join(labels[:MOST_NAMED])}{more}"
+
+
+@cache
+def asset(name: str) -> str:
+    """Return a file that is shipped for pages: a style, a script, or a licence."""
+    return files("hexloop.app.pages").joinpath("assets", *name.split("/")).read_text(encoding="utf-8")
+
+
+def _curves(records: Sequence[RunRecord], charts: Sequence[tuple[str, Chart]], all_charts: int) -> Markup:
+    if not charts:
+        return templates.section("note", words="No values were logged, so there are no curves.")
+    labels = [record.label for record in records]
+    silent = [record.label for record in records if not record.source]
+    shown = [
+        (group, [chart_shown(chart, name, labels) for name, chart in charts if chart.group == group])
+        for group in GROUPS
+    ]
+    return templates.section(
+        "curves",
+        runs=labels,
+        colours=COLOURS,
+        silent=f"No values were logged by {', '.join(silent)}." if silent else "",
+        groups=[(group, inside) for group, inside in shown if inside],
+        left_out=f"{all_charts - len(charts):,} further charts are left out." if all_charts > len(charts) else "",
+    )
+
+
+def _left_out(records: Sequence[RunRecord]) -> Markup:
+    remarks = [f"{record.label}: {remark}" for record in records for remark in record.remarks]
+    if len(remarks) > MOST_REMARKS:
+        remarks = [*remarks[:MOST_REMARKS], f"And {len(remarks) - MOST_REMARKS:,} more."]
+    return templates.section("remarks", remarks=remarks) if remarks else Markup()
