@@ -40,7 +40,7 @@ def main() -> None:
     print(f"first batch of {SAMPLES:,} samples: {1000 * first_seconds:.2f} ms, {first_megabytes:.1f} MB more")
 
     from hexloop.adapters.batches.torch.order import VectorisedPermutation
-    from hexloop.domain.order.permutation import GroupedByLength, KeyedPermutation
+    from hexloop.domain.order import GroupedByLength, KeyedPermutation
 
     print(f"\n{'order':<44}{'microseconds a sample':>22}")
     # 1025 and 2**40 + 1 leave the smallest and the largest part of the grid unused; 1000 uses a table.

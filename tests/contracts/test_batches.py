@@ -7,8 +7,7 @@ from typing import Any
 
 from hexloop.adapters.batches import InMemoryBatches, StatefulBatches, StreamedBatches
 from hexloop.app.testing.contracts.data import BatchesContract
-from hexloop.domain.order import Sequential
-from hexloop.domain.order.permutation import KeyedPermutation
+from hexloop.domain.order import KeyedPermutation, Sequential
 
 ROWS = [f"row {number}" for number in range(20)]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from hexloop.adapters.batches.torch.order import CHUNK, VectorisedPermutation
-from hexloop.domain.order.permutation import MAX_LENGTH, MAX_TABLE_LENGTH, GroupedByLength, KeyedPermutation
+from hexloop.domain.order import MAX_LENGTH, MAX_TABLE_LENGTH, GroupedByLength, KeyedPermutation
 
 KEYS = st.one_of(st.integers(-3, 3), st.integers(-(2**80), 2**80))
 LENGTHS = st.one_of(

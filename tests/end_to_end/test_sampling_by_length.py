@@ -13,7 +13,7 @@ from transformers.trainer_pt_utils import BatchRebalanceSampler
 
 from hexloop import Trainer
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.order.balance import batch_cost
+from hexloop.domain.order import batch_cost
 from tests.end_to_end.small.models import rows
 from tests.end_to_end.small.trainers import small_trainer
 

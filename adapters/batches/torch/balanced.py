@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hexloop.adapters.batches.torch.order import OrderedBatchSampler, keyed_indices
-from hexloop.domain.order import Order, global_batches
-from hexloop.domain.order.balance import balanced_sizes, batch_cost
+from hexloop.domain.order import Order, balanced_sizes, batch_cost, global_batches
 
 BY_LENGTH = ("group_by_length", "batch_rebalance")
 """The sampling strategies that need the length of each sample."""

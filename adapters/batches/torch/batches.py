@@ -43,8 +43,7 @@ from hexloop.adapters.batches.torch.shares import (
 from hexloop.adapters.batches.torch.stream import KeyedRows, StreamLoader
 from hexloop.adapters.batches.torch.structure import Transfer, row_count
 from hexloop.domain.errors import ConfigurationError, DataError
-from hexloop.domain.order import Order, Sequential, Shard
-from hexloop.domain.order.permutation import GroupedByLength
+from hexloop.domain.order import GroupedByLength, Order, Sequential, Shard
 from hexloop.ports.state import Part
 
 

@@ -18,14 +18,17 @@ from attrs import frozen
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, RandomSampler, Sampler, Subset, TensorDataset
 
-from hexloop.domain.order import ALL, Order, Shard, global_batches
-from hexloop.domain.order.permutation import (
+from hexloop.domain.order import (
+    ALL,
     FIRST_FACTOR,
     FIRST_SHIFT,
     SECOND_FACTOR,
     SECOND_SHIFT,
     FeistelNetwork,
     KeyedPermutation,
+    Order,
+    Shard,
+    global_batches,
     sample_key,
     sample_keys,
 )

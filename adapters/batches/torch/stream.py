@@ -36,8 +36,7 @@ from hexloop.adapters.batches.torch.loader import (
 )
 from hexloop.adapters.batches.torch.order import preserved_rng_states, restore_rng_states, rng_states, seed_streams
 from hexloop.adapters.batches.torch.shares import Share, ShareCollate, SharesOfRanks, as_padding
-from hexloop.domain.order import ALL, Shard
-from hexloop.domain.order.permutation import sample_key
+from hexloop.domain.order import ALL, Shard, sample_key
 
 
 class StreamLoader(ResumableLoader):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexloop.domain.json_documents import json_part
-from hexloop.domain.order.permutation import KeyedPermutation
+from hexloop.domain.order import KeyedPermutation
 from hexloop.testing import InMemoryBatches
 
 

@@ -17,7 +17,7 @@ from hexloop.adapters.trainable.least_squares.sharded import sharded_least_squar
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.events import StepEnded
 from hexloop.domain.loop import train
-from hexloop.domain.order.permutation import KeyedPermutation
+from hexloop.domain.order import KeyedPermutation
 from hexloop.domain.ranks import SharedLosses
 from hexloop.domain.requests import make_agreement
 from hexloop.domain.state import RunState

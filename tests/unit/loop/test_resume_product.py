@@ -19,7 +19,7 @@ from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.evaluation import BestMetric, patience_after
 from hexloop.domain.events import AnyEvent, EpochEnded, EvaluationBegan, PredictionStepEnded
 from hexloop.domain.loop import apply_requests
-from hexloop.domain.order.permutation import KeyedPermutation
+from hexloop.domain.order import KeyedPermutation
 from hexloop.domain.run import Evaluation, Run
 from hexloop.domain.schedules import ADAPTIVE, SHAPES, build_adaptive, build_shape
 from hexloop.domain.schedules.scheduler import AdaptiveRates, ScheduledRates

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hexloop.domain.order.balance import balanced_sizes, batch_cost
+from hexloop.domain.order import balanced_sizes, batch_cost
 
 fixed = settings(derandomize=True, deadline=None)
 

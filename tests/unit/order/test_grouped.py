@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hexloop.domain.order.permutation import GroupedByLength, KeyedPermutation, sample_key
+from hexloop.domain.order import GroupedByLength, KeyedPermutation, sample_key
 
 fixed = settings(derandomize=True, deadline=None)
 

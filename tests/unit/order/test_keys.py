@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hexloop.domain.order.permutation import random_order, random_words, sample_key, sample_keys
+from hexloop.domain.order import random_order, random_words, sample_key, sample_keys
 
 NUMBERS = st.lists(st.integers(), max_size=4)
 

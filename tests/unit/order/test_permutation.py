@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.order.permutation import (
+from hexloop.domain.order import (
     MAX_LENGTH,
     MAX_TABLE_LENGTH,
     FeistelNetwork,

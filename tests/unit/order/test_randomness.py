@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from hexloop.domain.order.permutation import MAX_TABLE_LENGTH, KeyedPermutation
+from hexloop.domain.order import MAX_TABLE_LENGTH, KeyedPermutation
 from tests.unit.order import chi_square
 
 Make = Callable[[int, int], Sequence[int]]

@@ -1,6 +1,7 @@
-"""Random orders of an epoch as functions of the seed: any position in constant time and memory; grouped by length.
+"""The order of samples in an epoch, independent of ranks, workers and restarts, and how it is divided into batches.
 
-Randomness is keyed: a random value depends only on its name (a purpose and some integers), not on earlier draws.
+Random orders are functions of the seed: any position in constant time and memory; grouped by length. Randomness is
+keyed: a random value depends only on its name (a purpose and some integers), not on earlier draws.
 """
 
 from __future__ import annotations
@@ -8,13 +9,105 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from attrs import define, field, frozen
 from attrs.validators import ge
 
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.order import Order
+
+
+class Order(ABC):
+    """A bijection of range(len(order)) that maps a position in an epoch to the index of a sample."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of samples in an epoch."""
+
+    @abstractmethod
+    def _index_at(self, position: int) -> int:
+        """Return the index at a position within the epoch."""
+
+    def __getitem__(self, position: int) -> int:
+        """Return the index of the sample at `position`, from 0. Raises IndexError outside the epoch."""
+        if not 0 <= position < len(self):
+            raise IndexError(f"Position {position} is outside an epoch of {len(self)} samples.")
+        return self._index_at(position)
+
+    def __iter__(self) -> Iterator[int]:
+        """Iterate over the indices of an epoch, in order."""
+        return map(self._index_at, range(len(self)))
+
+    def block(self, start: int, stop: int) -> list[int]:
+        """Return the indices at the positions `start` to `stop` - 1. Raises IndexError outside the epoch."""
+        return [self[position] for position in range(start, stop)]
+
+
+@frozen
+class Sequential(Order):
+    """The order of the data set itself: position equals index. Raises ValueError for a negative length."""
+
+    length: int = field(validator=ge(0))
+
+    def __len__(self) -> int:
+        return self.length
+
+    def _index_at(self, position: int) -> int:
+        return position
+
+
+# Batches, and the part of a rank
+
+
+def global_batches(global_batch: int, length: int, drop_last: bool, start: int = 0) -> int:
+    """Return the number of global batches of `global_batch` samples in the positions `start` to `length` - 1."""
+    positions = max(0, length - start)
+    return positions // global_batch if drop_last else -(-positions // global_batch)
+
+
+def rank_slice(positions: range, rank: int, world: int) -> range:
+    """Return the part of a global batch for the process `rank` of `world` processes.
+
+    The parts, by rank, make up the batch. If it does not divide evenly, the first ranks take one sample more.
+    Raises IndexError for a rank outside the world.
+    """
+    if not 0 <= rank < world:
+        raise IndexError(f"Rank {rank} is not in a world of {world} processes.")
+    share, remainder = divmod(len(positions), world)
+    first = rank * share + min(rank, remainder)
+    return positions[first : first + share + (rank < remainder)]
+
+
+@frozen
+class Shard:
+    """Selects the part of every global batch for one process.
+
+    in_blocks: each rank takes a block of `global_batch` / `world_size` positions, the last ranks fewer or none, so that
+    the batches are those of a single process. Otherwise the parts are as even as possible.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    in_blocks: bool = False
+
+    def of(self, positions: range, global_batch: int) -> range:
+        """Return the part of a batch of at most `global_batch` positions. In the last batch it may be empty."""
+        if self.world_size == 1:
+            return positions
+        if not self.in_blocks:
+            return rank_slice(positions, self.rank, self.world_size)
+        size = global_batch // self.world_size
+        return positions[self.rank * size : (self.rank + 1) * size]
+
+
+ALL = Shard()
+"""The shard of a single process: everything."""
+
+
+# Random orders
 
 MAX_LENGTH = 2**62
 
@@ -201,3 +294,49 @@ class GroupedByLength(Order):
         starts = [number * self.global_batch for number in ranking]
         mixed = [index for first in starts for index in samples[first : first + self.global_batch]]
         return mixed + samples[len(samples) - rest :]
+
+
+# Micro-batches of nearly equal cost
+
+QUADRATIC_SHARE = 1000
+"""The length at which the part of the cost that grows with the square of the length equals the linear part."""
+
+
+def batch_cost(samples: int, longest: int) -> int:
+    """Return the relative cost of a batch of samples that are padded to the longest one.
+
+    It is linear in the padded tokens, and quadratic in the length for attention, as in transformers'
+    BatchRebalanceSampler, multiplied by 1000 so that it is a whole number.
+    """
+    return samples * longest * (QUADRATIC_SHARE + longest)
+
+
+def balanced_sizes(lengths: Sequence[int], batches: int) -> list[int]:
+    """Return how many samples each batch gets, in order, so that the most expensive batch is as cheap as possible.
+
+    lengths: of all samples, in descending order; a batch holds neighbors. Raises ValueError if there are fewer samples
+    than batches.
+    """
+    if not 1 <= batches <= len(lengths):
+        raise ValueError(f"{len(lengths)} samples cannot be divided into {batches} batches of at least one sample.")
+    unit = [batch_cost(1, length) for length in lengths]
+    least, most = unit[0], unit[0] * len(lengths)
+    while least < most:  # finds the smallest bound at which batches, filled one after another, hold all samples
+        middle = (least + most) // 2
+        if _filled(unit, batches, middle) is None:
+            least = middle + 1
+        else:
+            most = middle
+    sizes = _filled(unit, batches, most)
+    assert sizes is not None
+    return sizes
+
+
+def _filled(unit: Sequence[int], batches: int, bound: int) -> list[int] | None:
+    """Return the sizes of batches that cost at most `bound`, the first ones filled up; None if samples are left."""
+    sizes, first = list[int](), 0
+    for later in reversed(range(batches)):
+        left = len(unit) - first - later  # each later batch needs a sample
+        sizes.append(size := min(left, bound // unit[first]) if unit[first] else left)
+        first += size
+    return sizes if first == len(unit) else None
