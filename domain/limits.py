@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
 
-from attrs import asdict, evolve, field, fields, frozen
+from attrs import evolve, field, fields, frozen
 
 from hexloop.domain.errors import ConfigurationError
 
@@ -137,9 +137,3 @@ def limits_in(texts: Iterable[str]) -> dict[str, int]:
     if problems := [*problems, *_problems(found)]:
         raise ConfigurationError(problems)
     return found
-
-
-def limits_table() -> dict[str, tuple[int, str]]:
-    """Return the default and the description of every limit, by name."""
-    defaults = asdict(Limits())
-    return {each.name: (defaults[each.name], each.metadata["help"]) for each in fields(Limits)}

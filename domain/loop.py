@@ -342,7 +342,6 @@ class StandardLearner(Generic[Batch, Loss]):
         backward: Callable[[Loss], None] | None = None,
     ) -> None:
         self.count_items = trainable.count_items
-        self.set_learning_rates = trainable.set_learning_rates
         self._forward = precision.wrap(trainable.loss)
         self._trainable = trainable
         self._precision = precision
@@ -378,6 +377,5 @@ class StandardLearner(Generic[Batch, Loss]):
         trainable.clear_gradients()
         return norm, taken
 
-    # Bound in __init__ to the trainable's methods, which saves a call per step.
+    # Bound in __init__ to the trainable's method, which saves a call per step.
     count_items: Callable[[Sequence[Batch]], object]
-    set_learning_rates: Callable[[Sequence[float]], None]

@@ -31,6 +31,3 @@ class Learner(Protocol[Batch_contra, Loss_co]):
         Return the gradient norm before clipping (None if it was not measured), and whether the step was taken. It is
         skipped after an overflow under loss scaling; weights and moments are unchanged then.
         """
-
-    def set_learning_rates(self, rates: Sequence[float]) -> None:
-        """Set the learning rates of the next update, one for each parameter group."""

@@ -36,9 +36,6 @@ class Trainable(Protocol[Batch_contra, Loss]):
     def clip(self, max_norm: float) -> SupportsFloat | None:
         """Clip the gradients to `max_norm` and return their norm before clipping (None if it was not measured)."""
 
-    def set_learning_rates(self, rates: Sequence[float]) -> None:
-        """See `Learner.set_learning_rates`."""
-
     def clear_gradients(self) -> None:
         """Clear the gradients of the window."""
 

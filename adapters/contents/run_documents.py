@@ -154,12 +154,6 @@ def is_documents_file(path: str) -> bool:
     return path == RUN_STATE or re.fullmatch(r"run_state-rank-\d{5}\.json", path) is not None
 
 
-def ranks_with_documents(names: Collection[str]) -> set[int]:
-    """Return the ranks, other than 0, whose documents are in one file."""
-    matches = (re.fullmatch(r"run_state-rank-(\d{5})\.json", name) for name in names)
-    return {int(match[1]) for match in matches if match}
-
-
 def _located(name: str) -> tuple[str, str]:
     """Return the name that a document has in its file, and the file."""
     match = _OF_RANK.fullmatch(name)

@@ -90,7 +90,6 @@ class LearnerMethods:
         self.count_items = learner.count_items
         self.micro_step = learner.micro_step
         self.update = learner.update
-        self.set_learning_rates = learner.set_learning_rates
 
 
 def _with_training_step(parts: TrainerParts, made: RunLearner, model: Any) -> LearnerMethods:

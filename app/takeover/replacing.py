@@ -249,11 +249,6 @@ def takeover(reproduce: str | None = None) -> Takeover:
     return started
 
 
-def is_taken_over() -> bool:
-    """Return whether a takeover is in effect."""
-    return bool(_live)
-
-
 def call_before(cls: type, method: str, first: Callable[[Any], object]) -> Undo:
     """Call `first` with the object before each call of a class's method; return what undoes it."""
     inherited = method not in vars(cls)

@@ -56,7 +56,7 @@ def simulated_run(
         "learner": learner,
         "batches": batches,
         "losses": PlainLosses(),
-        "scheduler": ScheduledRates(shape, (learning_rate,), learner.set_learning_rates),
+        "scheduler": ScheduledRates(shape, (learning_rate,), trainable.set_learning_rates),
         "clock": ManualClock(),
         "plan": plan,
         "triggers": Triggers(log=Trigger(Interval.STEPS, 500)),

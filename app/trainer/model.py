@@ -143,7 +143,7 @@ class TrainerModel(TrainerAttributes):
     @standard
     def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: Any = None) -> tuple[type[Any], dict[str, Any]]:
         """Return the optimizer class that the arguments name, and its keyword arguments."""
-        return choose_optimizer(args, model)
+        return choose_optimizer(args)
 
     def get_decay_parameter_names(self, model: Any) -> list[str]:
         """Return the names of the parameters with weight decay: no biases, no normalisation layers."""

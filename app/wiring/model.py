@@ -175,7 +175,7 @@ def zero3_init(args: TrainingArguments) -> AbstractContextManager[None]:
 # Optimizer
 
 
-def choose_optimizer(args: TrainingArguments, model: Any) -> tuple[type[Any], dict[str, Any]]:
+def choose_optimizer(args: TrainingArguments) -> tuple[type[Any], dict[str, Any]]:
     """Return the optimizer class that the arguments name, and its keyword arguments."""
     return optimizers.choose_optimizer(
         str(getattr(args.optim, "value", args.optim)),
@@ -184,7 +184,6 @@ def choose_optimizer(args: TrainingArguments, model: Any) -> tuple[type[Any], di
         args.adam_epsilon,
         args.optim_args,
         args.device.type,
-        model,
     )
 
 

@@ -13,6 +13,6 @@ PLANE: list[Row] = [((x / 4, y / 8), x / 2 - y / 8 + 1) for x in range(-2, 3) fo
 WINDOW = [ROWS[:2], ROWS[2:5], ROWS[5:]]
 
 
-def small_trainable() -> LeastSquares:
+def small_trainable(learning_rate: float = 0.05) -> LeastSquares:
     """Return a model of one feature before its first step."""
-    return least_squares(1, learning_rate=0.05)
+    return least_squares(1, learning_rate=learning_rate)

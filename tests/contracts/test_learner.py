@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hexloop.adapters.engines.single.engine import SingleProcess
 from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.adapters.precision.simulated_scaling import SimulatedScaling
-from hexloop.adapters.trainable.least_squares import Row, Scalar
+from hexloop.adapters.trainable.least_squares import LeastSquares, Row, Scalar
 from hexloop.app.testing.contracts.learning import LearnerContract
 from hexloop.domain.loop import StandardLearner
 from hexloop.ports.learner import Learner
@@ -25,12 +25,21 @@ class OnLeastSquares(LearnerContract[Batch, Scalar]):
     def whole(self) -> Batch:
         return ROWS
 
+    def make(self) -> Learner[Batch, Scalar]:
+        return self.on(small_trainable())
+
+    def make_frozen(self) -> Learner[Batch, Scalar]:
+        return self.on(small_trainable(0.0))
+
+    def on(self, trainable: LeastSquares) -> Learner[Batch, Scalar]:
+        """Return a learner that trains this model."""
+        return StandardLearner(trainable, PlainPrecision(), SingleProcess())
+
 
 class TestStandardLearner(OnLeastSquares):
-    def make(self) -> Learner[Batch, Scalar]:
-        return StandardLearner(small_trainable(), PlainPrecision(), SingleProcess())
+    """Without a loss scale."""
 
 
 class TestStandardLearnerWithALossScale(OnLeastSquares):
-    def make(self) -> Learner[Batch, Scalar]:
-        return StandardLearner(small_trainable(), SimulatedScaling(), SingleProcess())
+    def on(self, trainable: LeastSquares) -> Learner[Batch, Scalar]:
+        return StandardLearner(trainable, SimulatedScaling(), SingleProcess())

@@ -7,9 +7,7 @@ from typing import ClassVar
 
 from hexloop.adapters.scheduler import ConstantRates
 from hexloop.app.testing.contracts.learning import SchedulerContract
-from hexloop.domain.evaluation import BestMetric
-from hexloop.domain.schedules.adaptive import Greedy, ReduceLROnPlateau
-from hexloop.domain.schedules.scheduler import AdaptiveRates, ScheduledRates
+from hexloop.domain.schedules.scheduler import ScheduledRates
 from hexloop.domain.schedules.shapes import Linear
 from hexloop.ports.scheduler import Scheduler
 
@@ -52,14 +50,3 @@ class TestConstantRates(OfGroups):
 class TestScheduledRates(OfGroups):
     def make_for(self, groups: Groups) -> Scheduler:
         return ScheduledRates(Linear(num_warmup_steps=2, num_training_steps=6), BASE_RATES, groups.set_rates)
-
-
-class TestReduceLROnPlateau(OfGroups):
-    def make_for(self, groups: Groups) -> Scheduler:
-        return AdaptiveRates(ReduceLROnPlateau(patience=1), BestMetric("loss"), BASE_RATES, groups.set_rates)
-
-
-class TestGreedy(OfGroups):
-    def make_for(self, groups: Groups) -> Scheduler:
-        greedy = Greedy(patience=0, smooth=True, window_size=2)
-        return AdaptiveRates(greedy, BestMetric("loss"), BASE_RATES, groups.set_rates)

@@ -102,9 +102,9 @@ class OnDevice:
     def line(self, dropout: float = 0.0) -> Line:
         return line(dropout).to(self.device_name)
 
-    def trainable_with(self, make_optimizer: Callable[..., torch.optim.Optimizer]) -> TorchTrainable:
+    def trainable_with(self, make_optimizer: Callable[..., torch.optim.Optimizer], lr: float = 0.01) -> TorchTrainable:
         model = self.line()
-        return TorchTrainable(model, make_optimizer(model.parameters(), lr=0.01), ModelLoss())
+        return TorchTrainable(model, make_optimizer(model.parameters(), lr=lr), ModelLoss())
 
     def placed(self, batch: Batch) -> Batch:
         return {name: values.to(self.device_name) for name, values in batch.items()}
@@ -131,15 +131,22 @@ class TestStandardLearnerOnTorch(OnTheWindow, LearnerContract[Batch, Tensor]):
     tolerance = 1e-4
 
     def make(self) -> Learner[Batch, Tensor]:
-        return StandardLearner(self.trainable_with(torch.optim.AdamW), PlainPrecision(), SingleProcess())
+        return self.on(self.trainable_with(torch.optim.AdamW))
+
+    def make_frozen(self) -> Learner[Batch, Tensor]:
+        return self.on(self.trainable_with(torch.optim.AdamW, lr=0.0))
+
+    def on(self, trainable: TorchTrainable) -> Learner[Batch, Tensor]:
+        """Return a learner that trains this model."""
+        return StandardLearner(trainable, PlainPrecision(), SingleProcess())
 
 
 class TestStandardLearnerWithDynamicScaling(TestStandardLearnerOnTorch):
     tolerance = 2e-2
 
-    def make(self) -> Learner[Batch, Tensor]:
+    def on(self, trainable: TorchTrainable) -> Learner[Batch, Tensor]:
         precision = Fp16Precision(self.kind, initial_scale=1024.0)
-        return StandardLearner(self.trainable_with(torch.optim.AdamW), precision, SingleProcess())
+        return StandardLearner(trainable, precision, SingleProcess())
 
 
 class OnTorch(OnDevice, PrecisionContract[Batch, Tensor]):

@@ -58,7 +58,7 @@ class ToyLearner:
 
     def __init__(self, engine: Toy, model: Copied, trainable: Trainable[Any, Tensor], *hooks: Callable[[], None]):
         self.engine, self.model, self.trainable, (self.before, self.after) = engine, model, trainable, hooks
-        self.count_items, self.set_learning_rates = trainable.count_items, trainable.set_learning_rates
+        self.count_items = trainable.count_items
 
     def micro_step(self, batch: Any, window_items: object, last_of_window: bool) -> Tensor:
         self.engine.synchronise(last_of_window)

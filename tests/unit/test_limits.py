@@ -7,10 +7,11 @@ import threading
 from pathlib import Path
 
 import pytest
+from attrs import fields
 
 import hexloop
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.limits import limits, limits_in, limits_table, reading_limits
+from hexloop.domain.limits import Limits, limits, limits_in, reading_limits
 
 PAGE = Path(__file__).parents[2] / "docs" / "limits.md"
 
@@ -83,4 +84,6 @@ def test_problems_of_texts_are_told_together() -> None:
 def test_the_page_lists_every_limit() -> None:
     """docs/limits.md has the default and the description of each limit."""
     rows = re.findall(r"^\| `(\w+)` \| ([\d,]+) \| (.+) \|$", PAGE.read_text(), re.MULTILINE)
-    assert {name: (int(default.replace(",", "")), text) for name, default, text in rows} == limits_table()
+    assert {name: (int(default.replace(",", "")), text) for name, default, text in rows} == {
+        each.name: (getattr(Limits(), each.name), each.metadata["help"]) for each in fields(Limits)
+    }

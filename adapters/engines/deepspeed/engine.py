@@ -201,9 +201,7 @@ class DeepSpeedLearner:
     _after_optimizer_step: Callable[[], None] = lambda: None
 
     def __attrs_post_init__(self) -> None:
-        # Forwarding methods would cost one more call per step.
-        self.count_items = self._trainable.count_items
-        self.set_learning_rates = self._trainable.set_learning_rates
+        self.count_items = self._trainable.count_items  # a forwarding method would cost one more call per step
         self._reports_norm = self._engine.optimizer is not self._engine.basic_optimizer
 
     def micro_step(self, batch: Any, window_items: object, last_of_window: bool) -> Tensor:

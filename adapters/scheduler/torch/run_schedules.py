@@ -22,11 +22,13 @@ from hexloop.domain.json_documents import json_part
 from hexloop.domain.ranges import Finite, Updates, Whole
 from hexloop.domain.schedules import Shape, build_adaptive
 from hexloop.domain.schedules.adaptive import GreedyState, PlateauState
-from hexloop.domain.schedules.scheduler import MEMORY
 from hexloop.ports.state import Part
 
 POSITION = "position"
 """The name of the exported state of a LambdaLR that a script stepped or changed."""
+
+MEMORY = "adaptive"
+"""The name of the exported state of a schedule that follows a metric."""
 
 
 @frozen

@@ -49,11 +49,10 @@ def choose_optimizer(
     epsilon: float,
     further: str | None,
     device_type: str,
-    model: Any = None,
 ) -> ClassAndOptions:
     """Return the class and the keyword arguments of the optimizer called `name`.
 
-    further: more keyword arguments, as "name=value,...". model: no row uses it yet.
+    further: more keyword arguments, as "name=value,...".
     Raises ConfigurationError if the name is unknown, if hexloop does not support that optimizer (the message says what
     to install or to choose instead), or if the optimizer does not accept one of the `further` arguments.
     """

@@ -243,11 +243,6 @@ class TorchTrainable:
             if not self._inner.training:
                 self.model.train()
 
-    def set_learning_rates(self, rates: Sequence[float]) -> None:
-        """Set the rate of each parameter group."""
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
-
     def detached(self, loss: Tensor) -> Tensor:
         """Return the loss without its graph."""
         return loss.detach()

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from torch.optim import Optimizer as TorchOptimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from hexloop.adapters.scheduler.torch.run_schedules import MetricScheduler
 from hexloop.adapters.trainable.least_squares import Row, Scalar
 from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.json_documents import only_value
 from hexloop.domain.loop import StandardLearner
-from hexloop.domain.schedules.adaptive import ReduceLROnPlateau
-from hexloop.domain.schedules.scheduler import AdaptiveRates
-from hexloop.ports.scheduler import Scheduler
 from hexloop.ports.state import Part
 from hexloop.ports.trainable import Optimizer
 from hexloop.testing import (
@@ -23,7 +24,7 @@ from hexloop.testing import (
 from tests.contracts.least_squares import small_trainable
 from tests.contracts.test_learner import OnLeastSquares as LearnerTest
 from tests.contracts.test_precision import OnLeastSquares as PrecisionTest
-from tests.contracts.test_scheduler import Groups, OfGroups
+from tests.contracts.test_torch import OfTorchSchedulers
 from tests.contracts.test_trainable import OfOneFeature as TrainableTest
 
 Batch = Sequence[Row]
@@ -47,20 +48,15 @@ class NeverCleared(LeastSquares):
         """Keep the gradients."""
 
 
-class KeepingRates(LeastSquares):
-    def set_learning_rates(self, rates: Sequence[float]) -> None:
-        """Keep the old rates."""
-
-
 class ReturningTheClippedNorm(LeastSquares):
     def clip(self, max_norm: float) -> float:
         super().clip(max_norm)
         return super().clip(0.0)
 
 
-def made(kind: type[LeastSquares]) -> LeastSquares:
+def made(kind: type[LeastSquares], learning_rate: float = 0.05) -> LeastSquares:
     """Return the small problem's model as another class."""
-    plain = small_trainable()
+    plain = small_trainable(learning_rate)
     return kind(plain.model, plain.optimizer)
 
 
@@ -85,13 +81,6 @@ class TestNeverCleared(TrainableTest):
         return made(NeverCleared)
 
 
-class TestKeepingRates(TrainableTest):
-    broken = "test_set_rates_are_used"
-
-    def make(self) -> LeastSquares:
-        return made(KeepingRates)
-
-
 class TestLearningMeanOfMeans(LearnerTest):
     broken = "test_a_window_can_be_split_anywhere"
 
@@ -109,8 +98,8 @@ class TestReturningTheClippedNorm(LearnerTest):
 class TestLearningWithoutClearing(LearnerTest):
     broken = "test_gradients_are_cleared_after_a_step"
 
-    def make(self) -> StandardLearner[Batch, Scalar]:
-        return StandardLearner(made(NeverCleared), PlainPrecision(), SingleProcess())
+    def make_frozen(self) -> StandardLearner[Batch, Scalar]:
+        return StandardLearner(made(NeverCleared, learning_rate=0.0), PlainPrecision(), SingleProcess())
 
 
 class NeverUnscaling(SimulatedScaling):
@@ -149,23 +138,31 @@ class TestLosingTheScale(PrecisionTest):
         return LosingTheScale(growth_interval=2)
 
 
-class ObservingWithoutSettingRates(AdaptiveRates):
+class ObservingWithoutSettingRates(MetricScheduler):
     def observe(self, metrics: Mapping[str, float]) -> None:
-        enforce, self.set_rates = self.set_rates, lambda rates: None
+        groups = self.scheduler.optimizer.param_groups
+        before = [group["lr"] for group in groups]
         super().observe(metrics)
-        self.set_rates = enforce
+        for group, rate in zip(groups, before, strict=True):
+            group["lr"] = rate
+
+    def rates(self) -> tuple[float, ...]:
+        return tuple(self.scheduler.get_last_lr())
 
 
-class ForgettingMetrics(AdaptiveRates):
+class ForgettingMetrics(MetricScheduler):
     def load(self, parts: Iterable[Part]) -> None:
         list(parts)
 
 
-class SchedulerTest(OfGroups):
-    kind: type[AdaptiveRates]
+class SchedulerTest(OfTorchSchedulers):
+    kind: type[MetricScheduler]
 
-    def make_for(self, groups: Groups) -> Scheduler:
-        return self.kind(ReduceLROnPlateau(patience=0), BestMetric("loss"), (0.1,), groups.set_rates)
+    def scheduler_for(self, optimizer: TorchOptimizer) -> ReduceLROnPlateau:
+        return ReduceLROnPlateau(optimizer, patience=0)
+
+    def adapter_for(self, scheduler: Any, optimizer: TorchOptimizer) -> MetricScheduler:
+        return self.kind(scheduler, BestMetric("loss"))
 
 
 class TestObservingWithoutSettingRates(SchedulerTest):

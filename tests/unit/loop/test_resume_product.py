@@ -9,8 +9,13 @@ from itertools import product
 from typing import Any
 
 import pytest
-from attrs import frozen
+import torch
+from attrs import define, frozen
+from torch.optim import SGD
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from hexloop.adapters.scheduler.torch import GreedyLR
+from hexloop.adapters.scheduler.torch.run_schedules import MetricScheduler
 from hexloop.adapters.trainable.least_squares import Row
 from hexloop.app.testing.recording import Cut, RunRecord, record_run, step_is
 from hexloop.app.testing.resume_exactness import first_difference
@@ -21,10 +26,11 @@ from hexloop.domain.events import AnyEvent, EpochEnded, EvaluationBegan, Predict
 from hexloop.domain.loop import apply_requests
 from hexloop.domain.order import KeyedPermutation
 from hexloop.domain.run import Evaluation, Run
-from hexloop.domain.schedules import ADAPTIVE, SHAPES, build_adaptive, build_shape
-from hexloop.domain.schedules.scheduler import AdaptiveRates, ScheduledRates
+from hexloop.domain.schedules import ADAPTIVE, SHAPES, build_shape
+from hexloop.domain.schedules.scheduler import ScheduledRates
 from hexloop.domain.state import RunState
 from hexloop.domain.triggers import Interval, Trigger, Triggers
+from hexloop.ports.scheduler import Scheduler
 from hexloop.ports.storage import Storage
 from hexloop.testing import (
     InMemoryBatches,
@@ -162,10 +168,25 @@ class Deciding(CheckpointStore):
         return state
 
 
-def scheduler(name: str, steps: int, set_rates: Any) -> ScheduledRates | AdaptiveRates:
+@define
+class FollowedRates(MetricScheduler):
+    """A schedule of torch that follows a metric and sets the rates of an optimizer without torch."""
+
+    set_rates: Callable[[Sequence[float]], None]
+
+    def start(self, updates: int) -> None:
+        self.set_rates(self.rates())
+
+    def observe(self, metrics: Mapping[str, float]) -> None:
+        super().observe(metrics)
+        self.set_rates(self.rates())
+
+
+def scheduler(name: str, steps: int, set_rates: Callable[[Sequence[float]], None]) -> Scheduler:
     options = OPTIONS.get(name, {})
     if name in ADAPTIVE:
-        return AdaptiveRates(build_adaptive(name, options), LOSS, (0.1,), set_rates)
+        kind: Any = ReduceLROnPlateau if name == "reduce_lr_on_plateau" else GreedyLR
+        return FollowedRates(kind(SGD([torch.ones(1)], lr=0.1), **options), LOSS, set_rates)
     shape = build_shape(name, base_rate=0.1, warmup_steps=2, total_steps=steps, options=options)
     return ScheduledRates(shape, (0.1,), set_rates)
 
