@@ -47,10 +47,6 @@ class Series:
         else:
             self.gaps.append(step)
 
-    def may_append(self, step: int) -> bool:
-        """Return whether `step` is after all points."""
-        return not ((self.steps and self.steps[-1] >= step) or (self.gaps and self.gaps[-1] >= step))
-
     def append_block(self, steps: Block, values: Block) -> None:
         """Add points that are after all others. The caller has checked that steps ascend and values are finite."""
         self.steps.frombytes(steps.astype(np.int64).tobytes())

@@ -45,6 +45,12 @@ def place_of(path: str | os.PathLike[str]) -> tuple[Folder, str]:
     return (Folder(root, own) if own == OWN else Folder(above)), name
 
 
+def open_in_run(path: str | os.PathLike[str]) -> int:
+    """Open a file of a run to read it, and return its descriptor; see `place_of`. Raises OSError as `Folder.open`."""
+    folder, name = place_of(path)
+    return folder.open(name)
+
+
 def _absolute(path: str | os.PathLike[str]) -> str:
     return os.path.abspath(os.fspath(path))
 

@@ -14,6 +14,7 @@ import sys
 from array import array
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from itertools import groupby
 from operator import ge
@@ -145,34 +146,47 @@ def block_in(part: Sequence[Any]) -> Block:
 def parts_of(lines: Sequence[bytes]) -> list[list[Any]]:
     """Return the parts of a window that has these lines."""
     parts: list[list[Any]] = []
-    notes = list(map(_note, lines))
     place = 0
-    for ordinary, group in groupby(notes, lambda note: note is not None):
-        alike = list(group)
-        size = sum(len(line) + 1 for line in lines[place : place + len(alike)])
-        place += len(alike)
-        try:
-            if not ordinary or len(alike) < FEWEST_NOTES:
-                raise _OddNoteError
-            parts.append(["block", size, *_block_of([note for note in alike if note is not None]).document()])
-        except (_OddNoteError, OverflowError):
-            if parts and parts[-1][0] == "lines":
-                parts[-1][1] += size
-            else:
-                parts.append(["lines", size])
+    for block, count in blocks_of(list(map(_parsed, lines))):
+        size = sum(len(line) + 1 for line in lines[place : place + count])
+        place += count
+        if block is not None:
+            parts.append(["block", size, *block.document()])
+        elif parts and parts[-1][0] == "lines":
+            parts[-1][1] += size
+        else:
+            parts.append(["lines", size])
     return parts
 
 
-def _note(line: bytes) -> Mapping[str, Any] | None:
-    """Return the note in a line that may be in a block; None for any other line."""
+def blocks_of(notes: Sequence[Mapping[str, Any] | None]) -> Iterator[tuple[Block | None, int]]:
+    """Yield what consecutive notes add up to, in order, and how many they are; None for those to be taken one by one.
+
+    notes: None for a line that is not a note.
+    """
+    for is_ordinary, group in groupby(notes, _is_ordinary):
+        alike = list(group)
+        block = None
+        if is_ordinary and len(alike) >= FEWEST_NOTES:
+            with suppress(_OddNoteError, OverflowError):
+                block = _block_of([note for note in alike if note is not None])
+        yield block, len(alike)
+
+
+def _parsed(line: bytes) -> Mapping[str, Any] | None:
     try:
         note = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(note, dict) or note.get("kind") not in ("logged", "losses", "step"):
-        return None
+    return note if isinstance(note, dict) else None
+
+
+def _is_ordinary(note: Mapping[str, Any] | None) -> bool:
+    """Return whether a note may be in a block."""
+    if note is None or note.get("kind") not in ("logged", "losses", "step"):
+        return False
     time = note.get("time")
-    return note if type(time) is float and math.isfinite(time) else None
+    return type(time) is float and math.isfinite(time)
 
 
 def _block_of(notes: Sequence[Mapping[str, Any]]) -> Block:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any
 
 import numpy as np
 from attrs import define, field, frozen
 
-from hexloop.app.series import MOST_STEPS, Block, Series
+from hexloop.app.series import MOST_STEPS, Series
 from hexloop.domain.checkpoints.manifest import step_of
-from hexloop.domain.journal_index import LOSS_OF_STEP, NOT_FINITE
-from hexloop.domain.journal_index import Block as IndexedBlock
+from hexloop.domain.journal_index import LOSS_OF_STEP, NOT_FINITE, Block
 
 MOST_SERIES = 300
 """How many names of logged values are kept."""
@@ -200,31 +199,7 @@ class RunHistory:
         elif kind == "ended":
             _end(session, note)
 
-    def take_logged(self, notes: Sequence[Mapping[str, Any]]) -> bool:
-        """Add notes of logs of the same names at once; False, and nothing is added, if `take` may do otherwise.
-
-        notes: each with an object of values.
-        """
-        block = block_of(notes) if len(notes) >= SMALLEST_BLOCK else None
-        if block is None:
-            return False
-        steps, times, columns = block
-        first = int(steps[0])
-        wanted = [self.series.get(name) for name in columns] + [self.times]
-        new = sum(each is None for each in wanted)
-        if len(self.series) + new > MOST_SERIES or not all(each is None or each.may_append(first) for each in wanted):
-            return False
-        session = self._session(number_of(notes[0].get("time")))
-        session.last = self.last_step = int(steps[-1])
-        self.paused_at = None
-        if times is not None:
-            session.seen = float(times[-1])
-            self.times.append_block(steps, times)
-        for name, values in columns.items():
-            self.series.setdefault(name, Series()).append_block(steps, values)
-        return True
-
-    def take_block(self, block: IndexedBlock) -> None:
+    def take_block(self, block: Block) -> None:
         """Add what consecutive notes of steps, losses and logs add up to, as `take` does with each of them."""
         session = self._session(block.first)
         session.seen, session.last, self.last_step, self.paused_at = block.last, block.step, block.step, None
@@ -357,49 +332,6 @@ class RunHistory:
 
 PHASES = ("began", "taken", "first_byte", "written", "published")
 """The phases of a save that are timed."""
-
-
-SMALLEST_BLOCK = 8
-"""How many logs are added at once at least; fewer are added one by one."""
-
-
-def block_of(notes: Sequence[Mapping[str, Any]]) -> tuple[Block, Block | None, dict[str, Block]] | None:
-    """Return the steps, times and values by name of logs of the same names.
-
-    None if steps do not ascend, or if any of them is not an ordinary number: each note is then looked at by itself.
-    """
-    found = [_numbers([note.get(name) for note in notes]) for name in ("step", "time")]
-    steps, times = found
-    if (
-        steps is None
-        or steps.dtype.kind != "i"
-        or steps[0] < 0
-        or steps[-1] >= MOST_STEPS
-        or (np.diff(steps) <= 0).any()
-    ):
-        return None
-    if times is None and any("time" in note for note in notes):
-        return None
-    columns = {}
-    for name in notes[0]["values"]:
-        if name in ("epoch", "step"):
-            continue
-        column = _numbers([note["values"][name] for note in notes])
-        if column is None or not isinstance(name, str) or len(name) > LONGEST_TEXT:
-            return None
-        columns[name] = column
-    return steps, times, columns
-
-
-def _numbers(column: list[Any]) -> Block | None:
-    """Return finite numbers as an array; None if one of them is something else, or too large."""
-    if not set(map(type, column)) <= {int, float}:
-        return None
-    try:
-        values = np.array(column)
-    except OverflowError:
-        return None
-    return values if values.dtype.kind in "if" and np.isfinite(values).all() else None
 
 
 def number_of(value: object) -> float | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,8 +13,8 @@ from attrs import define, field
 
 from hexloop.app.pages.history import RunHistory
 from hexloop.domain import journal_index
-from hexloop.domain.folders import place_of
-from hexloop.domain.journal_index import INDEX, Window, block_in, digest_of, parts_of, windows_in
+from hexloop.domain.folders import open_in_run
+from hexloop.domain.journal_index import INDEX, Block, Window, block_in, blocks_of, digest_of, parts_of, windows_in
 from hexloop.domain.json_documents import read_json
 from hexloop.domain.limits import limits
 from hexloop.domain.regular_files import CHUNK
@@ -90,7 +89,7 @@ class RunLines:
 
         Raises OSError if the file does not exist, or is not a regular file.
         """
-        descriptor = _opened(self.path)
+        descriptor = open_in_run(self.path)
         try:
             status = os.fstat(descriptor)
             if self._identity != (status.st_dev, status.st_ino) or status.st_size < self._offset:
@@ -141,11 +140,7 @@ class RunLines:
             if part[0] != "block":
                 self._take_all(lines.split(b"\n")[:-1])
                 continue
-            block = block_in(part)
-            if self._current is None:
-                self._current = self.runs.setdefault("", RunHistory(""))
-            self._current.take_block(block)
-            self.read.notes += block.notes
+            self._take_block(block_in(part))
 
     def _take_lines(self, descriptor: int, size: int) -> None:
         """Take the lines from the offset up to a byte, as far as they are complete."""
@@ -165,7 +160,7 @@ class RunLines:
         Curves and sessions are then incomplete, but what the last run is doing is known. Raises OSError as `refresh`
         does.
         """
-        descriptor = _opened(self.path)
+        descriptor = open_in_run(self.path)
         try:
             size = os.fstat(descriptor).st_size
             start = 0
@@ -196,18 +191,22 @@ class RunLines:
             yield from lines_between(descriptor, self._offset, size, self.read)
 
     def _take_all(self, lines: list[bytes]) -> None:
-        """Take lines in order: those that log the same names after each other at once."""
+        """Take lines in order: notes of steps, losses and logs after each other at once."""
         notes = self._notes(lines)
         start = 0
-        for names, alike in groupby(map(_names_logged, notes)):
-            end = start + len(list(alike))
-            logged = [] if names is None else [note for note in notes[start:end] if note is not None]
-            if self._current is not None and logged and self._current.take_logged(logged):
-                self.read.notes += end - start
+        for block, count in blocks_of(notes):
+            if block is not None:
+                self._take_block(block)
             else:
-                for line, note in zip(lines[start:end], notes[start:end], strict=True):
+                for line, note in zip(lines[start : start + count], notes[start : start + count], strict=True):
                     self._take_note(line, note)
-            start = end
+            start += count
+
+    def _take_block(self, block: Block) -> None:
+        if self._current is None:
+            self._current = self.runs.setdefault("", RunHistory(""))
+        self._current.take_block(block)
+        self.read.notes += block.notes
 
     def _take(self, line: bytes) -> None:
         self._take_note(line, self._note(line))
@@ -249,14 +248,6 @@ class RunLines:
             return None
 
 
-def _names_logged(note: Mapping[str, Any] | None) -> tuple[str, ...] | None:
-    """Return the names that a note logs, None if it does not log."""
-    if note is None or note["kind"] != "logged":
-        return None
-    values = note.get("values")
-    return tuple(values) if isinstance(values, dict) else None
-
-
 def lines_between(descriptor: int, start: int, end: int, read: LinesRead) -> Iterator[tuple[bytes, int]]:
     """Yield the lines that end in this part of an open file, each with the offset after it. The last may be incomplete.
 
@@ -285,15 +276,10 @@ def lines_between(descriptor: int, start: int, end: int, read: LinesRead) -> Ite
             dropping = True
 
 
-def _opened(path: Path) -> int:
-    folder, name = place_of(path)
-    return folder.open(name)
-
-
 def _windows_beside(journal: Path, start: int, size: int) -> Iterator[Window]:
     """Yield the windows of the index of a journal of this size, from byte `start` on."""
     try:
-        descriptor = _opened(journal.with_name(INDEX))
+        descriptor = open_in_run(journal.with_name(INDEX))
     except OSError:
         return
     try:

@@ -16,7 +16,7 @@ from hexloop.app.pages.history import number_of
 from hexloop.app.pages.page import Content, Section
 from hexloop.app.pages.sections import moment
 from hexloop.app.pages.templates import section
-from hexloop.domain.folders import place_of
+from hexloop.domain.folders import open_in_run
 from hexloop.domain.run_folder import JOURNAL, LOG, own_file
 
 TEXTS = re.compile(r"[^.].*\.(?:log|out|err)")
@@ -69,8 +69,7 @@ def last_lines(path: Path, end: int | None = None, most: int = MOST_LINES) -> Li
 
     A line that is longer than what is read at once is given in pieces. Raises OSError.
     """
-    above, name = place_of(path)
-    descriptor = above.open(name)
+    descriptor = open_in_run(path)
     try:
         size = os.fstat(descriptor).st_size
         end = size if end is None else min(max(end, 0), size)
