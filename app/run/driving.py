@@ -20,7 +20,6 @@ from hexloop.app.run.checkpoints import callbacks_state, restore_callbacks
 from hexloop.app.run.compatibility import likely_checkpoint
 from hexloop.app.run.determinism import IsolatedRandomness
 from hexloop.app.run.messages import log_evaluation
-from hexloop.app.run.saving import STATE
 from hexloop.app.run.session import RunHost, open_session
 from hexloop.app.wiring.evaluation import EvalLoopOutput, PredictionOutput, make_evaluator
 from hexloop.app.wiring.parts import TrainerParts
@@ -31,6 +30,7 @@ from hexloop.domain.json_documents import read_bytes, read_json
 from hexloop.domain.loop import apply_requests, train
 from hexloop.domain.ranges import LARGEST_BATCH
 from hexloop.domain.run import Evaluation, Run
+from hexloop.domain.run_folder import TRAINER_STATE
 from hexloop.ports.storage import Storage
 
 Events = Generator[AnyEvent, None, None]
@@ -174,7 +174,7 @@ def _saved_batch_size(own: Storage, resume_from: str | bool | None) -> int | Non
     with suppress(CheckpointError, OSError, ValueError, AttributeError):
         storage, name = likely_checkpoint(own, resume_from)
         size = (
-            read_json(read_bytes(storage.read(f"{name}/{STATE}")), finite=False).get("train_batch_size")
+            read_json(read_bytes(storage.read(f"{name}/{TRAINER_STATE}")), finite=False).get("train_batch_size")
             if name
             else None
         )

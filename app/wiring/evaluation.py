@@ -48,12 +48,10 @@ from hexloop.app.wiring.storage import WorkingFolder
 from hexloop.app.wiring.tensors import data_group, tensor_gatherer
 from hexloop.app.wiring.transfer import batch_transfer
 from hexloop.domain.errors import ConfigurationError
+from hexloop.ports.precision import HALF_FORMATS
 
 __all__ = ["EvalLoopOutput", "PredictionOutput"]
 """Adapters' names that the rest of the app gets from here."""
-
-HALF_FORMATS = ("bf16", "fp16")
-"""The precisions in which a model returns half precision."""
 
 # Loss
 

@@ -25,7 +25,6 @@ from hexloop.adapters.trainable.torch.trainable import (
     resolved_count,
 )
 from hexloop.app.wiring.evaluation import (
-    HALF_FORMATS,
     is_only_forward_in_half,
     item_sum,
     prepared_loss,
@@ -42,6 +41,7 @@ from hexloop.domain.run import windows
 from hexloop.ports.learner import Learner
 from hexloop.ports.losses import Losses
 from hexloop.ports.parallelism import OwnUpdate
+from hexloop.ports.precision import HALF_FORMATS
 from hexloop.ports.window_values import WindowValues
 
 Windows = Callable[[Generator[Any, None, None], int], Generator[list[Any], None, None]]
