@@ -14,6 +14,7 @@ from hexloop.domain.checkpoints.manifest import MANIFEST, checkpoint_name
 from hexloop.domain.checkpoints.reading import read_manifest
 from hexloop.domain.checkpoints.survey import CheckpointFolder, FolderStatus, newest_by_run
 from hexloop.domain.errors import CheckpointError, StorageError
+from hexloop.domain.evaluation import CLOCK_READINGS
 from hexloop.domain.json_documents import finite_json
 from hexloop.domain.state import RunState
 from hexloop.ports.storage import Storage
@@ -22,10 +23,6 @@ OPTIONAL_DIGEST = "blake2b"
 """The digest that a storage computes only if it is told to."""
 
 PREFIX = "eval_"
-NO_METRICS = ("runtime", "per_second")
-"""Suffixes of the names of time readings."""
-
-
 SHORT_RUN = 8
 """How many characters of a run's name are printed; usually enough to distinguish runs."""
 
@@ -134,7 +131,7 @@ def _metrics(state: RunState, step: int) -> dict[str, float]:
         for entry in state.history
         if entry.get("step") == step
         for name, value in entry.items()
-        if name.startswith(PREFIX) and not name.endswith(NO_METRICS) and isinstance(value, int | float)
+        if name.startswith(PREFIX) and not name.endswith(CLOCK_READINGS) and isinstance(value, int | float)
     }
 
 

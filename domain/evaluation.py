@@ -18,7 +18,13 @@ from hexloop.ports.evaluator import Evaluator
 
 Batch = TypeVar("Batch")
 
-NOT_MEASURED = ("_runtime", "_per_second", "_model_preparation_time", "epoch")
+CLOCK_READINGS = ("runtime", "per_second")
+"""The ends of the names of logged values that differ between any two runs: those of `speed_metrics`."""
+
+MEMORY_READING = "_mem_"
+"""A part of the name of every reading of the memory."""
+
+NOT_MEASURED = (*CLOCK_READINGS, "_model_preparation_time", "epoch")
 """The ends of the names of figures that are no measure of the model."""
 
 ApplyRequests = Callable[[], Iterator[events.AnyEvent]]
@@ -71,6 +77,11 @@ def predict(
     finally:
         evaluator.end()
     return samples, number
+
+
+def is_reading(name: str) -> bool:
+    """Return whether a logged value of this name is a reading of the clock or of the memory."""
+    return name.endswith(CLOCK_READINGS) or MEMORY_READING in name
 
 
 def speed_metrics(

@@ -31,10 +31,8 @@ from typing import Any
 from attrs import define, field, frozen
 
 from hexloop.domain.checkpoints.manifest import step_of
+from hexloop.domain.evaluation import is_reading
 from hexloop.ports.journal import Fact
-
-CLOCK_READINGS = ("runtime", "per_second")
-"""The suffixes of logged values that differ between any two runs."""
 
 
 class ObservationKind(IntEnum):
@@ -332,7 +330,7 @@ def _names_logged(note: Mapping[str, Fact]) -> tuple[str, ...] | None:
 
 def _logged(notes: Sequence[Mapping[str, Fact]], names: Sequence[str]) -> Iterator[Observations]:
     """Yield what notes that log these names observed."""
-    known = [name for name in names if not name.endswith(CLOCK_READINGS) and "_mem_" not in name]
+    known = [name for name in names if not is_reading(name)]
     steps = _steps_of(notes)
     for name in known:
         values = [note["values"][name] for note in notes]  # type: ignore[index, call-overload]  # a mapping

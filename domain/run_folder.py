@@ -1,7 +1,8 @@
-"""The names of hexloop's own files in the output folder of a run.
+"""The names of files in the output folder of a run and in its checkpoints.
 
-All of them are in one hidden folder, so that programs that list the output folder find checkpoints and results only.
-Folders written by earlier versions of hexloop have some of them beside the checkpoints, and are still used as they are.
+Most of hexloop's own are in one hidden folder, so that programs that list the output folder find checkpoints and
+results only. Folders written by earlier versions of hexloop have some of them beside the checkpoints, and are still
+used as they are.
 """
 
 from __future__ import annotations
@@ -9,8 +10,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+RUN_STATE = "run_state.json"
+"""A file that every hexloop checkpoint has. It identifies a checkpoint that lost its manifest."""
+
+TRAINER_STATE = "trainer_state.json"
+"""The history of a run, for people and tools.
+
+It is written after the model, in transformers as well, so that a user's file of this name does not last.
+"""
+
 OWN = ".hexloop"
-"""The folder of everything below."""
+"""The hidden folder."""
 
 JOURNAL = f"{OWN}/journal.jsonl"
 """The journal of the runs in the folder."""

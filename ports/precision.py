@@ -16,6 +16,9 @@ Loss = TypeVar("Loss")
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 
+HALF_FORMATS = ("fp16", "bf16")
+"""The names of the formats of 16 bits."""
+
 
 class Precision(Protocol[Loss]):
     """A number format."""

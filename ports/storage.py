@@ -24,7 +24,10 @@ the file. Code that lays out memory and files should align them.
 """
 
 
-PRIVATE = frozenset({"training_args.json"})
+TRAINING_ARGUMENTS = "training_args.json"
+"""The name of the file with the arguments of a run."""
+
+PRIVATE = frozenset({TRAINING_ARGUMENTS})
 """The names of files that only their owner may read, on a storage with permissions."""
 
 

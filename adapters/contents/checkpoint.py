@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from attrs import field, frozen
 
-from hexloop.adapters.contents.documents import RUN_STATE, encode, encode_parts, encode_state
+from hexloop.adapters.contents.documents import encode, encode_parts, encode_state
 from hexloop.adapters.contents.file_names import RANKS_OWN, Inheritance, RankFiles, UserFiles, own_files, renamed
 from hexloop.adapters.contents.run_documents import OPTIMIZER, SETUP, STATE, RunDocuments, documents_file
 from hexloop.adapters.contents.safetensors_files import (
@@ -25,6 +25,7 @@ from hexloop.adapters.contents.safetensors_files import (
 )
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import json_part
+from hexloop.domain.run_folder import RUN_STATE
 from hexloop.domain.state import RunState
 from hexloop.domain.wording import listed
 from hexloop.ports.contents import OpenFile

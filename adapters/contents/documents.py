@@ -14,12 +14,12 @@ from cattrs import Converter
 from hexloop.adapters.schemas import read_document, shown
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import keyed, read_bytes, read_json
+from hexloop.domain.run_folder import RUN_STATE
 from hexloop.domain.state import MIGRATIONS as STATE_MIGRATIONS
 from hexloop.domain.state import Migration, RunState, migrate
 from hexloop.domain.wording import listed
 from hexloop.ports.state import Part
 
-RUN_STATE = "run_state.json"
 """The file with the run state, which every checkpoint of a run has."""
 
 NUMBER = "$number"

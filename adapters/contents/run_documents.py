@@ -14,9 +14,10 @@ from typing import Any
 from attrs import define, field
 
 from hexloop.adapters.contents import documents
-from hexloop.adapters.contents.documents import RUN_STATE, VERSION, migrated, state_of
+from hexloop.adapters.contents.documents import VERSION, migrated, state_of
 from hexloop.adapters.contents.file_names import names_by_component, own_files
 from hexloop.domain.errors import CheckpointError
+from hexloop.domain.run_folder import RUN_STATE
 from hexloop.domain.state import RunState, migrate
 from hexloop.ports.contents import OpenFile
 from hexloop.ports.storage import File

@@ -9,6 +9,7 @@ from html import escape
 from attrs import define, field, frozen
 
 from hexloop.app.series import Series, reduced
+from hexloop.domain.evaluation import CLOCK_READINGS
 
 WIDTH, HEIGHT = 340, 190
 LEFT, TOP, RIGHT, BOTTOM = 70, 24, 12, 24
@@ -20,8 +21,7 @@ MOST_POINTS = 200
 MOST_CHARTS = 6
 
 LEFT_OUT = ("epoch", "step", "total_flos")
-NOT_DRAWN = ("_runtime", "_per_second")
-"""Names and suffixes of values without a chart: times, and what only grows."""
+"""Names of values without a chart: what only grows."""
 
 LARGEST = 1.7e308
 """Beyond it, a number is left out; NaN is kept as a step without a value."""
@@ -40,7 +40,7 @@ class RunCurves:
     def add(self, step: int, values: Mapping[str, object]) -> None:
         """Add what was logged at a step. Steps that a run repeats replace those from before."""
         for name, value in values.items():
-            skipped = name in LEFT_OUT or name.startswith("train_") or name.endswith(NOT_DRAWN)
+            skipped = name in LEFT_OUT or name.startswith("train_") or name.endswith(CLOCK_READINGS)
             if isinstance(value, int | float) and not skipped and not abs(value) > LARGEST:
                 self.series.setdefault(name, Series()).add(step, float(value))
                 self._drawn = None

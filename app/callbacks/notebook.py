@@ -14,6 +14,7 @@ from hexloop.app.callbacks.base import Logs, TrainerControl
 from hexloop.app.callbacks.curves import RunCurves
 from hexloop.app.callbacks.progress import DisabledOnFailure, ProgressDisplay
 from hexloop.app.callbacks.trainer_state import TrainerState
+from hexloop.domain.evaluation import CLOCK_READINGS
 
 WIDTH = 300
 """Pixels."""
@@ -101,8 +102,6 @@ def _cell(value: object) -> str:
 
 
 SECONDS_BETWEEN_DRAWINGS = 0.2
-NOT_MEASURED = ("_runtime", "_per_second")
-"""Suffixes of metrics that the table leaves out: times."""
 
 
 def in_notebook() -> bool:
@@ -244,7 +243,7 @@ def _row(args: Any, state: TrainerState, metrics: Logs) -> dict[str, Any]:
         "Training Loss": losses[-1] if losses else MISSING,
     }
     for name, value in metrics.items():
-        if name not in ("epoch", "total_flos") and not name.endswith(NOT_MEASURED):
+        if name not in ("epoch", "total_flos") and not name.endswith(CLOCK_READINGS):
             words = name.split("_")[1:]
             row["Validation Loss" if words == ["loss"] else " ".join(word.capitalize() for word in words)] = value
     return row

@@ -12,7 +12,6 @@ from typing import Protocol
 
 from attrs import define, field
 
-from hexloop.app.wiring.checkpoint_files import TRAINER_STATE
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import UserFiles
 from hexloop.app.wiring.storage import chunks_of, files_below
@@ -21,6 +20,7 @@ from hexloop.domain.errors import CheckpointError
 from hexloop.domain.events import AnyEvent, Saved, SaveFailed, SaveSkipped
 from hexloop.domain.ranks import run_on_all_ranks, run_on_rank0
 from hexloop.domain.run import Checkpoints
+from hexloop.domain.run_folder import TRAINER_STATE
 from hexloop.domain.state import RunState
 from hexloop.ports.storage import File, Storage
 

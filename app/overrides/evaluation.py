@@ -9,11 +9,12 @@ from typing import Any, cast
 
 from hexloop.app.overrides.steps import run_loss
 from hexloop.app.wiring.evaluation import TorchEvaluator, make_evaluator, standard_prediction_step
-from hexloop.app.wiring.losses import HALF_FORMATS, with_forward_in_half
+from hexloop.app.wiring.losses import with_forward_in_half
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.transfer import shallow_copy
 from hexloop.domain.events import Evaluated
 from hexloop.domain.run import Evaluation
+from hexloop.ports.precision import HALF_FORMATS
 
 
 class OpaquelyEvaluated(Evaluated):

@@ -13,7 +13,6 @@ from attrs import evolve
 from hexloop.app.calling import accepts, fitted
 from hexloop.app.wiring.learner import RunLearner, SynchronisingLearner, Windows, WindowState
 from hexloop.app.wiring.losses import (
-    HALF_FORMATS,
     LossChoice,
     in_full_precision,
     is_only_forward_in_half,
@@ -25,6 +24,7 @@ from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.transfer import shallow_copy
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.learner import Learner
+from hexloop.ports.precision import HALF_FORMATS
 
 
 def with_overridden_steps(parts: TrainerParts, made: RunLearner, model: Any) -> RunLearner:

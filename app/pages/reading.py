@@ -20,11 +20,8 @@ from hexloop.domain.checkpoints.reading import checkpoint_steps
 from hexloop.domain.checkpoints.survey import FolderStatus, survey
 from hexloop.domain.errors import ConfigurationError, HexloopError
 from hexloop.domain.json_documents import read_bytes, read_json
-from hexloop.domain.run_folder import JOURNAL, LOG, OWN, own_file
+from hexloop.domain.run_folder import JOURNAL, LOG, OWN, TRAINER_STATE, own_file
 from hexloop.ports.storage import Storage
-
-TRAINER_STATE = "trainer_state.json"
-"""The file with the history in checkpoints of hexloop and of transformers."""
 
 MOST_NAMED = 20
 """How many runs a message names."""

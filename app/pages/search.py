@@ -11,6 +11,7 @@ from markupsafe import Markup
 from hexloop.app.pages.history import number_of
 from hexloop.app.pages.reading import RunRecord
 from hexloop.app.pages.templates import clean, section
+from hexloop.domain.evaluation import is_reading
 from hexloop.domain.redaction import redacted
 
 FEWEST_RUNS = 3
@@ -154,13 +155,7 @@ def _last_values(record: RunRecord) -> Mapping[str, float]:
     found = {}
     for name, series in record.history.series.items():
         is_result = name in ("loss", "train_loss") or name.startswith(("eval_", "test_"))
-        if (
-            is_result
-            and len(series)
-            and not series.ends_in_gap
-            and "_mem_" not in name
-            and not name.endswith(("_runtime", "per_second"))
-        ):
+        if is_result and len(series) and not series.ends_in_gap and not is_reading(name):
             found[f"last {name}"] = series.values[-1]
             if len(series) > 1 and name.endswith("loss"):
                 found[f"lowest {name}"] = min(series.values)

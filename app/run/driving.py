@@ -17,7 +17,6 @@ from hexloop.app.overrides.evaluation import evaluation_by_override, evaluator_f
 from hexloop.app.run.checkpoint_compatibility import likely_checkpoint
 from hexloop.app.run.checkpoints import callbacks_state, restore_callbacks
 from hexloop.app.run.messages import log_evaluation
-from hexloop.app.run.saving import STATE
 from hexloop.app.run.session import RunHost, open_session
 from hexloop.app.wiring.determinism import IsolatedRandomness
 from hexloop.app.wiring.evaluation import EvalLoopOutput, PredictionOutput
@@ -30,6 +29,7 @@ from hexloop.domain.json_documents import read_bytes, read_json
 from hexloop.domain.loop import apply_requests, train
 from hexloop.domain.ranges import LARGEST_BATCH
 from hexloop.domain.run import Evaluation, Run
+from hexloop.domain.run_folder import TRAINER_STATE
 from hexloop.ports.storage import Storage
 
 Events = Generator[AnyEvent, None, None]
@@ -173,7 +173,7 @@ def _saved_batch_size(own: Storage, resume_from: str | bool | None) -> int | Non
     with suppress(CheckpointError, OSError, ValueError, AttributeError):
         storage, name = likely_checkpoint(own, resume_from)
         size = (
-            read_json(read_bytes(storage.read(f"{name}/{STATE}")), finite=False).get("train_batch_size")
+            read_json(read_bytes(storage.read(f"{name}/{TRAINER_STATE}")), finite=False).get("train_batch_size")
             if name
             else None
         )

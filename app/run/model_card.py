@@ -15,6 +15,7 @@ from hexloop.app.wiring.data import global_batch_size
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.saved_weights import saved_weights
 from hexloop.app.wiring.state import own_class
+from hexloop.domain.evaluation import CLOCK_READINGS
 from hexloop.domain.redaction import redact
 from hexloop.domain.regular_files import write_atomically
 
@@ -41,7 +42,7 @@ METRICS = (
 FILE_BUILDERS = ("csv", "json", "pandas", "parquet", "text", "generator")
 """Builders of the package datasets that name a file format instead of a dataset."""
 
-SPEED = ("runtime", "samples_per_second", "steps_per_second", "tokens_per_second", "model_preparation_time")
+SPEED = (*CLOCK_READINGS, "model_preparation_time")
 """The ends of the names of metrics that describe the machine instead of the model."""
 
 PACKAGES = {"hexloop": "hexloop", "Transformers": "transformers", "PyTorch": "torch", "Datasets": "datasets"}

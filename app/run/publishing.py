@@ -16,7 +16,7 @@ from attrs import evolve
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.choices import HubStrategy, SaveStrategy
 from hexloop.app.callbacks.console import bar_of_the_rest
-from hexloop.app.wiring.checkpoint_files import TRAINER_STATE, is_run_file
+from hexloop.app.wiring.checkpoint_files import is_run_file
 from hexloop.app.wiring.outboxes import note_pushed, pushed_in
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.publishing import Published, Publisher, create_in_time, finishing_command
@@ -31,7 +31,7 @@ from hexloop.domain.json_documents import read_bytes, read_json
 from hexloop.domain.outbox import Intent
 from hexloop.domain.ranks import run_on_rank0
 from hexloop.domain.run import Run
-from hexloop.domain.run_folder import EARLIER, LOG
+from hexloop.domain.run_folder import EARLIER, LOG, TRAINER_STATE
 from hexloop.domain.wording import Problem
 from hexloop.ports.hub import Hub
 

@@ -26,10 +26,8 @@ from hexloop.domain.errors import IrregularFileError, StorageError
 from hexloop.domain.json_documents import read_bytes, read_json
 from hexloop.domain.redaction import redacted
 from hexloop.domain.regular_files import read_file, write_atomically
-from hexloop.ports.storage import File, Storage
-
-ARGUMENTS = "training_args.json"
-STATE = "trainer_state.json"
+from hexloop.domain.run_folder import TRAINER_STATE
+from hexloop.ports.storage import TRAINING_ARGUMENTS, File, Storage
 
 
 def save_model(parts: TrainerParts, folder: str, state_dict: Mapping[str, Any] | None = None) -> None:
@@ -49,13 +47,13 @@ def save_model(parts: TrainerParts, folder: str, state_dict: Mapping[str, Any] |
     if is_sharded(parts.adapters.parallelism, parts.model) and state_dict is None and not parts.args.should_save:
         return
     _save_processing_class(parts, folder)
-    _write_privately(os.path.join(folder, ARGUMENTS), _without_secrets(parts.args.to_json_string()))
+    _write_privately(os.path.join(folder, TRAINING_ARGUMENTS), _without_secrets(parts.args.to_json_string()))
     logging.getLogger("hexloop").info("Saved the model to %s.", folder)
 
 
 def save_state(parts: TrainerParts, folder: str | None = None) -> None:
     """Write trainer_state.json to a folder, by default the output folder."""
-    _write(parts, STATE, _state_document(parts), folder)
+    _write(parts, TRAINER_STATE, _state_document(parts), folder)
 
 
 @define
@@ -70,7 +68,7 @@ class ArgumentsFile:
         values = repr(vars(args))
         if values != self._values:
             self._values, self._data = values, _without_secrets(args.to_json_string())
-        return File(ARGUMENTS, [self._data])
+        return File(TRAINING_ARGUMENTS, [self._data])
 
 
 def _write_privately(path: str, data: bytes) -> None:
@@ -92,7 +90,7 @@ def companion_files(parts: TrainerParts, arguments: ArgumentsFile) -> Iterator[F
     What an overridden `save_model` or `_save` writes comes in its place; see `user_files`.
     """
     yield arguments.of(parts.args)
-    yield File(STATE, [_state_document(parts)])
+    yield File(TRAINER_STATE, [_state_document(parts)])
     if parts.hooks.writes_weights:
         return
     policy = saved_weights(parts.unwrapped_model)
@@ -101,7 +99,7 @@ def companion_files(parts: TrainerParts, arguments: ArgumentsFile) -> Iterator[F
     with tempfile.TemporaryDirectory() as folder:
         policy.write_beside(parts, folder)
         _save_processing_class(parts, folder)
-        yield from (file for file in _files_in(folder) if file.path not in (ARGUMENTS, STATE))
+        yield from (file for file in _files_in(folder) if file.path not in (TRAINING_ARGUMENTS, TRAINER_STATE))
 
 
 def _storage_for(parts: TrainerParts, url: str) -> Storage:
@@ -227,7 +225,7 @@ def count_tokens(loader: Iterable[Any], max_steps: int | None) -> int:
 def warn_of_other_arguments(parts: TrainerParts, storage: Storage, name: str) -> None:
     """Warn of the intervals and of the batch size that a resumed run does not have in common with its checkpoint."""
     with suppress(StorageError, ValueError, IrregularFileError):
-        saved = read_json(read_bytes(storage.read(f"{name}/{STATE}")), finite=False)
+        saved = read_json(read_bytes(storage.read(f"{name}/{TRAINER_STATE}")), finite=False)
         if not isinstance(saved, dict):
             return
         numbers = {each: saved.get(each) for each in (*INTERVALS, "train_batch_size")}
@@ -243,9 +241,9 @@ def warn_of_differences(args: Any, state: Any, notices: Notices) -> None:
     rows = None if state.train_batch_size is None else state.train_batch_size // max(1, args.n_gpu)
     pairs.append(("per_device_train_batch_size", args.per_device_train_batch_size, rows))
     found = [
-        f"  {name}: {ours} (from args) != {theirs} (from {STATE})"
+        f"  {name}: {ours} (from args) != {theirs} (from {TRAINER_STATE})"
         for name, ours, theirs in pairs
         if ours is not None and theirs is not None and ours != theirs
     ]
     if found:
-        notices.warn("intervals", "\n".join([f"These arguments differ from the checkpoint's {STATE}:", *found]))
+        notices.warn("intervals", "\n".join([f"These arguments differ from the checkpoint's {TRAINER_STATE}:", *found]))

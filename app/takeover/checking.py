@@ -24,13 +24,14 @@ from hexloop.app.printing import print_lines
 from hexloop.app.takeover.recording import HEXLOOP, TEMPORARY, TRANSFORMERS
 from hexloop.app.takeover.scripts import Program
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.evaluation import CLOCK_READINGS
 
 AGREED, DIFFERENT = 0, 1
 
 LONGEST_RUN = timedelta(days=7)
 """How long processes of a launch wait for each other; a launcher ends them all when one dies."""
 
-NOT_COMPARED = ("runtime", "per_second", "_time", "time_", "mem_", "total_flos")
+NOT_COMPARED = (*CLOCK_READINGS, "_time", "time_", "mem_", "total_flos")
 """Parts of the names of logged values that measure the machine: readings of the clock and of memory, and estimates."""
 
 EPISODES_PER_SECOND = "eps"

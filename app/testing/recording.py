@@ -12,20 +12,17 @@ from typing import Any, SupportsFloat, cast
 from attrs import asdict, define, field
 
 from hexloop.adapters.contents.checkpoint import CheckpointContents
-from hexloop.adapters.contents.documents import RUN_STATE
 from hexloop.domain.checkpoints.store import CheckpointStore
+from hexloop.domain.evaluation import is_reading
 from hexloop.domain.events import AnyEvent, StepEnded, TrainBegan, TrainEnded
 from hexloop.domain.loop import train
 from hexloop.domain.run import Run
+from hexloop.domain.run_folder import RUN_STATE
 from hexloop.domain.state import RunState
 from hexloop.ports.storage import File
 
 Cut = Callable[[AnyEvent], bool]
 """Return whether to save a checkpoint and interrupt the run at this event."""
-
-CLOCK = ("runtime", "per_second")
-MEMORY = ("_mem_cpu_", "_mem_gpu_")
-"""Suffixes and substrings of the names of time and memory readings."""
 
 NOT_COMPARED = ("run", "parent_checkpoint", "best_checkpoint", "gradient_norm")
 """Fields of the run state that differ between two equal runs, or that are kept for checkpoints only."""
@@ -192,9 +189,5 @@ def _tensors(data: bytes) -> Iterator[tuple[str, str, list[int], str]]:
 
 def _comparable(state: dict[str, Any]) -> dict[str, Any]:
     """Return the run state without what differs between two equal runs."""
-    history = [{name: value for name, value in entry.items() if not _is_reading(name)} for entry in state["history"]]
+    history = [{name: value for name, value in entry.items() if not is_reading(name)} for entry in state["history"]]
     return {name: value for name, value in state.items() if name not in NOT_COMPARED} | {"history": history}
-
-
-def _is_reading(name: str) -> bool:
-    return name.endswith(CLOCK) or any(part in name for part in MEMORY)

@@ -11,13 +11,13 @@ from hexloop.adapters.contents.checkpoint import CheckpointContents
 from hexloop.adapters.engines.single.engine import SingleProcess
 from hexloop.adapters.losses import PlainLosses
 from hexloop.adapters.precision.plain import PlainPrecision
+from hexloop.adapters.scheduler import ScheduledRates
 from hexloop.adapters.snapshots import InMemorySnapshots
 from hexloop.adapters.trainable.least_squares import LeastSquares, Row, Scalar, least_squares
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.loop import StandardLearner
 from hexloop.domain.run import Run
-from hexloop.domain.schedules.scheduler import ScheduledRates
-from hexloop.domain.schedules.shapes import Linear
+from hexloop.domain.schedules import Linear
 from hexloop.domain.triggers import Interval, Trigger, Triggers, make_plan
 from hexloop.ports.precision import Precision
 from hexloop.ports.state import Exportable

@@ -13,20 +13,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from hexloop.adapters.contents.documents import RUN_STATE
 from hexloop.adapters.device.torch import decode_state
 from hexloop.adapters.trainable.torch.parameter_groups import state_dict_of
-from hexloop.app.transformers_checkpoints.files import OPTIMIZER, RANDOM, SCALER, SCHEDULER, STATE, write_pickled
+from hexloop.app.transformers_checkpoints.files import OPTIMIZER, RANDOM, SCALER, SCHEDULER, write_pickled
 from hexloop.app.wiring.checkpoint_files import CheckpointFiles, is_run_file
 from hexloop.app.wiring.storage import storage_for
 from hexloop.domain.checkpoints.selection import open_checkpoint
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import json_value, read_bytes, read_json
+from hexloop.domain.run_folder import RUN_STATE, TRAINER_STATE
 from hexloop.domain.state import RunState
 from hexloop.ports.signatures import Signatures
 from hexloop.ports.state import Part
+from hexloop.ports.storage import TRAINING_ARGUMENTS
 
-NOT_COPIED = frozenset({"training_args.json", "model.json"})
+NOT_COPIED = frozenset({TRAINING_ARGUMENTS, "model.json"})
 """Files of the model that transformers does not use."""
 
 
@@ -79,7 +80,7 @@ def _write(source: CheckpointFiles, folder: str) -> None:
     if scaler := _parts(source, "scaler"):
         write_pickled(folder, SCALER, json_value(scaler["scaler"]))
     write_pickled(folder, RANDOM, _random_state_dict(_parts(source, "random")))
-    with open(os.path.join(folder, STATE), "w", encoding="utf-8") as file:
+    with open(os.path.join(folder, TRAINER_STATE), "w", encoding="utf-8") as file:
         json.dump(_trainer_state(source, state), file, indent=2, sort_keys=True)
 
 
@@ -99,11 +100,11 @@ def _groups(source: CheckpointFiles) -> list[list[str]] | None:
 
 
 def _trainer_state(source: CheckpointFiles, state: RunState) -> dict[str, Any]:
-    if STATE not in source.files:
-        raise ValueError(f"it has no {STATE}")
-    found = read_json(read_bytes(source.read(STATE)), finite=False)
+    if TRAINER_STATE not in source.files:
+        raise ValueError(f"it has no {TRAINER_STATE}")
+    found = read_json(read_bytes(source.read(TRAINER_STATE)), finite=False)
     if not isinstance(found, dict):
-        raise ValueError(f"{STATE} is not a JSON object")
+        raise ValueError(f"{TRAINER_STATE} is not a JSON object")
     found["global_step"], found["best_model_checkpoint"] = state.step, None
     return found
 

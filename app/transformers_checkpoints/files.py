@@ -17,7 +17,7 @@ from hexloop.domain.errors import CheckpointError
 WEIGHTS, WEIGHTS_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 OPTIMIZER, SCHEDULER, SCALER = "optimizer.pt", "scheduler.pt", "scaler.pt"
 RANDOM, RANDOM_OF_FIRST = "rng_state.pth", "rng_state_0.pth"
-STATE, ARGUMENTS = "trainer_state.json", "training_args.bin"
+ARGUMENTS = "training_args.bin"
 
 SIGNS = (WEIGHTS, WEIGHTS_INDEX, OPTIMIZER, SCHEDULER, RANDOM, RANDOM_OF_FIRST, ARGUMENTS)
 """Files that only transformers' checkpoints contain; each has some of them."""

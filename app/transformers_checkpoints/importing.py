@@ -25,7 +25,6 @@ from hexloop.app.transformers_checkpoints.files import (
     RANDOM_OF_FIRST,
     SCALER,
     SCHEDULER,
-    STATE,
     WEIGHTS,
     WEIGHTS_INDEX,
 )
@@ -39,6 +38,7 @@ from hexloop.domain.errors import CheckpointError, StorageError
 from hexloop.domain.events import SaveFailed
 from hexloop.domain.json_documents import json_part, read_json
 from hexloop.domain.limits import limits
+from hexloop.domain.run_folder import TRAINER_STATE
 from hexloop.domain.state import RunState
 from hexloop.ports.state import Part
 from hexloop.ports.storage import File
@@ -73,7 +73,7 @@ def import_checkpoint(
     source = os.fspath(folder)
     found, seeds = _read_state(source), (seed, seed if data_seed is None else data_seed)
     shares = train_batch_size, gradient_accumulation_steps, processes
-    state = run_state(found, os.path.join(source, STATE), *shares, *seeds)
+    state = run_state(found, os.path.join(source, TRAINER_STATE), *shares, *seeds)
     storage, name = storage_for(to), checkpoint_name(state.step)
     if any(entry.name == name for entry in storage.list("")):
         raise CheckpointError(
@@ -158,15 +158,17 @@ def _schedule_part(schedule: dict[str, Any], rates: list[float], state: RunState
 
 
 def _read_state(folder: str) -> Any:
-    path = os.path.join(folder, STATE)
-    if not os.path.isdir(folder) or not _has(folder, STATE):
-        raise CheckpointError(f"You chose to import {folder}, but it has no {STATE}; name a checkpoint's folder.")
+    path = os.path.join(folder, TRAINER_STATE)
+    if not os.path.isdir(folder) or not _has(folder, TRAINER_STATE):
+        raise CheckpointError(
+            f"You chose to import {folder}, but it has no {TRAINER_STATE}; name a checkpoint's folder."
+        )
     if _has(folder, MANIFEST):
         raise CheckpointError(
             f"You chose to import {folder}, but that is already a checkpoint of hexloop; resume from it."
         )
     try:
-        found = read_json(_bytes_of(folder, STATE), finite=False)  # transformers writes NaN as a bare word
+        found = read_json(_bytes_of(folder, TRAINER_STATE), finite=False)  # transformers writes NaN as a bare word
     except ValueError as error:
         raise CheckpointError(f"{path} is not a JSON document: {error}.") from error
     if _has(folder, ARGUMENTS):

@@ -26,6 +26,7 @@ from hexloop.adapters.accelerator.accelerate.signals import RunScaler, SharedSig
 from hexloop.adapters.accelerator.accelerate.state import Processes, differences
 from hexloop.adapters.batches.torch.prepared import PreparedLoader, announce_passes
 from hexloop.adapters.precision.autocast import Fp16Precision
+from hexloop.adapters.trainable.torch.loss import HALVES
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.engines import fsdp_plugin_arguments, is_requested
 from hexloop.app.environment import launched
@@ -41,7 +42,6 @@ SHARING = ("split_batches", "dispatch_batches", "even_batches", "use_seedable_sa
 FSDP = ("fsdp1", "fsdp2")
 """The names of the parallelism of both versions of FSDP."""
 
-HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 BuildArguments = Callable[..., dict[str, Any]]
 

@@ -13,7 +13,6 @@ from attrs import field, frozen
 
 from hexloop.adapters.contents import documents
 from hexloop.adapters.contents.checkpoint import CheckpointContents, documents_of, files_of, parts_of
-from hexloop.adapters.contents.documents import RUN_STATE
 from hexloop.adapters.contents.file_names import PREFIX
 from hexloop.adapters.contents.run_documents import SETUP, RunDocuments, is_documents_file
 from hexloop.adapters.contents.safetensors_files import INDEX, MODEL, Stream, component_of, is_weights, tensor_parts
@@ -23,6 +22,7 @@ from hexloop.domain.checkpoints.blocks import VerifiedFiles
 from hexloop.domain.checkpoints.reading import Checkpoint
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import json_value
+from hexloop.domain.run_folder import RUN_STATE, TRAINER_STATE
 from hexloop.domain.state import RunState
 from hexloop.ports.state import Part
 from hexloop.ports.storage import File, Storage, Stored
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
 
 TENSORS, DOCUMENT = ".safetensors", ".json"
-
-TRAINER_STATE = "trainer_state.json"
-"""Written after the model, in transformers as well, so that a user's file of this name does not last."""
 
 RUN_COMPONENTS = ("optimizer", "scheduler", "scaler", "losses", "data", "random", SETUP)
 """The components of a run other than the model, and the setup, which had files of these names in hexloop 0.1."""

@@ -23,7 +23,6 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.calling import accepts
 from hexloop.app.wiring.data import evaluation_batches
 from hexloop.app.wiring.losses import (
-    HALF_FORMATS,
     LossChoice,
     is_only_forward_in_half,
     predicted_items,
@@ -36,6 +35,7 @@ from hexloop.app.wiring.storage import WorkingFolder
 from hexloop.app.wiring.tensors import data_group, tensor_gatherer
 from hexloop.app.wiring.transfer import batch_transfer
 from hexloop.domain.errors import ConfigurationError
+from hexloop.ports.precision import HALF_FORMATS
 
 __all__ = ["EvalLoopOutput", "PredictionOutput", "TorchEvaluator"]
 """Adapters' names that the rest of the app gets from here."""

@@ -31,12 +31,10 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.wiring.adapters import Adapters
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.tensors import data_group
+from hexloop.ports.precision import HALF_FORMATS
 
 __all__ = ["in_full_precision", "resolved_count"]
 """Adapters' names that the rest of the app gets from here."""
-
-HALF_FORMATS = ("bf16", "fp16")
-"""The precisions in which a model returns half precision."""
 
 
 @frozen

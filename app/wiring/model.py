@@ -14,8 +14,8 @@ from attrs import evolve
 from torch.optim.lr_scheduler import LambdaLR
 
 from hexloop.adapters.engines.single.engine import SingleProcess
-from hexloop.adapters.scheduler.torch import TorchScheduler
 from hexloop.adapters.scheduler.torch.run_schedules import LambdaScheduler, MetricScheduler, follower_of, lambda_of
+from hexloop.adapters.scheduler.torch.user_scheduler import TorchScheduler
 from hexloop.adapters.trainable.torch import optimizers
 from hexloop.adapters.trainable.torch.forward import (
     align_special_tokens,

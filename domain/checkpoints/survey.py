@@ -47,10 +47,8 @@ from hexloop.domain.errors import (
 )
 from hexloop.domain.json_documents import read_start
 from hexloop.domain.limits import limits
+from hexloop.domain.run_folder import RUN_STATE
 from hexloop.ports.storage import Publication, Storage
-
-STATE = "run_state.json"
-"""A file that every hexloop checkpoint has. It identifies a checkpoint that lost its manifest."""
 
 
 class FolderStatus(Enum):
@@ -145,7 +143,7 @@ def _without_manifest(storage: Storage, name: str, files: Sequence[str], reason:
         return CheckpointFolder(name, FolderStatus.UNFINISHED, "a save or a removal that was not completed.")
     if REASON in files:
         return CheckpointFolder(name, FolderStatus.SET_ASIDE, _reason_for_setting_aside(storage, name))
-    return CheckpointFolder(name, FolderStatus.BAD if STATE in files else FolderStatus.NO_CHECKPOINT, reason)
+    return CheckpointFolder(name, FolderStatus.BAD if RUN_STATE in files else FolderStatus.NO_CHECKPOINT, reason)
 
 
 def _reason_for_setting_aside(storage: Storage, name: str) -> str:

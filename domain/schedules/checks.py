@@ -1,16 +1,19 @@
-"""Checks of the options of a schedule, whose kinds are in their annotations. An error lists every wrong option."""
+"""Schedules from their options, whose kinds are in their annotations. An error lists every wrong option."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from inspect import Parameter, signature
 from numbers import Real
-from typing import Annotated, Any, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 
 from attrs import frozen
 
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import did_you_mean
+
+Schedule = TypeVar("Schedule")
 
 
 @frozen
@@ -87,3 +90,48 @@ def remedy_of_unknown(name: str, known: list[str]) -> str:
     """Return how to fix an unknown name: the closest known one, if any is close, and the list of all."""
     suggestion = did_you_mean(name, known, "", spell=repr)
     return f"{suggestion} Available: {', '.join(known)}" if suggestion else f"choose one of {', '.join(known)}"
+
+
+def build(
+    name: str,
+    table: Mapping[str, Callable[..., Schedule]],
+    names: list[str],
+    run: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> Schedule:
+    """Return the schedule `name` of a table, with the values of the run and the options that it takes.
+
+    names: those of every table, for the message. Raises ConfigurationError with every problem.
+    """
+    if name not in table:
+        known = remedy_of_unknown(name, names)
+        raise ConfigurationError(f"Unknown schedule {name!r}: {known}.")
+    parameters = signature(table[name]).parameters
+    own = [parameter for parameter in parameters if parameter not in run]
+    problems = [_not_an_option(name, option, own, run) for option in options if option not in own]
+    values = {key: value for key, value in {**options, **run}.items() if key in parameters}
+    needed = [key for key, parameter in parameters.items() if parameter.default is Parameter.empty]
+    missing = [key for key in needed if values.get(key) is None]
+    problems += [_missing(name, key, run) for key in missing]
+    try:
+        # 0 replaces missing values, so that the other values are checked as well.
+        schedule = table[name](**(values | dict.fromkeys(missing, 0)))
+    except ConfigurationError as error:
+        raise ConfigurationError([*problems, *error.problems]) from None
+    if problems:
+        raise ConfigurationError(problems)
+    return schedule
+
+
+def _not_an_option(name: str, option: str, own: list[str], run: Mapping[str, Any]) -> str:
+    if option in run:
+        return f"The option {option!r} of the schedule {name!r} is set by the run. Remove it from lr_scheduler_kwargs."
+    if not own:
+        return f"The schedule {name!r} has no options. Remove {option!r} from lr_scheduler_kwargs."
+    return f"The schedule {name!r} has no option {option!r}: {remedy_of_unknown(option, own)}."
+
+
+def _missing(name: str, key: str, run: Mapping[str, Any]) -> str:
+    if key in run:
+        return f"The schedule {name!r} depends on the length of the run, which is unknown. Set max_steps."
+    return f"The schedule {name!r} needs {key!r}. Set it in lr_scheduler_kwargs."

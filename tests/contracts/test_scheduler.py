@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from hexloop.adapters.scheduler import ConstantRates
+from hexloop.adapters.scheduler import ConstantRates, ScheduledRates
 from hexloop.app.testing.contracts.learning import SchedulerContract
-from hexloop.domain.schedules.scheduler import ScheduledRates
-from hexloop.domain.schedules.shapes import Linear
+from hexloop.domain.schedules import Linear
 from hexloop.ports.scheduler import Scheduler
 
 BASE_RATES = (0.1, 0.02)

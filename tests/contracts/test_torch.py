@@ -25,8 +25,14 @@ from hexloop.adapters.evaluator.torch.evaluator import PredictionStep, TorchEval
 from hexloop.adapters.losses.torch import RunningLoss, TorchLosses, TorchWindowValues
 from hexloop.adapters.precision.autocast import Bf16Precision, Fp16Precision
 from hexloop.adapters.precision.plain import PlainPrecision
-from hexloop.adapters.scheduler.torch import GreedyLR, TorchScheduler
-from hexloop.adapters.scheduler.torch.run_schedules import LambdaScheduler, MetricScheduler, follower_of, lambda_of
+from hexloop.adapters.scheduler.torch.run_schedules import (
+    GreedyLR,
+    LambdaScheduler,
+    MetricScheduler,
+    follower_of,
+    lambda_of,
+)
+from hexloop.adapters.scheduler.torch.user_scheduler import TorchScheduler
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
 from hexloop.adapters.trainable.torch.trainable import ModelLoss, TorchTrainable
@@ -43,7 +49,7 @@ from hexloop.app.testing.contracts.processes import ParallelismContract
 from hexloop.app.testing.contracts.state import ExportableContract, Kept
 from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.loop import StandardLearner
-from hexloop.domain.schedules.shapes import Linear
+from hexloop.domain.schedules import Linear
 from hexloop.ports.batches import Batches
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.device import Device

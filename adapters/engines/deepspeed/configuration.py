@@ -14,13 +14,13 @@ from hexloop.adapters.engines.arguments import EngineArguments
 from hexloop.adapters.engines.deepspeed.launcher import launched_configuration, launched_value
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import shown
+from hexloop.ports.precision import HALF_FORMATS
 
 AUTO = "auto"
 """The value that leaves an entry to the arguments."""
 
 STAGES = (0, 1, 2, 3)
 OFFLOADS = ("none", "cpu", "nvme")
-HALF_FORMATS = ("fp16", "bf16")
 
 FROM_LAUNCHER = (
     "zero_optimization.stage",

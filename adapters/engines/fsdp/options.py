@@ -11,6 +11,7 @@ import torch
 
 from hexloop.adapters.engines.arguments import EngineArguments
 from hexloop.adapters.engines.fsdp.units import KEEPING, STRATEGIES, Formats, FsdpOptions, Units
+from hexloop.adapters.trainable.torch.loss import HALVES
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import RefusalError, did_you_mean, enumeration, parse_truth, shown
 
@@ -20,7 +21,7 @@ POLICIES = ("transformer_based_wrap", "size_based_wrap", "no_wrap")
 PREFETCHES = ("backward_pre", "backward_post", "no_prefetch")
 STATE_DICTS = ("full_state_dict", "sharded_state_dict")
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, **HALVES}
 DTYPE_NAMES = {"no": "fp32", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 ONLY_IN_VERSION_1 = ("backward_prefetch", "limit_all_gathers", "use_orig_params")
@@ -190,7 +191,7 @@ def _mesh(args: EngineArguments, found: Mapping[str, Any], problems: list[str]) 
 
 def _formats(args: EngineArguments, given: Mapping[str, str] | None) -> Formats:
     """Return the given dtypes; else mixed precision gathers weights in its format and reduces gradients in float32."""
-    if given is None and args.mixed_precision in ("bf16", "fp16"):
+    if given is None and args.mixed_precision in HALVES:
         given = {"param_dtype": args.mixed_precision, "reduce_dtype": "fp32"}
     chosen = {name: DTYPES[format] for name, format in (given or {}).items()}
     return Formats(*map(chosen.get, FORMAT_KEYS))

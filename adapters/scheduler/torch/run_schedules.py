@@ -6,21 +6,27 @@ Each is of the class that transformers uses, so that scripts may read it, change
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, SupportsFloat
 
-from attrs import asdict, define, evolve, frozen
+from attrs import asdict, define, evolve, field, frozen
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
-from hexloop.adapters.scheduler.torch import GreedyLR
-from hexloop.adapters.scheduler.torch.factors import factor_of
-from hexloop.adapters.schemas import read_part
+from hexloop.adapters.schemas import KEY, read_part, structured
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.json_documents import json_part
 from hexloop.domain.ranges import Finite, Updates, Whole
-from hexloop.domain.schedules import Shape, build_adaptive
+from hexloop.domain.schedules import (
+    CosineWithMinLr,
+    InverseSqrt,
+    Polynomial,
+    Shape,
+    WarmupStableDecay,
+    build_adaptive,
+)
 from hexloop.domain.schedules.adaptive import GreedyState, PlateauState
 from hexloop.ports.state import Part
 
@@ -56,7 +62,65 @@ class SavedGreedyMemory:
     measured: Updates | None = None
 
 
-# Schedules of the step
+@frozen
+class SavedGreedy:
+    """The state dict of a GreedyLR."""
+
+    last_epoch: Updates
+    rates: tuple[Finite, ...] = field(metadata={KEY: "_last_lr"})
+    state: GreedyState
+
+
+def factor_of(shape: Shape) -> partial[float]:
+    """Return the factor of the base rate by the step, as a partial.
+
+    Programs read its `keywords`, such as `num_training_steps`, or call its `func` with others. It has no attributes,
+    because torch saves those of the callable in the scheduler's state dict.
+    """
+    keywords = _keywords_of(shape)
+    return partial(_Factor(shape, keywords), **keywords)
+
+
+class _Factor:
+    """Calls a schedule, which is made again if it is called with other keywords."""
+
+    def __init__(self, shape: Shape, keywords: dict[str, Any]) -> None:
+        self._shape, self._keywords = shape, keywords
+
+    def __call__(self, current_step: int, **keywords: Any) -> float:
+        """Return the factor of the base rate at an update, from 0."""
+        if keywords != self._keywords:
+            self._shape, self._keywords = _with(self._shape, keywords), keywords
+        return self._shape(current_step)
+
+    def __repr__(self) -> str:
+        return type(self._shape).__name__
+
+
+def _keywords_of(shape: Any) -> dict[str, Any]:
+    """Return the options of a schedule by transformers' names; lengths and rates that it computes as numbers."""
+    options = asdict(shape)
+    if isinstance(shape, Polynomial):
+        options["lr_init"] = options.pop("base_rate")
+    elif isinstance(shape, InverseSqrt):
+        options["timescale"] = shape.timescale or shape.num_warmup_steps or 10_000
+    elif isinstance(shape, CosineWithMinLr):
+        base_rate, lowest = options.pop("base_rate"), options.pop("min_lr")
+        if lowest is not None:
+            options["min_lr_rate"] = lowest / base_rate
+    elif isinstance(shape, WarmupStableDecay):
+        total = options.pop("num_training_steps")
+        if options["num_stable_steps"] is None:
+            options["num_stable_steps"] = total - shape.num_warmup_steps - shape.num_decay_steps
+    return options
+
+
+def _with(shape: Any, keywords: dict[str, Any]) -> Any:
+    """Return a schedule with other options, by transformers' names."""
+    options = {"base_rate" if name == "lr_init" else name: value for name, value in keywords.items()}
+    if isinstance(shape, CosineWithMinLr):
+        options["min_lr"] = None
+    return evolve(shape, **options)
 
 
 def lambda_of(shape: Shape, optimizer: Any) -> LambdaLR:
@@ -143,10 +207,57 @@ class LambdaScheduler:
 # Schedules of a metric
 
 
+class GreedyLR:
+    """Increases the rates of an optimizer's groups while a metric improves, and decreases them while it does not.
+
+    options: those of `hexloop.domain.schedules.Greedy`. state: the schedule's, which a checkpoint holds. Raises
+    ConfigurationError for invalid options, and TypeError if `optimizer` is not an Optimizer.
+    """
+
+    def __init__(self, optimizer: Optimizer, **options: Any) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"{type(optimizer).__name__} is not a torch optimizer")
+        self.optimizer = optimizer
+        self.last_epoch = 0
+        self._schedule = build_adaptive("greedy", options)
+        self._last_lr = self._rates()
+        self.state = self._schedule.start(self._last_lr)
+
+    def step(self, metrics: SupportsFloat, epoch: int | None = None) -> None:
+        """Process a measurement. `epoch` is its number; if None, the next one."""
+        self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
+        self.state, rates = self._schedule(self.state, float(metrics), self._rates())
+        self._set_rates(rates)
+
+    def get_last_lr(self) -> list[float]:
+        """Return the rates after the last step, one per parameter group."""
+        return self._last_lr
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, as numbers, lists and dictionaries."""
+        return {"last_epoch": self.last_epoch, "_last_lr": self._last_lr, "state": asdict(self.state)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, and set the rates in it. Raises ValueError, changing nothing, if it is not one."""
+        saved = structured(dict(state_dict), SavedGreedy)
+        if len(saved.rates) != len(self._last_lr):
+            raise ValueError(f"_last_lr: it has {len(saved.rates)} entries, not {len(self._last_lr)}")
+        self.last_epoch, self.state = saved.last_epoch, saved.state
+        self._set_rates(saved.rates)
+
+    def _rates(self) -> list[float]:
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def _set_rates(self, rates: Any) -> None:
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        self._last_lr = list(rates)
+
+
 def follower_of(name: str, options: Mapping[str, Any], optimizer: Any) -> Any:
     """Return the schedule `name` that follows a metric: torch's ReduceLROnPlateau, or a GreedyLR.
 
-    GreedyLR is the class of transformers if that is installed and has it, else `hexloop.adapters.scheduler.torch`'s.
+    GreedyLR is the class of transformers if that is installed and has it, else hexloop's own.
     Raises ConfigurationError for invalid options, or if `optimizer` is not a torch optimizer.
     """
     _refuse_other(optimizer)

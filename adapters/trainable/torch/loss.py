@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from hexloop.adapters.trainable.torch.trainable import IGNORED_LABEL, Count, Inputs
 from hexloop.domain.errors import DataError
 
-HALF_TYPES = (torch.bfloat16, torch.float16)
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""The dtypes of the half formats, by name."""
 
 
 @frozen
@@ -94,7 +95,7 @@ def in_full_precision(outputs: Any) -> Any:
     A loss should be computed in full precision from what a model returned under automatic mixed precision.
     """
     if isinstance(outputs, Tensor):
-        return outputs.float() if outputs.dtype in HALF_TYPES else outputs
+        return outputs.float() if outputs.dtype in HALVES.values() else outputs
     if isinstance(outputs, Mapping):
         converted: Any = copy(outputs)
         for name, value in outputs.items():

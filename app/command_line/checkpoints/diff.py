@@ -17,24 +17,22 @@ from hexloop.app.printing import print_document, print_lines
 from hexloop.app.wiring.checkpoint_files import CheckpointFiles
 from hexloop.domain.checkpoints.manifest import MANIFEST, Manifest
 from hexloop.domain.checkpoints.reading import verify
-from hexloop.domain.checkpoints.survey import STATE
 from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError
+from hexloop.domain.evaluation import is_reading
 from hexloop.domain.json_documents import finite_json
+from hexloop.domain.run_folder import RUN_STATE, TRAINER_STATE
 from hexloop.ports.state import Part
+from hexloop.ports.storage import TRAINING_ARGUMENTS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-NEVER_READ = ("trainer_state.json", "training_args.json")
+NEVER_READ = (TRAINER_STATE, TRAINING_ARGUMENTS)
 """Files that are written for people and tools and never read back."""
 
-IDENTITY = {MANIFEST: ("run", "session", "ancestors", "parent"), STATE: ("run", "parent_checkpoint")}
+IDENTITY = {MANIFEST: ("run", "session", "ancestors", "parent"), RUN_STATE: ("run", "parent_checkpoint")}
 """Fields that identify a run or its processes."""
-
-CLOCK = ("runtime", "per_second")
-MEMORY = ("_mem_cpu_", "_mem_gpu_")
-"""Suffixes and substrings of the names of time and memory readings."""
 
 MAX_VALUE_LENGTH = 60
 """How many characters of a value are printed."""
@@ -249,9 +247,7 @@ def _manifest_values(manifest: Manifest) -> dict[str, Any]:
 def _identifies_run(path: str, name: FieldName) -> bool:
     if not name:
         return False
-    last = str(name[-1])
-    reading = last.endswith(CLOCK) or any(part in last for part in MEMORY)
-    return name[0] in IDENTITY.get(path, ()) or (path == STATE and reading)
+    return name[0] in IDENTITY.get(path, ()) or (path == RUN_STATE and is_reading(str(name[-1])))
 
 
 def _same(one: object, other: object) -> bool:

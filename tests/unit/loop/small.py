@@ -8,13 +8,13 @@ from typing import Any
 from attrs import define, field
 
 from hexloop.adapters.contents.checkpoint import CheckpointContents
+from hexloop.adapters.scheduler import ScheduledRates
 from hexloop.domain import evaluation
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.events import AnyEvent
 from hexloop.domain.loop import StandardLearner, apply_requests, train
 from hexloop.domain.run import Evaluation, Run
-from hexloop.domain.schedules.scheduler import ScheduledRates
-from hexloop.domain.schedules.shapes import Linear
+from hexloop.domain.schedules import Linear
 from hexloop.domain.state import RunState
 from hexloop.domain.triggers import Interval, Trigger, Triggers, make_plan
 from hexloop.ports.state import Exportable

@@ -14,8 +14,8 @@ from attrs import define, frozen
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hexloop.adapters.scheduler.torch import GreedyLR
-from hexloop.adapters.scheduler.torch.run_schedules import MetricScheduler
+from hexloop.adapters.scheduler import ScheduledRates
+from hexloop.adapters.scheduler.torch.run_schedules import GreedyLR, MetricScheduler
 from hexloop.adapters.trainable.least_squares import Row
 from hexloop.app.testing.recording import Cut, RunRecord, record_run, step_is
 from hexloop.app.testing.resume_exactness import first_difference
@@ -27,7 +27,6 @@ from hexloop.domain.loop import apply_requests
 from hexloop.domain.order import KeyedPermutation
 from hexloop.domain.run import Evaluation, Run
 from hexloop.domain.schedules import ADAPTIVE, SHAPES, build_shape
-from hexloop.domain.schedules.scheduler import ScheduledRates
 from hexloop.domain.state import RunState
 from hexloop.domain.triggers import Interval, Trigger, Triggers
 from hexloop.ports.scheduler import Scheduler

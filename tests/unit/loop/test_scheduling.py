@@ -10,14 +10,14 @@ import torch
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from hexloop.adapters.scheduler import ScheduledRates
 from hexloop.adapters.scheduler.torch.run_schedules import MetricScheduler
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.events import StepEnded
 from hexloop.domain.json_documents import json_part
 from hexloop.domain.loop import StandardLearner, train
-from hexloop.domain.schedules.scheduler import ScheduledRates
-from hexloop.domain.schedules.shapes import Linear
+from hexloop.domain.schedules import Linear
 from hexloop.domain.triggers import Interval, Trigger, Triggers
 from hexloop.testing import LeastSquares, PlainPrecision, SingleProcess
 from tests.unit.loop.small import every, make_small

@@ -9,9 +9,19 @@ import pytest
 from attrs import asdict
 
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.schedules import ADAPTIVE, SHAPES, Shape, build_adaptive, build_shape
+from hexloop.domain.schedules import (
+    ADAPTIVE,
+    SHAPES,
+    Constant,
+    CosineWithMinLr,
+    Linear,
+    Polynomial,
+    Shape,
+    WarmupStableDecay,
+    build_adaptive,
+    build_shape,
+)
 from hexloop.domain.schedules.adaptive import Greedy, ReduceLROnPlateau
-from hexloop.domain.schedules.shapes import Constant, CosineWithMinLr, Linear, Polynomial, WarmupStableDecay
 
 NEEDED: dict[str, dict[str, Any]] = {
     "cosine_with_min_lr": {"min_lr": 1e-5},

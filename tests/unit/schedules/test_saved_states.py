@@ -11,7 +11,8 @@ import torch
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import CyclicLR, LambdaLR, LRScheduler, MultiStepLR, ReduceLROnPlateau, StepLR
 
-from hexloop.adapters.scheduler.torch import GreedyLR, TorchScheduler
+from hexloop.adapters.scheduler.torch.run_schedules import GreedyLR
+from hexloop.adapters.scheduler.torch.user_scheduler import TorchScheduler
 from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.json_documents import json_part
 

@@ -13,8 +13,8 @@ from attrs.exceptions import FrozenInstanceError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.domain.schedules import SHAPES, Shape, build_shape
-from hexloop.domain.schedules.shapes import (
+from hexloop.domain.schedules import (
+    SHAPES,
     Constant,
     ConstantWithWarmup,
     Cosine,
@@ -24,7 +24,9 @@ from hexloop.domain.schedules.shapes import (
     InverseSqrt,
     Linear,
     Polynomial,
+    Shape,
     WarmupStableDecay,
+    build_shape,
 )
 
 BASE_RATE = 0.02

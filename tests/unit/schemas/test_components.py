@@ -41,8 +41,8 @@ from hexloop.adapters.losses import PlainLosses
 from hexloop.adapters.losses.torch import RunningLoss, TorchLosses
 from hexloop.adapters.precision.autocast import Fp16Precision
 from hexloop.adapters.precision.simulated_scaling import SimulatedScaling
-from hexloop.adapters.scheduler.torch import GreedyLR, TorchScheduler
-from hexloop.adapters.scheduler.torch.run_schedules import LambdaScheduler, MetricScheduler, lambda_of
+from hexloop.adapters.scheduler.torch.run_schedules import GreedyLR, LambdaScheduler, MetricScheduler, lambda_of
+from hexloop.adapters.scheduler.torch.user_scheduler import TorchScheduler
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
 from hexloop.domain.errors import CheckpointError

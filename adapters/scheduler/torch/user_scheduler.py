@@ -1,20 +1,26 @@
-"""Checks of a saved state dict of a scheduler, against that of the scheduler that is to load it.
+"""A scheduler of torch that the user passes: how a run drives it, and checks of its saved state.
 
-torch replaces the attributes of a scheduler by whatever a state dict holds, methods too, and fails in the next step.
+torch replaces the attributes of a scheduler by whatever a state dict holds, methods too, and fails in the next step. So
+a saved state is checked against that of the scheduler that is to load it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from inspect import Parameter, signature
 from typing import Any
 
+from attrs import define, field, frozen
 from torch import Tensor
+from torch.optim import Optimizer
 
-from hexloop.adapters.schemas import shown
-from hexloop.domain.json_documents import keyed
-from hexloop.domain.ranges import MOST
+from hexloop.adapters.schemas import read_part, shown
+from hexloop.domain.evaluation import BestMetric
+from hexloop.domain.json_documents import json_part, keyed
+from hexloop.domain.ranges import MOST, Finite
 from hexloop.domain.wording import first_listed
+from hexloop.ports.state import Part
 
 OWN_PACKAGE = "torch.optim."
 """The package whose schedulers have the same attributes from the start, with values of the same kinds."""
@@ -33,6 +39,106 @@ UNBOUNDED = frozenset({"best", "mode_worse"})
 
 INNER = "_schedulers"
 """The schedulers that another one consists of."""
+
+
+@frozen
+class SavedSchedule:
+    """The exported state of a scheduler: its state dict, and the rates of the optimizer's groups."""
+
+    state: Any
+    rates: list[Finite]
+
+
+@define
+class TorchScheduler:
+    """Implements the Scheduler port: calls `step()` after each update, or `step(metric)` after each evaluation.
+
+    A scheduler follows a metric if its `step` requires an argument, like that of torch's ReduceLROnPlateau.
+    """
+
+    scheduler: Any
+    optimizer: Optimizer
+    metric: BestMetric
+    _follows_metric: bool = field(init=False)
+    _rates_of_step: tuple[float, ...] | None = field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        positional = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+        parameters = signature(self.scheduler.step).parameters.values()
+        self._follows_metric = any(each.default is each.empty and each.kind in positional for each in parameters)
+
+    def start(self, updates: int) -> None:
+        """No-op: torch schedulers set their first rates when they are created."""
+
+    def advance(self, updates: int) -> None:
+        """Step a scheduler that counts updates, unless `step_with_gradients` did."""
+        stepped, self._rates_of_step = self._rates_of_step is not None, None
+        if not (self._follows_metric or stepped):
+            self.scheduler.step()
+
+    def step_with_gradients(self, taken: bool) -> None:
+        """Step a scheduler that counts updates while the gradients of an update that was `taken` are there.
+
+        A scheduler may read them, as transformers' AdafactorSchedule does. Until `advance`, `rates` returns the rates
+        of that update.
+        """
+        if taken and not self._follows_metric:
+            self._rates_of_step = self.rates()
+            self.scheduler.step()
+
+    def observe(self, metrics: Mapping[str, float]) -> None:
+        """Step a scheduler that follows a metric."""
+        if self._follows_metric:
+            self.scheduler.step(self.metric.value(metrics))
+
+    def rates(self) -> tuple[float, ...]:
+        """Return the rates of the optimizer's groups."""
+        if self._rates_of_step is not None:
+            return self._rates_of_step
+        return tuple(float(group["lr"]) for group in self.optimizer.param_groups)
+
+    def export(self) -> Iterator[Part]:
+        """Export the scheduler's state dict and the current rates. Raises TypeError if the state is not JSON.
+
+        Rates that are tensors, as those of an Adafactor, are exported as numbers.
+        """
+        yield json_part("scheduler", {"state": with_numbers(self.scheduler.state_dict()), "rates": self.rates()})
+
+    def load(self, parts: Iterable[Part]) -> None:
+        """Load an exported state dict and the rates, which torch does not restore.
+
+        What is saved of one group counts for all: earlier versions made one group where nothing is decayed. Raises
+        ValueError, changing nothing, if the numbers of groups differ otherwise, or the state is not one of such a
+        scheduler.
+        """
+        kept = read_part(parts, "scheduler", SavedSchedule)
+        state, rates, groups = kept.state, kept.rates, self.optimizer.param_groups
+        if len(rates) == 1 < len(groups):
+            state, rates = _for_all_groups(state, self.scheduler, len(groups)), rates * len(groups)
+        if len(rates) != len(groups):
+            raise ValueError(f"scheduler.rates: it has {len(rates)} entries, and there are {len(groups)} groups")
+        state = with_own_keys(self.scheduler.state_dict(), state)
+        refuse_invalid_state(self.scheduler, state, "scheduler.state")
+        self.scheduler.load_state_dict(state)
+        self._rates_of_step = None
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
+
+
+def _for_all_groups(state: Mapping[str, Any], scheduler: Any, groups: int) -> dict[str, Any]:
+    """Return a state dict of a scheduler of one group, with its only value for each of `groups` groups."""
+    found: dict[str, Any] = {}
+    for name, value in state.items():
+        own = vars(scheduler).get(name)
+        found[name] = value
+        if name == "_schedulers" and len(value) == len(own or ()):  # those that a SequentialLR consists of
+            found[name] = [_for_all_groups(*pair, groups) for pair in zip(value, own or (), strict=True)]
+        elif isinstance(value, list) and isinstance(own, list) and len(value) == 1 and len(own) == groups:
+            found[name] = value * groups
+    return found
+
+
+# Checks of a saved state
 
 
 def refuse_invalid_state(scheduler: Any, saved: Any, path: str) -> None:
