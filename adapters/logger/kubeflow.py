@@ -15,7 +15,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, Request, build_opener
 
-from hexloop.adapters.logger.names import numbers_of
+from hexloop.adapters.logger.tracker import numbers_of
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.redaction import redact, remember_secrets
 from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation

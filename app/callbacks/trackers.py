@@ -118,7 +118,7 @@ class ClearMLCallback(TrackerCallback):
 
     tracker_name = "clearml"
     module = ("_clearml", "clearml")
-    handle = ("_clearml_task", "_task")
+    handle = ("_clearml_task", "_run")
 
 
 class CodeCarbonCallback(TrackerCallback):
@@ -129,7 +129,7 @@ class CodeCarbonCallback(TrackerCallback):
     @property
     def tracker(self) -> Any:
         """The tracker of codecarbon; None before a run and after it."""
-        return getattr(self.logger, "tracker", None)
+        return getattr(self.logger, "_run", None)
 
     module = ("_codecarbon", "codecarbon")
 
@@ -138,7 +138,7 @@ class CometCallback(TrackerCallback):
     """Logs to an experiment of Comet."""
 
     tracker_name = "comet_ml"
-    handle = ("_experiment", "_experiment")
+    handle = ("_experiment", "_run")
 
 
 class DagsHubCallback(TrackerCallback):
@@ -156,7 +156,7 @@ class DVCLiveCallback(TrackerCallback):
     @property
     def live(self) -> Any:
         """The Live of dvclive; None before a run and after it."""
-        return getattr(self.logger, "_live", None)
+        return getattr(self.logger, "_run", None)
 
 
 class FlyteCallback(TrackerCallback):
