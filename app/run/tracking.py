@@ -14,7 +14,7 @@ from typing import Any
 from attrs import define, field, frozen
 
 from hexloop.app.callbacks.console import bar_of_the_rest
-from hexloop.app.callbacks.trackers import TrackerCallback, replaces
+from hexloop.app.callbacks.trackers import TRACKERS, TrackerCallback, replaces
 from hexloop.app.run.run_information import information_of
 from hexloop.app.run.saving import save_model
 from hexloop.app.wiring.destinations import note_logger
@@ -50,9 +50,6 @@ from hexloop.ports.logger import Outcome, Record, RunInformation, SavedModel
 
 AFTER_A_STOP = 5.0
 """Seconds of `logger_grace` at most if the run was stopped, because the machine may be about to be taken away."""
-
-ONE_OF_EACH_MACHINE = "codecarbon"
-"""The tracker that the first process of each machine logs to; all others belong to the first of the run."""
 
 
 @frozen
@@ -319,12 +316,10 @@ def _track(loggers: RunLoggers, receivers: Mapping[str, Receiver]) -> None:
 def _trackers(parts: TrainerParts) -> list[TrackerCallback]:
     """Return the callbacks of trackers that this process logs to."""
     callbacks = [each for each in parts.callback_handler.callbacks if isinstance(each, TrackerCallback)]
-    first = parts.adapters.mesh.writes
-    return [
-        each
-        for each in callbacks
-        if first or (each.tracker_name == ONE_OF_EACH_MACHINE and parts.args.local_process_index == 0)
-    ]
+    if parts.adapters.mesh.writes:
+        return callbacks
+    measured = {name for name, row in TRACKERS.items() if row.on_each_machine and parts.args.local_process_index == 0}
+    return [each for each in callbacks if each.tracker_name in measured]
 
 
 def _checkpoint_files(parts: TrainerParts, name: str) -> list[tuple[str, str]]:

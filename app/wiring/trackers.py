@@ -15,9 +15,8 @@ from typing import Any
 from hexloop.adapters.clock import SystemClock
 from hexloop.adapters.spool import FileSpool, MemorySpool
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.callbacks.trackers import TrackerCallback
+from hexloop.app.callbacks.trackers import TRACKERS, TrackerCallback
 from hexloop.app.engines import find_plugin
-from hexloop.app.trackers import TRACKERS
 from hexloop.app.wiring.outboxes import state_folder, take_lock
 from hexloop.app.wiring.storage import WorkingFolder
 from hexloop.domain.background_logger import Receiver

@@ -11,7 +11,7 @@ import pytest
 from hexloop.adapters.hub import MESSAGE, FolderHub
 from hexloop.adapters.logger import RecordingLogger
 from hexloop.adapters.spool import MemorySpool
-from hexloop.app.trackers import is_installed
+from hexloop.app.callbacks.trackers import is_installed
 from hexloop.app.wiring.outboxes import open_outbox, state_folder
 from hexloop.app.wiring.publishing import Publisher
 from hexloop.app.wiring.pushes import Push
