@@ -15,17 +15,17 @@ from attrs import define, field, frozen
 
 from hexloop.app.callbacks.console import bar_of_the_rest
 from hexloop.app.callbacks.trackers import TRACKERS, TrackerCallback, replaces
+from hexloop.app.run.publishing import AFTER_A_STOP
 from hexloop.app.run.run_information import information_of
 from hexloop.app.run.saving import save_model
-from hexloop.app.wiring.destinations import note_logger
-from hexloop.app.wiring.log_delivery import deliver_logs_of_others
-from hexloop.app.wiring.outboxes import state_folder
+from hexloop.app.wiring.outboxes import note_logger, state_folder
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import is_sharded
 from hexloop.app.wiring.storage import files_below
 from hexloop.app.wiring.trackers import (
     OPTIONS,
     VALUES,
+    deliver_logs_of_others,
     facts_of,
     facts_of_plugin,
     is_in_loop,
@@ -47,9 +47,6 @@ from hexloop.domain.redaction import redact
 from hexloop.domain.run import Run
 from hexloop.domain.tracking import Left, Tracking
 from hexloop.ports.logger import Outcome, Record, RunInformation, SavedModel
-
-AFTER_A_STOP = 5.0
-"""Seconds of `logger_grace` at most if the run was stopped, because the machine may be about to be taken away."""
 
 
 @frozen

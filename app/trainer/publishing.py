@@ -12,7 +12,7 @@ from hexloop.app.trainer.attributes import TrainerAttributes
 from hexloop.app.wiring.model import unwrapped
 from hexloop.app.wiring.outboxes import state_folder
 from hexloop.app.wiring.parts import standard
-from hexloop.app.wiring.publishing import Publisher
+from hexloop.app.wiring.publishing import HubPublisher
 from hexloop.app.wiring.pushes import with_token
 from hexloop.domain.errors import StorageError, UnavailableError
 
@@ -24,7 +24,7 @@ class TrainerPublishing(TrainerAttributes):
     """The outcome of the last push that was not waited for, a Future; None if there is none."""
 
     _own_hub_model_id: str | None = None
-    _own_publisher: Publisher | None = None
+    _own_publisher: HubPublisher | None = None
 
     @property
     def hub_model_id(self) -> str | None:
@@ -36,13 +36,13 @@ class TrainerPublishing(TrainerAttributes):
         self._own_hub_model_id = name
 
     @property
-    def _publisher(self) -> Publisher:
+    def _publisher(self) -> HubPublisher:
         """What publishes on the hub of `adapters`, through the outbox of the output folder."""
         storage, hub = self.adapters.storage, self.adapters.hub
         folder = storage.capabilities.local_folder or state_folder(self._folder)
         known = self._own_publisher
         if known is None or known.folder != folder:
-            known = self._own_publisher = Publisher(hub, folder, storage)
+            known = self._own_publisher = HubPublisher(hub, folder, storage)
         known.hub, known.storage = hub, storage
         chosen = publishing.repository_of(self.args)
         names = {self.hub_model_id or chosen, chosen}

@@ -14,7 +14,7 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
 from hexloop.app.notices import Notices
 from hexloop.app.wiring.adapters import Adapters
-from hexloop.app.wiring.publishing import Publisher
+from hexloop.app.wiring.publishing import HubPublisher
 from hexloop.app.wiring.storage import WorkingFolder
 from hexloop.domain.requests import Requests
 from hexloop.domain.run import Run
@@ -242,7 +242,7 @@ class TrainerParts:
     run: Run[Any, Any] | None
     modes: Modes | None
     hub_model_id: str | None
-    publisher: Publisher
+    publisher: HubPublisher
     notices: Notices
     backward: Callable[[Any], None] | None = None
 
