@@ -83,12 +83,9 @@ class CometML(Tracker):
             _recover(self._run)
             _announce(self._run)
         self._folder, self._step = run.folder, run.step
-        parameters: dict[str, object] = {"args": dict(run.configuration)}
-        if run.model_configuration:
-            parameters["config"] = dict(run.model_configuration)
-        if run.adapter_configuration:
-            parameters["peft_config"] = dict(run.adapter_configuration)
-        self._run.log_parameters(parameters)
+        more = {"config": run.model_configuration, "peft_config": run.adapter_configuration}
+        given = {name: dict(configuration) for name, configuration in more.items() if configuration}
+        self._run.log_parameters({"args": dict(run.configuration), **given})
         if run.parameters is not None:
             self._run.log_other("model/num_parameters", run.parameters)
         if run.model is not None:
