@@ -62,26 +62,15 @@ class Receiver:
     facts: Mapping[str, Any] = field(factory=dict)
 
 
-@frozen
-class Surroundings:
-    """What loggers in the background share. pause: the seconds to wait after a number of failures in a row.
-
-    report: is called once with a sentence when a logger fails, from its thread. saved: is called from there with the
-    name of a logger, and a model that it has or does not need any more.
-    """
-
-    spool: Spool
-    clock: Clock
-    pause: Callable[[int], float]
-    report: Callable[[str], None]
-    saved: Callable[[str, SavedModel], None] = lambda name, model: None
-
-
 class BackgroundLogger:
     """Calls a logger from a daemon thread: `start`, then with each item in order, then `finish`.
 
     What does not fit into memory is read from the spool. After an error that may pass, the call is repeated; after
     another one, the logger is left alone, and what it lacks stays in the spool.
+
+    pause: the seconds to wait after a number of failures in a row. report: is called once with a sentence when the
+    logger fails, from its thread. saved: is called from there with the name of the logger, and a model that it has or
+    does not need any more.
 
     identifier: what the logger returned at the start. started: whether it has. finishing: whether the items include
     the end. ended: whether it has everything, and was finished. waiting: how many items it lacks. left_out: how many
@@ -89,15 +78,24 @@ class BackgroundLogger:
     the model that it is receiving.
     """
 
-    def __init__(self, receiver: Receiver, around: Surroundings) -> None:
-        self.receiver, self._around = receiver, around
+    def __init__(
+        self,
+        receiver: Receiver,
+        spool: Spool,
+        clock: Clock,
+        pause: Callable[[int], float],
+        report: Callable[[str], None],
+        saved: Callable[[str, SavedModel], None],
+    ) -> None:
+        self.receiver, self._spool, self._clock = receiver, spool, clock
+        self._pause_after, self._report, self._saved = pause, report, saved
         self.identifier: str | None = None
         self.started = self.finishing = self.ended = self.stopped = False
         self.problem = self.saving = ""
         self.waiting = self.left_out = 0
         self._changed = threading.Condition()
         self._items: deque[tuple[int, Item]] = deque()
-        self._position = around.spool.position(receiver.name)
+        self._position = spool.position(receiver.name)
         self._newest_model = 0
         self._last_in_spool = 0
         self._hurried = self._is_idle = False
@@ -152,9 +150,8 @@ class BackgroundLogger:
             self._changed.notify_all()
 
     def _await(self, is_so: Callable[[], bool], ends_at: float) -> bool:
-        clock = self._around.clock
         with self._changed:
-            while not is_so() and (left := ends_at - clock.monotonic()) > 0:
+            while not is_so() and (left := ends_at - self._clock.monotonic()) > 0:
                 self._changed.wait(min(left, 1.0))
             return is_so()
 
@@ -182,7 +179,7 @@ class BackgroundLogger:
                 self._fail(action, error, passing)
                 if not passing:
                     return False
-                self._pause(self._around.pause(failures))
+                self._pause(self._pause_after(failures))
             else:
                 self.problem = ""
                 return True
@@ -198,10 +195,10 @@ class BackgroundLogger:
             self._changed.notify_all()
 
     def _describe(self, run: RunInformation) -> None:
-        facts = self._around.spool.facts(self.receiver.name)
+        facts = self._spool.facts(self.receiver.name)
         if facts is not None:
             with suppress(OSError):
-                self._around.spool.describe(self.receiver.name, {**facts, "run": run_entry(run)})
+                self._spool.describe(self.receiver.name, {**facts, "run": run_entry(run)})
 
     def _next(self) -> list[tuple[int, Item]]:
         """Return the next items, several only if they can be written at once; none if the thread is to end."""
@@ -230,7 +227,7 @@ class BackgroundLogger:
         """Return the seconds until the next delivery."""
         if self.finishing or self._hurried or len(self._items) >= IN_MEMORY // 2:
             return 0.0
-        return self._delivered_at + TOGETHER - self._around.clock.monotonic()
+        return self._delivered_at + TOGETHER - self._clock.monotonic()
 
     def _deliver(self, items: list[tuple[int, Item]]) -> None:
         receiver, (number, item) = self.receiver, items[-1]
@@ -243,7 +240,7 @@ class BackgroundLogger:
         else:
             receiver.logger.write(item)
         with suppress(OSError):  # at worst the items come twice
-            self._around.spool.move(receiver.name, number)
+            self._spool.move(receiver.name, number)
         with self._changed:
             self._position = number
             while self._items and self._items[0][0] <= number:
@@ -251,7 +248,7 @@ class BackgroundLogger:
             self.waiting -= len(items)
             self.ended = isinstance(item, Outcome)
             if not self._items and self._last_in_spool <= number:
-                self._delivered_at = self._around.clock.monotonic()
+                self._delivered_at = self._clock.monotonic()
             self._changed.notify_all()
 
     def _save(self, number: int, model: SavedModel) -> None:
@@ -260,20 +257,20 @@ class BackgroundLogger:
         with self._changed:
             wanted = number >= self._newest_model or model.final
             self.saving = model.folder if wanted else ""
-        location = self._around.spool.location(model.folder)
+        location = self._spool.location(model.folder)
         try:
             if save is not None and wanted and location is not None:
                 save(evolve(model, folder=location))
         finally:
             self.saving = ""
-        self._around.saved(self.receiver.name, model)
+        self._saved(self.receiver.name, model)
 
     @property
     def _most(self) -> int:
         return AT_ONCE if self.receiver.write_all is not None else 1
 
     def _in_spool(self, after: int) -> Iterator[tuple[int, Item]]:
-        return items_in(self._around.spool, self.receiver.name, after)
+        return items_in(self._spool, self.receiver.name, after)
 
     def _note(self, number: int, item: Item) -> None:
         if isinstance(item, SavedModel):
@@ -289,16 +286,13 @@ class BackgroundLogger:
             self._reported = True
             then = "it is tried again" if passing else "the logger is left alone"
             with suppress(Exception):
-                self._around.report(
+                self._report(
                     f"The logger {self.receiver.name} failed to {action} ({text}). The run continues, and {then}."
                 )
 
     def _pause(self, seconds: float) -> None:
-        clock = self._around.clock
-        ends_at = clock.monotonic() + seconds
         with self._changed:
-            while not self.stopped and not self._hurried and (left := ends_at - clock.monotonic()) > 0:
-                self._changed.wait(min(left, 1.0))
+            self._await(lambda: self.stopped or self._hurried, self._clock.monotonic() + seconds)
             self._hurried = False
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from functools import partial
 
 from attrs import evolve, frozen
 
-from hexloop.domain.background_logger import BackgroundLogger, Receiver, Surroundings, left_in
+from hexloop.domain.background_logger import BackgroundLogger, Receiver, left_in
 from hexloop.domain.log_entries import Item, entry_of, item_of, remains, run_entry, run_of
 from hexloop.ports.clock import Clock
 from hexloop.ports.logger import Outcome, Record, RunInformation, SavedModel
@@ -48,7 +49,9 @@ class Tracking:
         self, spool: Spool, clock: Clock, pause: Callable[[int], float], report: Callable[[str], None]
     ) -> None:
         self._spool, self._clock, self._report = spool, clock, report
-        self._around = Surroundings(spool, clock, pause, report, self._saved)
+        self._logger_of = partial(
+            BackgroundLogger, spool=spool, clock=clock, pause=pause, report=report, saved=self._saved
+        )
         self._loggers: dict[str, BackgroundLogger] = {}
         self._number = 0
         self._is_full = False
@@ -85,7 +88,7 @@ class Tracking:
             self._spool.describe(receiver.name, {**receiver.facts, "run": run_entry(run)})
         except OSError as error:
             self._report(f"The logs of the run cannot be kept for {receiver.name} ({error}).")
-        logger = BackgroundLogger(receiver, self._around)
+        logger = self._logger_of(receiver)
         self._loggers[receiver.name] = logger
         logger.start(run)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from hexloop.adapters.logger.names import numbers_of
-from hexloop.adapters.logger.packages import require
-from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation
+from hexloop.adapters.logger.tracker import Tracker, numbers_of, require, values_of
+from hexloop.ports.logger import Outcome, Record, RunInformation
 
 
-class AzureML:
+class AzureML(Tracker):
     """Logger adapter for azureml-core, with the argument of transformers' callback.
 
     azureml_run: the run to log to; by default that of the job in which the process runs. Outside of a job azureml
@@ -21,18 +20,18 @@ class AzureML:
     def __init__(self, azureml_run: Any = None) -> None:
         if azureml_run is None:
             require("azureml.core", "azureml-core", "azure_ml")
+        super().__init__()
         self._chosen = azureml_run
-        self._run: Any = None
         self._takes_steps = False
 
-    def start(self, run: RunInformation) -> str | None:
-        """Find the run of the job; return its id."""
-        if self._chosen is None:
-            from azureml.core.run import Run
+    def _open(self, run: RunInformation) -> tuple[Any, bool]:
+        if self._chosen is not None:
+            return self._chosen, False
+        from azureml.core.run import Run
 
-            self._run = Run.get_context()
-        else:
-            self._run = self._chosen
+        return Run.get_context(), False
+
+    def _describe(self, run: RunInformation) -> str | None:
         self._takes_steps = "step" in inspect.signature(self._run.log).parameters
         identity: str | None = getattr(self._run, "id", None)
         return identity
@@ -43,13 +42,10 @@ class AzureML:
         for name, value in numbers_of(record.values).items():
             self._run.log(name, value, description=name, **step)
 
-    def finish(self, outcome: Outcome = FINISHED) -> None:
+    def _log_outcome(self, run: Any, outcome: Outcome) -> None:
         """Tag the run with the outcome, and wait until azureml has sent everything."""
-        run, self._run = self._run, None
-        if run is None:
-            return
-        for name, value in (("hexloop/outcome", outcome.kind), ("hexloop/problem", outcome.problem)):
-            if value and hasattr(run, "tag"):
+        if hasattr(run, "tag"):
+            for name, value in values_of(outcome).items():
                 run.tag(name, value)
         if hasattr(run, "flush"):
             run.flush()

@@ -8,12 +8,11 @@ import math
 import os
 import sys
 from collections import Counter
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from hexloop.adapters.logger.names import SINGLE_VALUES, flat, grouped
-from hexloop.adapters.logger.packages import require
+from hexloop.adapters.logger.tracker import SINGLE_VALUES, Models, Tracker, flat, grouped, is_true
 from hexloop.domain.errors import ConfigurationError
-from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation, SavedModel
+from hexloop.ports.logger import Outcome, Record, RunInformation, SavedModel
 
 SECTION = "Transformers"
 MODEL_SECTION = "Model Configuration"
@@ -24,7 +23,7 @@ SINGLE = (*SINGLE_VALUES, "epoch")
 _logger = logging.getLogger("hexloop.loggers")
 
 
-class ClearML:
+class ClearML(Tracker):
     """Logger adapter for clearml, with the variables and names of transformers' callback.
 
     Variables: CLEARML_PROJECT (by default "HuggingFace Transformers"), CLEARML_TASK (by default the name of the trial
@@ -35,13 +34,13 @@ class ClearML:
     Raises ConfigurationError if clearml is missing or too old, and from `start` if no server is configured.
     """
 
+    package = ("clearml", "clearml", "clearml", "1.16")
+
     _runs: ClassVar[Counter[str]] = Counter()
     """How many runs of this process each task has, by its id."""
 
     def __init__(self) -> None:
-        require("clearml", "clearml", "clearml", at_least="1.16")
-        self._task: Any = None
-        self._is_own = False
+        super().__init__()
         self._suffix = ""
         self._said: set[str] = set()
         self._saved: list[Any] = []
@@ -49,26 +48,24 @@ class ClearML:
         self._most_models: int | None = None
 
     @property
-    def models(self) -> Literal["none", "final", "checkpoints"]:
+    def models(self) -> Models:
         """Whether checkpoints are uploaded."""
-        is_own = self._is_own if self._task is not None else _users_task() is None
-        asked = os.environ.get("CLEARML_LOG_MODEL", "TRUE" if is_own else "FALSE").upper()
-        return "checkpoints" if asked in ("1", "ON", "YES", "TRUE") else "none"
+        is_own = self._is_own if self._run is not None else _users_task() is None
+        return "checkpoints" if is_true(os.environ.get("CLEARML_LOG_MODEL", "TRUE" if is_own else "")) else "none"
 
-    def start(self, run: RunInformation) -> str | None:
-        """Start a task, continue that of `run.tracked_as`, or take the user's; return its id."""
-        self.finish()
+    def _open(self, run: RunInformation) -> tuple[Any, bool]:
         existing = _users_task()
-        self._is_own = existing is None
-        self._task = _new_task(run) if existing is None else existing
-        identity = str(self._task.id)
+        return (_new_task(run), True) if existing is None else (existing, False)
+
+    def _describe(self, run: RunInformation) -> str | None:
+        identity = str(self._run.id)
         self._runs[identity] += 1
         number = 1 if self._is_own else self._runs[identity]
         self._suffix = "" if number == 1 else f"_{number}"
         self._saved, self._last_saved = [], -1
         limit = run.configuration.get("save_total_limit")
         self._most_models = limit if isinstance(limit, int) and limit > 0 else None
-        self._describe(run, number)
+        self._log_parameters(run, number)
         return identity
 
     def write(self, record: Record) -> None:
@@ -76,7 +73,7 @@ class ClearML:
 
         What is not finite, or a text, goes to the log of the task: the library would report 0 instead.
         """
-        logger = self._task.get_logger()
+        logger = self._run.get_logger()
         for name, value in record.values.items():
             if value is None:
                 continue
@@ -102,10 +99,10 @@ class ClearML:
         self._last_saved = model.step
         name = model.name + self._suffix
         if Task.is_offline():
-            self._task.upload_artifact(name, artifact_object=model.folder, wait_on_upload=True)
+            self._run.upload_artifact(name, artifact_object=model.folder, wait_on_upload=True)
             return
-        output = OutputModel(task=self._task, name=name)
-        output.connect(task=self._task, name=name)
+        output = OutputModel(task=self._run, name=name)
+        output.connect(task=self._run, name=name)
         output.update_weights_package(
             weights_path=model.folder, target_filename=model.name, iteration=model.step, auto_delete_file=False
         )
@@ -113,31 +110,27 @@ class ClearML:
         while self._most_models is not None and len(self._saved) > self._most_models:
             self._remove(self._saved.pop(0))
 
-    def finish(self, outcome: Outcome = FINISHED) -> None:
-        """Say how the run ended, and close the task with that status; a task of the user's stays open."""
-        task, self._task = self._task, None
-        if task is None:
-            return
-        task.update_parameters({
-            f"hexloop{self._suffix}/outcome": outcome.kind,
-            f"hexloop{self._suffix}/problem": outcome.problem,
-        })  # fmt: skip
-        if self._is_own:
-            identity = task.id
-            task.close()
-            _mark(identity, outcome)
+    def _log_outcome(self, run: Any, outcome: Outcome) -> None:
+        section = f"hexloop{self._suffix}"
+        run.update_parameters({f"{section}/outcome": outcome.kind, f"{section}/problem": outcome.problem})
 
-    def _describe(self, run: RunInformation, number: int) -> None:
+    def _close(self, run: Any, outcome: Outcome) -> None:
+        """Close the task with the status that fits the outcome."""
+        identity = run.id
+        run.close()
+        _mark(identity, outcome)
+
+    def _log_parameters(self, run: RunInformation, number: int) -> None:
         section = SECTION + self._suffix
         arguments = {f"{section}/{name}": _plain(value) for name, value in flat(run.configuration).items()}
         self._warn_of_overrides(section)
-        self._task.update_parameters({**arguments, f"{section}/{IGNORED_ARGUMENTS}": True})
+        self._run.update_parameters({**arguments, f"{section}/{IGNORED_ARGUMENTS}": True})
         if run.trial_parameters:
             trial = {f"Trial{self._suffix}/{name}": _plain(value) for name, value in run.trial_parameters.items()}
-            self._task.update_parameters({**trial, f"Trial{self._suffix}/name": run.trial})
+            self._run.update_parameters({**trial, f"Trial{self._suffix}/name": run.trial})
         if run.model_configuration:
-            self._task.update_parameters({f"{section}/{IGNORED_MODEL}": True})
-            self._task.set_configuration_object(
+            self._run.update_parameters({f"{section}/{IGNORED_MODEL}": True})
+            self._run.set_configuration_object(
                 name=MODEL_SECTION + self._suffix,
                 config_dict=json.loads(json.dumps(dict(run.model_configuration), default=str)),
                 description=f"The configuration of model number {number}.",
@@ -150,7 +143,7 @@ class ClearML:
         if Task.running_locally():
             return
         for switch in (IGNORED_ARGUMENTS, IGNORED_MODEL):
-            if not self._task.get_parameter(f"{section}/{switch}", default=True, cast=True):
+            if not self._run.get_parameter(f"{section}/{switch}", default=True, cast=True):
                 _logger.warning(
                     "%s/%s is off in ClearML's task, but a run of hexloop cannot take arguments from there.",
                     *(section, switch),

@@ -6,16 +6,16 @@ import os
 import time
 from typing import Any, ClassVar
 
-from hexloop.adapters.logger.packages import require
+from hexloop.adapters.logger.tracker import Tracker
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.regular_files import is_link, link_error
-from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation
+from hexloop.ports.logger import Outcome, Record, RunInformation
 
 FILE = "emissions.csv"
 """The file that the library writes by default."""
 
 
-class CodeCarbon:
+class CodeCarbon(Tracker):
     """Logger adapter that measures from the start of a run to its end, and writes a row of emissions.csv in its folder.
 
     Its own variables (CODECARBON_...) and files configure the library. Every `seconds` while values are logged, the row
@@ -25,14 +25,13 @@ class CodeCarbon:
     measure.
     """
 
-    on_each_machine: ClassVar[bool] = True
-    """The first process of each machine measures, and not only that of the run."""
+    package = ("codecarbon", "codecarbon", "codecarbon", "2.5")
 
     only_live: ClassVar[bool] = True
     """What it measures is the process that calls it, so its calls cannot be made later by another one."""
 
     def __init__(self, *, seconds: float = 300.0) -> None:
-        require("codecarbon", "codecarbon", "codecarbon", at_least="2.5")
+        super().__init__()
         if _rocm():
             raise ConfigurationError(
                 f"Logging to codecarbon does not work with PyTorch for ROCm ({_rocm()}), because it cannot measure "
@@ -40,11 +39,9 @@ class CodeCarbon:
             )
         self._seconds = seconds
         self._written = 0.0
-        self.tracker: Any = None
 
-    def start(self, run: RunInformation) -> str | None:
+    def _open(self, run: RunInformation) -> tuple[Any, bool]:
         """Begin to measure. Rows have no identity that could continue."""
-        self.finish()
         from codecarbon import EmissionsTracker
 
         arguments = {}
@@ -53,22 +50,20 @@ class CodeCarbon:
             if is_link(os.path.join(run.folder, FILE)):  # the library would write to what it leads to
                 raise link_error(os.path.join(run.folder, FILE))
             arguments["output_dir"] = run.folder
-        self.tracker = EmissionsTracker(**arguments, on_csv_write="update")
-        self.tracker.start()
+        tracker = EmissionsTracker(**arguments, on_csv_write="update")
+        tracker.start()
         self._written = time.monotonic()
-        return None
+        return tracker, True
 
     def write(self, record: Record) -> None:
         """Bring the row up to date if that was long ago; the values themselves are of no use here."""
-        if self.tracker is not None and time.monotonic() - self._written >= self._seconds:
-            self.tracker.flush()
+        if self._run is not None and time.monotonic() - self._written >= self._seconds:
+            self._run.flush()
             self._written = time.monotonic()
 
-    def finish(self, outcome: Outcome = FINISHED) -> None:
+    def _close(self, run: Any, outcome: Outcome) -> None:
         """End the measurement and write the row."""
-        tracker, self.tracker = self.tracker, None
-        if tracker is not None:
-            tracker.stop()
+        run.stop()
 
 
 def _rocm() -> str | None:

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, cast
 from zipfile import BadZipFile, ZipFile
 
-from hexloop.adapters.logger.names import grouped
-from hexloop.adapters.logger.packages import require
+from hexloop.adapters.logger.tracker import Tracker, curves_of, values_of
 from hexloop.domain.errors import ConfigurationError
-from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation, Value
+from hexloop.ports.logger import Outcome, Record, RunInformation, Value
 
 MODES = ("get_or_create", "get", "create")
 UNFINISHED = ".unfinished.json"
@@ -23,7 +22,7 @@ UNFINISHED = ".unfinished.json"
 _logger = logging.getLogger("hexloop.loggers")
 
 
-class CometML:
+class CometML(Tracker):
     """Logger adapter for comet_ml, with the variables and names of transformers' callback.
 
     Variables: COMET_MODE ("get_or_create", "get", "create"), COMET_LOG_ASSETS (whether the folder of the run is
@@ -35,73 +34,65 @@ class CometML:
     missing or too old, and from `start` if an experiment on the server has no key.
     """
 
+    package = ("comet_ml", "comet_ml", "comet_ml", "3.43.2")
+
     def __init__(self) -> None:
-        require("comet_ml", "comet_ml", "comet_ml", at_least="3.43.2")
-        self._experiment: Any = None
-        self._is_own = self._is_offline = False
+        super().__init__()
+        self._is_offline = False
         self._folder: str | None = None
         self._step = 0
 
-    def start(self, run: RunInformation) -> str | None:
-        """Start an experiment, or continue that of `run.tracked_as`; return its key."""
-        self.finish()
+    def _open(self, run: RunInformation) -> tuple[Any, bool]:
         mode = _mode(run)
         if mode == "off":
-            return None
+            return None, False
         import comet_ml
 
         _check_key(comet_ml)
         key = None if _setting(comet_ml, "comet.experiment_key") and run.trial is None else run.tracked_as
         before = comet_ml.get_running_experiment()
         name = None if run.tracked_as else run.trial or run.chosen_name
-        self._experiment = comet_ml.start(
+        experiment = comet_ml.start(
             mode=mode, experiment_key=key, experiment_config=comet_ml.ExperimentConfig(name=name)
         )
-        self._is_own = self._experiment is not before
-        self._is_offline = isinstance(self._experiment, comet_ml.OfflineExperiment)
-        if self._is_own and self._is_offline:
-            _recover(self._experiment)
-            _announce(self._experiment)
-        self._folder, self._step = run.folder, run.step
-        self._describe(run)
-        return cast(str, self._experiment.get_key())
+        self._is_offline = isinstance(experiment, comet_ml.OfflineExperiment)
+        return experiment, experiment is not before
 
     def write(self, record: Record) -> None:
         """Log the values at their step and epoch; None is left out."""
-        if self._experiment is None:
+        if self._run is None:
             return
         self._step = record.step
-        values = {grouped(name): _plain(value) for name, value in record.values.items() if value is not None}
-        self._experiment.log_metrics(values, step=record.step, epoch=record.epoch)
+        values = {name: _plain(value) for name, value in curves_of(record.values).items()}
+        self._run.log_metrics(values, step=record.step, epoch=record.epoch)
 
-    def finish(self, outcome: Outcome = FINISHED) -> None:
-        """Log the outcome, upload the folder of the run if asked to, and end the experiment."""
-        experiment, self._experiment = self._experiment, None
-        if experiment is None:
-            return
-        experiment.log_other("hexloop/outcome", outcome.kind)
-        if outcome.problem:
-            experiment.log_other("hexloop/problem", outcome.problem)
+    def _log_outcome(self, run: Any, outcome: Outcome) -> None:
+        """Log the outcome, and upload the folder of the run if asked to."""
+        for name, value in values_of(outcome).items():
+            run.log_other(name, value)
         if os.environ.get("COMET_LOG_ASSETS", "").upper() in ("TRUE", "1") and self._folder is not None:
-            _log_files(experiment, self._folder, self._step)
-        if self._is_own:
-            experiment.end()
-            if self._is_offline:
-                _marker(experiment).unlink(missing_ok=True)
+            _log_files(run, self._folder, self._step)
 
-    def _describe(self, run: RunInformation) -> None:
-        parameters: dict[str, object] = {"args": dict(run.configuration)}
-        if run.model_configuration:
-            parameters["config"] = dict(run.model_configuration)
-        if run.adapter_configuration:
-            parameters["peft_config"] = dict(run.adapter_configuration)
-        self._experiment.log_parameters(parameters)
+    def _close(self, run: Any, outcome: Outcome) -> None:
+        run.end()
+        if self._is_offline:
+            _marker(run).unlink(missing_ok=True)
+
+    def _describe(self, run: RunInformation) -> str | None:
+        if self._is_own and self._is_offline:
+            _recover(self._run)
+            _announce(self._run)
+        self._folder, self._step = run.folder, run.step
+        more = {"config": run.model_configuration, "peft_config": run.adapter_configuration}
+        given = {name: dict(configuration) for name, configuration in more.items() if configuration}
+        self._run.log_parameters({"args": dict(run.configuration), **given})
         if run.parameters is not None:
-            self._experiment.log_other("model/num_parameters", run.parameters)
+            self._run.log_other("model/num_parameters", run.parameters)
         if run.model is not None:
-            self._experiment.set_model_graph(str(run.model))
+            self._run.set_model_graph(str(run.model))
         if run.trial is not None:
-            self._experiment.log_optimization(optimization_id=run.trial, parameters=dict(run.trial_parameters))
+            self._run.log_optimization(optimization_id=run.trial, parameters=dict(run.trial_parameters))
+        return cast(str, self._run.get_key())
 
 
 def _mode(run: RunInformation) -> str | None:

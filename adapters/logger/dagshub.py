@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hexloop.adapters.logger.mlflow import MLflow, is_set
-from hexloop.adapters.logger.packages import require
+from hexloop.adapters.logger.mlflow import MLflow
+from hexloop.adapters.logger.tracker import is_set, require
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.logger import FINISHED, Outcome, RunInformation
 
@@ -28,7 +28,7 @@ class DagsHub(MLflow):
     """
 
     def __init__(self) -> None:
-        require("dagshub", "dagshub", "dagshub", at_least="0.5")
+        require("dagshub", "dagshub", "dagshub", "0.5")
         super().__init__()
         self._uploads = is_set("HF_DAGSHUB_LOG_ARTIFACTS")
         self._repository = ("", "")

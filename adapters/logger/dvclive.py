@@ -10,9 +10,9 @@ import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
-from hexloop.adapters.logger.packages import require
+from hexloop.adapters.logger.tracker import Models, Tracker, is_true, values_of
 from hexloop.domain.errors import ConfigurationError
-from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation, SavedModel
+from hexloop.ports.logger import Outcome, Record, RunInformation, SavedModel
 
 FOLDER = "dvclive"
 """The folder of the library, by default in the current one."""
@@ -21,7 +21,7 @@ EXPERIMENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 """Names that git takes as the end of a reference; DVC names other runs itself."""
 
 
-class DVCLive:
+class DVCLive(Tracker):
     """Logger adapter for dvclive: the folder "dvclive" with metrics.json, params.yaml and a table of each metric.
 
     live: an own dvclive.Live; otherwise one is made of `options`. log_model: whether to add the model to DVC: True for
@@ -33,29 +33,25 @@ class DVCLive:
     missing or `live` is something else.
     """
 
+    package = ("dvclive", "dvclive", "dvclive", "3.40")
+
     def __init__(self, live: Any = None, log_model: bool | Literal["all"] | None = None, **options: Any) -> None:
-        require("dvclive", "dvclive", "dvclive", at_least="3.40")
+        super().__init__()
         if live is not None and not _is_live(live):
             raise ConfigurationError(f"live={live!r} is of the type {type(live).__name__}; pass a dvclive.Live.")
         self._given = live
         self._options = options
-        self._live: Any = None
-        self._kept: dict[str, int] = {}
         self._load_best = False
-        self.models: Literal["none", "final", "checkpoints"] = _models(log_model)
+        self.models = _models(log_model)
 
-    def start(self, run: RunInformation) -> str | None:
-        """Begin a new folder, or continue in it if `run.tracked_as` is its path; return its path.
+    def _open(self, run: RunInformation) -> tuple[Any, bool]:
+        return self._given or _new_live(run, self._options), True
 
-        Raises ConfigurationError if that is another folder that exists: it is a name from a checkpoint or an outbox,
-        which must not choose where files are written.
-        """
-        self.finish()
-        self._live = self._given or _new_live(run, self._options)
-        self._kept = {}
+    def _describe(self, run: RunInformation) -> str | None:
+        """Log the arguments; return the path of the folder."""
         self._load_best = bool(run.configuration.get("load_best_model_at_end"))
-        self._live.log_params(json.loads(json.dumps(dict(run.configuration), default=str)))
-        return os.path.abspath(str(self._live.dir))
+        self._run.log_params(json.loads(json.dumps(dict(run.configuration), default=str)))
+        return os.path.abspath(str(self._run.dir))
 
     def write(self, record: Record) -> None:
         """Add a row to the table of each metric, and make it the newest value; None is left out.
@@ -64,40 +60,38 @@ class DVCLive:
         """
         from dvclive.utils import standardize_metric_name
 
-        self._live.step = record.step
+        self._run.step = record.step
         for name, value in record.values.items():
             metric = standardize_metric_name(name, "dvclive.huggingface")
-            if value is not None and self._last_step(metric) < record.step:
-                self._live.log_metric(metric, value)
-                self._kept[metric] = record.step
-        self._live.next_step()
+            if value is not None and self._lacks(metric, record.step):
+                self._run.log_metric(metric, value)
+                self._last[metric] = record.step
+        self._run.next_step()
 
     def save(self, model: SavedModel) -> None:
         """Copy a model and add it to DVC: as "best" or "last" at the end, and as "checkpoint-..." before."""
-        if model.final:
-            name = "best" if self._load_best else "last"
-        else:
-            name = model.name
+        name = model.name if not model.final else "best" if self._load_best else "last"
         with tempfile.TemporaryDirectory() as folder:
             link = Path(folder, name)  # dvclive names the copy after what it copies
             link.symlink_to(os.path.abspath(model.folder), target_is_directory=True)
-            self._live.log_artifact(str(link), name=name, type="model", copy=True)
+            self._run.log_artifact(str(link), name=name, type="model", copy=True)
 
-    def finish(self, outcome: Outcome = FINISHED) -> None:
-        """Add the outcome to the newest values, and end."""
-        live, self._live = self._live, None
-        if live is None:
-            return
-        live.log_metric("hexloop/outcome", outcome.kind, plot=False)
-        if outcome.problem:
-            live.log_metric("hexloop/problem", outcome.problem, plot=False)
-        live.end()
+    def _log_outcome(self, run: Any, outcome: Outcome) -> None:
+        """Add the outcome to the newest values."""
+        for name, value in values_of(outcome).items():
+            run.log_metric(name, value, plot=False)
 
-    def _last_step(self, metric: str) -> int:
-        """Return the last step in the table of a metric; -1 if it has none."""
-        if metric not in self._kept:
-            self._kept[metric] = _last_step(Path(self._live.plots_dir, "metrics", f"{metric}.tsv"))
-        return self._kept[metric]
+    def _close(self, run: Any, outcome: Outcome) -> None:
+        run.end()
+
+    def _last_step(self, series: str) -> int:
+        table = Path(self._run.plots_dir, "metrics", f"{series}.tsv")
+        try:
+            with table.open(encoding="utf-8", newline="") as file:
+                found = [row["step"] or "" for row in csv.DictReader(file, delimiter="\t")]
+        except FileNotFoundError:
+            return -1
+        return max((int(step) for step in found if step.isdecimal()), default=-1)
 
 
 def _is_live(live: object) -> bool:
@@ -106,14 +100,19 @@ def _is_live(live: object) -> bool:
     return isinstance(live, Live)
 
 
-def _models(log_model: bool | str | None) -> Literal["none", "final", "checkpoints"]:
+def _models(log_model: bool | str | None) -> Models:
     asked = os.environ.get("HF_DVCLIVE_LOG_MODEL", "") if log_model is None else str(log_model)
     if asked.lower() == "all":
         return "checkpoints"
-    return "final" if asked.upper() in ("1", "ON", "YES", "TRUE") else "none"
+    return "final" if is_true(asked) else "none"
 
 
 def _new_live(run: RunInformation, options: dict[str, Any]) -> Any:
+    """Begin a new folder, or continue in it if `run.tracked_as` is its path.
+
+    Raises ConfigurationError if that is another folder that exists: it is a name from a checkpoint or an outbox, which
+    must not choose where files are written.
+    """
     from dvclive import Live
 
     arguments = dict(options)
@@ -129,14 +128,3 @@ def _new_live(run: RunInformation, options: dict[str, Any]) -> Any:
     if name is not None and EXPERIMENT_NAME.fullmatch(name) and "DVC_EXP_NAME" not in os.environ:
         arguments.setdefault("exp_name", name)
     return Live(**arguments)
-
-
-def _last_step(table: Path) -> int:
-    try:
-        with table.open(encoding="utf-8", newline="") as file:
-            steps = [
-                int(row["step"]) for row in csv.DictReader(file, delimiter="\t") if (row["step"] or "").isdecimal()
-            ]
-    except FileNotFoundError:
-        return -1
-    return max(steps, default=-1)

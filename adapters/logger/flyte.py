@@ -6,18 +6,18 @@ import contextvars
 import html
 import logging
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any
 
-from hexloop.adapters.logger.packages import require
+from hexloop.adapters.logger.tracker import Models, Tracker
 from hexloop.domain.errors import ConfigurationError
-from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation, SavedModel
+from hexloop.ports.logger import Outcome, Record, RunInformation, SavedModel
 
 DECK = "Log History"
 
 _logger = logging.getLogger("hexloop.loggers")
 
 
-class Flyte:
+class Flyte(Tracker):
     """Logger adapter for a run in a task of flytekit, with the arguments of transformers' callback.
 
     save_log_history: whether a deck, "Log History", shows the values that this process logged; it requires pandas and
@@ -28,40 +28,39 @@ class Flyte:
     another one. Raises ConfigurationError if flytekit is missing or too old, or there is no such context.
     """
 
+    package = ("flytekit", "flytekit", "flyte", "1.13")
+
     def __init__(self, save_log_history: bool = True, sync_checkpoints: bool = True) -> None:
-        require("flytekit", "flytekit", "flyte", at_least="1.13")
+        super().__init__()
         if save_log_history and not _has_decks():
             _logger.warning(
                 "The history of values in a deck of Flyte requires pandas and flytekitplugins-deck-standard; "
                 "pip install 'hexloop[flyte]'."
             )
             save_log_history = False
-        self.models: Literal["none", "final", "checkpoints"] = "checkpoints" if sync_checkpoints else "none"
+        self.models: Models = "checkpoints" if sync_checkpoints else "none"
         self._saves_history = save_log_history
-        self._history: list[dict[str, object]] | None = None
         self._checkpoint = _checkpoint_of_task()
         self._context = contextvars.copy_context()
 
-    def start(self, run: RunInformation) -> str | None:
+    def _open(self, run: RunInformation) -> tuple[Any, bool]:
         """Begin the history; what Flyte stores belongs to the task, and has no other identity."""
-        self._history = []
-        return None
+        return [], True
 
     def write(self, record: Record) -> None:
         """Add values to the history."""
-        if self._history is not None:
-            self._history.append({**record.values, "step": record.step})
+        if self._run is not None:
+            self._run.append({**record.values, "step": record.step})
 
     def save(self, model: SavedModel) -> None:
         """Store a checkpoint; the final model alone is none, and would be mixed with it."""
         if not model.final:
             self._context.run(self._checkpoint.save, model.folder)
 
-    def finish(self, outcome: Outcome = FINISHED) -> None:
+    def _close(self, run: Any, outcome: Outcome) -> None:
         """Make the deck, which begins with how the run ended."""
-        history, self._history = self._history, None
-        if history is not None and self._saves_history:
-            self._context.run(_make_deck, history, outcome)
+        if self._saves_history:
+            self._context.run(_make_deck, run, outcome)
 
 
 def _has_decks() -> bool:

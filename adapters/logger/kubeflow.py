@@ -15,7 +15,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, Request, build_opener
 
-from hexloop.adapters.logger.names import numbers_of
+from hexloop.adapters.logger.tracker import numbers_of
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.redaction import redact, remember_secrets
 from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation
@@ -74,7 +74,7 @@ class Kubeflow:
             self._metrics["total_steps"] = run.total_steps
         self._step = run.step
         self._client = self._client or _client()
-        self._attempt(self._progress(), None)
+        self._attempt()
         return None
 
     def write(self, record: Record) -> None:
@@ -83,7 +83,7 @@ class Kubeflow:
         self._metrics |= numbers_of(record.values)
         self._metrics |= {"current_step": self._step, "current_epoch": round(record.epoch, 2)}
         if self._monotonic() - self._last >= INTERVAL:
-            self._attempt(self._progress(), self._remaining())
+            self._attempt()
 
     def finish(self, outcome: Outcome = FINISHED) -> None:
         """Post the last values, with 100 % if the run finished, and otherwise how it ended.
@@ -118,11 +118,11 @@ class Kubeflow:
             return None
         return max(0, int((self._monotonic() - self._began) / done * (self._total - self._step)))
 
-    def _attempt(self, progress: int | None, remaining: int | None) -> None:
+    def _attempt(self) -> None:
         """Post an update; the next one replaces it if it fails."""
         try:
             if self._client is not None:
-                self._post(self._client, progress, remaining)
+                self._post(self._client, self._progress(), self._remaining())
         except OSError as error:
             level = logging.DEBUG if self._warned else logging.WARNING
             self._warned = True

@@ -10,10 +10,9 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
-from hexloop.adapters.logger.names import flat, numbers_of, parameters_of
-from hexloop.adapters.logger.packages import require
+from hexloop.adapters.logger.tracker import Models, Tracker, flat, is_set, numbers_of, parameters_of
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation, SavedModel
 
@@ -24,7 +23,7 @@ METRICS_AT_ONCE = 1000
 _logger = logging.getLogger("hexloop.loggers")
 
 
-class MLflow:
+class MLflow(Tracker):
     """Logger adapter for MLflow, with the variables and names of transformers' callback.
 
     Variables: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, MLFLOW_TAGS (a JSON object), MLFLOW_NESTED_RUN,
@@ -36,39 +35,43 @@ class MLflow:
     switched off by DISABLE_MLFLOW_INTEGRATION; a server that cannot be reached is a ConnectionError.
     """
 
+    package = ("mlflow", "mlflow", "mlflow", "2.20")
+
     def __init__(self) -> None:
         if is_set("DISABLE_MLFLOW_INTEGRATION"):
             raise ConfigurationError(
                 "DISABLE_MLFLOW_INTEGRATION switches logging to mlflow off; unset it, or leave mlflow out of report_to."
             )
-        require("mlflow", "mlflow", "mlflow", at_least="2.20")
-        self.models: Literal["none", "checkpoints"] = "checkpoints" if is_set("HF_MLFLOW_LOG_ARTIFACTS") else "none"
+        super().__init__()
+        self.models: Models = "checkpoints" if is_set("HF_MLFLOW_LOG_ARTIFACTS") else "none"
         self._user_thread = threading.get_ident()
         self._client: Any = None
-        self._run: Any = None
-        self._is_own = False
         self._entered = False
         self._is_resumed = False
         self._steps: dict[str, set[int]] = {}
 
     def start(self, run: RunInformation) -> str | None:
         """Start a run, continue that of MLFLOW_RUN_ID or `run.tracked_as`, or take the user's; return its id."""
+        with unreachable_as_connection_errors():
+            return super().start(run)
+
+    def _open(self, run: RunInformation) -> tuple[Any, bool]:
         import mlflow
 
-        tags = _tags()
-        self.finish()
-        with unreachable_as_connection_errors():
-            self._client = mlflow.MlflowClient()
-            active = self._users_run()
-            nested = is_set("MLFLOW_NESTED_RUN") or run.trial is not None
-            self._is_own = active is None or nested or "MLFLOW_RUN_ID" in os.environ
-            self._is_resumed = run.tracked_as is not None or "MLFLOW_RUN_ID" in os.environ
-            self._steps = {}
-            self._run = self._started(run, active) if self._is_own else active
-            identity: str = self._run.info.run_id
-            for name, value in tags.items():
-                self._client.set_tag(identity, name, value)
-            self._log_parameters(identity, _parameters(run))
+        self._tags = _tags()
+        self._client = mlflow.MlflowClient()
+        active = self._users_run()
+        nested = is_set("MLFLOW_NESTED_RUN") or run.trial is not None
+        is_own = active is None or nested or "MLFLOW_RUN_ID" in os.environ
+        self._is_resumed = run.tracked_as is not None or "MLFLOW_RUN_ID" in os.environ
+        self._steps = {}
+        return self._started(run, active) if is_own else active, is_own
+
+    def _describe(self, run: RunInformation) -> str | None:
+        identity: str = self._run.info.run_id
+        for name, value in self._tags.items():
+            self._client.set_tag(identity, name, value)
+        self._log_parameters(identity, _parameters(run))
         return identity
 
     def write(self, record: Record) -> None:
@@ -97,24 +100,26 @@ class MLflow:
 
     def finish(self, outcome: Outcome = FINISHED) -> None:
         """Set the status of the run, and tags with the outcome; a run of the user's only gets the tags."""
-        run, self._run = self._run, None
-        if run is None:
-            return
+        if self._run is not None:
+            with unreachable_as_connection_errors():
+                super().finish(outcome)
+
+    def _log_outcome(self, run: Any, outcome: Outcome) -> None:
+        self._client.set_tag(run.info.run_id, "hexloop.outcome", outcome.kind)
+        if outcome.problem:
+            problem = outcome.problem[: _limit("MAX_TAG_VAL_LENGTH", 5000)]
+            self._client.set_tag(run.info.run_id, "hexloop.problem", problem)
+
+    def _close(self, run: Any, outcome: Outcome) -> None:
         import mlflow
 
         identity = run.info.run_id
-        with unreachable_as_connection_errors():
-            self._client.set_tag(identity, "hexloop.outcome", outcome.kind)
-            if outcome.problem:
-                self._client.set_tag(identity, "hexloop.problem", outcome.problem[: _limit("MAX_TAG_VAL_LENGTH", 5000)])
-            if not self._is_own:
-                return
-            stack = _active_runs()
-            if stack and stack[-1].info.run_id == identity:
-                mlflow.end_run(STATUSES[outcome.kind])  # this also ends what measures the system
-            else:
-                stack[:] = [each for each in stack if each.info.run_id != identity]
-                self._client.set_terminated(identity, STATUSES[outcome.kind])
+        stack = _active_runs()
+        if stack and stack[-1].info.run_id == identity:
+            mlflow.end_run(STATUSES[outcome.kind])  # this also ends what measures the system
+        else:
+            stack[:] = [each for each in stack if each.info.run_id != identity]
+            self._client.set_terminated(identity, STATUSES[outcome.kind])
 
     def enter_thread(self) -> None:
         """Make the run the active one of this thread, without asking the server."""
@@ -179,7 +184,6 @@ class MLflow:
 
     def _log_parameters(self, identity: str, parameters: Mapping[str, str]) -> None:
         """Log what the run does not have; MLflow refuses to change a parameter, and texts of more than some length."""
-        import mlflow
         from mlflow.entities import Param
 
         known = self._client.get_run(identity).data.params
@@ -190,29 +194,24 @@ class MLflow:
         refused: list[str] = []
         new = [Param(name, value) for name, value in cut.items() if name not in known]
         for part in _parts(new, _limit("MAX_PARAMS_TAGS_PER_BATCH", 100)):
-            try:
-                self._client.log_batch(identity, params=part)
-            except mlflow.MlflowException as error:
-                if _is_unreachable(error):
-                    raise
-                refused += self._refused(identity, part)
+            refused += self._refused(identity, part)
         _report(f"are cut to {longest} characters, the most that mlflow takes", too_long)
         _report("have changed; mlflow keeps their first values", changed)
         _report("are refused by mlflow and left out", refused)
 
     def _refused(self, identity: str, parameters: Sequence[Any]) -> list[str]:
-        """Log parameters one by one, and return the names of those that the server refuses."""
+        """Log parameters at once, or one by one if that fails; return the names of those that the server refuses."""
         import mlflow
 
-        refused = []
-        for parameter in parameters:
-            try:
-                self._client.log_batch(identity, params=[parameter])
-            except mlflow.MlflowException as error:
-                if _is_unreachable(error):
-                    raise
-                refused.append(parameter.key)
-        return refused
+        try:
+            self._client.log_batch(identity, params=parameters)
+        except mlflow.MlflowException as error:
+            if _is_unreachable(error):
+                raise
+            if len(parameters) == 1:
+                return [parameters[0].key]
+            return [name for each in parameters for name in self._refused(identity, [each])]
+        return []
 
     def _is_there(self, name: str, step: int) -> bool:
         """Return whether a resumed run has a value for the step already; a new run is not asked."""
@@ -224,11 +223,6 @@ class MLflow:
         is_there = step in self._steps[name]
         self._steps[name].add(step)
         return is_there
-
-
-def is_set(variable: str) -> bool:
-    """Return whether an environment variable is "1", "ON", "YES" or "TRUE" in any case."""
-    return os.environ.get(variable, "").upper() in ("1", "ON", "YES", "TRUE")
 
 
 @contextmanager

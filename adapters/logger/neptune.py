@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 from uuid import uuid4
 
-from hexloop.adapters.logger.names import grouped
-from hexloop.adapters.logger.packages import require
+from hexloop.adapters.logger.tracker import Models, Tracker, curves_of
 from hexloop.domain.errors import ConfigurationError
-from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation, SavedModel
+from hexloop.ports.logger import Outcome, Record, RunInformation, SavedModel
 
 UPLOADS = ("same", "last", "best")
 NO_CURVES = ("train/epoch",)
 """Values of which Neptune has the newest only, as in transformers 5."""
 
 
-class Neptune:
+class Neptune(Tracker):
     """Logger adapter for neptune, with the arguments and names of transformers' callback.
 
     api_token, project, name, options: for neptune.init_run; by default NEPTUNE_API_TOKEN, NEPTUNE_PROJECT and the
@@ -32,6 +32,8 @@ class Neptune:
     is set.
     """
 
+    package = ("neptune", "neptune", "neptune", "1.10")
+
     def __init__(
         self,
         *,
@@ -44,18 +46,16 @@ class Neptune:
         log_checkpoints: Literal["same", "last", "best"] | None = None,
         **options: Any,
     ) -> None:
-        require("neptune", "neptune", "neptune", at_least="1.10")
+        super().__init__()
         if log_checkpoints not in (None, *UPLOADS):
             raise ConfigurationError(f"log_checkpoints={log_checkpoints!r} is none of None, {', '.join(UPLOADS)}.")
-        self.models: Literal["none", "final", "checkpoints"] = "none" if log_checkpoints is None else "checkpoints"
+        self.models: Models = "none" if log_checkpoints is None else "checkpoints"
         self._options = {"api_token": api_token, "project": project, "name": name, **options}
         self._base = base_namespace
         self._given = run
         self._logs_parameters = log_parameters
         self._uploads = log_checkpoints
-        self._run: Any = None
         self._identity: str | None = None
-        self._steps: dict[str, int] = {}
         self._uploaded = -1
 
     @property
@@ -68,35 +68,32 @@ class Neptune:
             self._run = _opened({**self._options, **dict.fromkeys(quiet, False)}, self._identity)
         return self._run
 
-    def start(self, run: RunInformation) -> str | None:
-        """Start a run, continue that of `run.tracked_as`, or take the user's; return its `custom_run_id`."""
-        self.finish()
+    def _open(self, run: RunInformation) -> tuple[Any, bool]:
         if self._uploads == "best" and not run.configuration.get("load_best_model_at_end"):
             raise ConfigurationError("log_checkpoints='best' requires load_best_model_at_end=True.")
-        self._steps, self._uploaded = {}, -1
-        if self._given is None:
-            self._identity = os.environ.get("NEPTUNE_CUSTOM_RUN_ID") or run.tracked_as or uuid4().hex
-            name = None if run.tracked_as else self._options["name"] or run.trial or run.chosen_name
-            self._run = _opened({**self._options, "name": name}, self._identity)
-            self._run["hexloop/run_id"] = self._identity
-        else:
-            self._identity, self._run = None, self._given
-        self._describe(run)
-        return self._identity
+        self._uploaded = -1
+        self._identity = None
+        if self._given is not None:
+            return self._given, False
+        self._identity = os.environ.get("NEPTUNE_CUSTOM_RUN_ID") or run.tracked_as or uuid4().hex
+        name = None if run.tracked_as else self._options["name"] or run.trial or run.chosen_name
+        opened = _opened({**self._options, "name": name}, self._identity)
+        opened["hexloop/run_id"] = self._identity
+        return opened, True
 
     def write(self, record: Record) -> None:
         """Append values to their series at their step.
 
         What is not finite is left out, because Neptune refuses it, and so is a step that a series already has.
         """
-        for name, value in record.values.items():
-            if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        for name, value in curves_of(record.values).items():
+            path = f"{self._base}/{name}"
+            if isinstance(value, float) and not math.isfinite(value):
                 continue
-            path = f"{self._base}/{grouped(name)}"
-            if grouped(name) in NO_CURVES:
+            if name in NO_CURVES:
                 self._run[path] = value
-            elif self._steps.get(path, -1) < record.step:
-                self._steps[path] = record.step
+            elif self._lacks(path, record.step):
+                self._last[path] = record.step
                 self._run[path].append(value, step=record.step)
         self._run.wait(disk_only=True)  # so that a process that is killed leaves it
 
@@ -115,37 +112,35 @@ class Neptune:
         self._uploaded = model.step
         self._run.wait()  # the folder is removed later
 
-    def finish(self, outcome: Outcome = FINISHED) -> None:
-        """Say how the run ended, and stop it; a run of the user's stays open."""
-        run, self._run = self._run, None
-        if run is None:
-            return
+    def _log_outcome(self, run: Any, outcome: Outcome) -> None:
         run["hexloop/outcome"] = outcome.kind
         run["hexloop/problem"] = outcome.problem
         run["sys/failed"] = outcome.kind == "failed"
-        if run is self._given:
+        if not self._is_own:
             run.wait()
-        else:
-            run.stop()
 
-    def _describe(self, run: RunInformation) -> None:
+    def _close(self, run: Any, outcome: Outcome) -> None:
+        run.stop()
+
+    def _describe(self, run: RunInformation) -> str | None:
         from neptune.utils import stringify_unsupported
 
         for package in ("hexloop", "transformers"):
             found = _version(package)
             if found is not None:
                 self._run[f"source_code/integrations/{package}"] = found
+        sections: dict[str, Mapping[str, object]] = {}
         if self._logs_parameters:
-            self._run[f"{self._base}/trainer_parameters"] = stringify_unsupported(dict(run.configuration))
-            if run.model_configuration:
-                self._run[f"{self._base}/model_parameters"] = stringify_unsupported(dict(run.model_configuration))
-            if run.adapter_configuration:
-                self._run[f"{self._base}/peft_config"] = stringify_unsupported(dict(run.adapter_configuration))
+            sections["trainer_parameters"] = run.configuration
+            sections |= {"model_parameters": run.model_configuration, "peft_config": run.adapter_configuration}
         if run.trial is not None:
             self._run[f"{self._base}/trial"] = run.trial
-            if run.trial_parameters:
-                self._run[f"{self._base}/trial_params"] = stringify_unsupported(dict(run.trial_parameters))
+            sections["trial_params"] = run.trial_parameters
+        for name, values in sections.items():
+            if values:
+                self._run[f"{self._base}/{name}"] = stringify_unsupported(dict(values))
         self._run.wait(disk_only=True)
+        return self._identity
 
 
 def _opened(options: dict[str, Any], identity: str) -> Any:

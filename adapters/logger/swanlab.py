@@ -8,17 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
-from hexloop.adapters.logger.names import SINGLE_VALUES, grouped, parameters_of
-from hexloop.adapters.logger.packages import require
+from hexloop.adapters.logger.tracker import SINGLE_VALUES, Tracker, grouped, parameters_of, values_of
 from hexloop.domain.errors import ConfigurationError
-from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation, Value
+from hexloop.ports.logger import Outcome, Record, RunInformation
 
 STATES = {"finished": "success", "failed": "crashed", "stopped": "aborted", "preempted": "aborted"}
 
 _logger = logging.getLogger("hexloop.loggers")
 
 
-class SwanLab:
+class SwanLab(Tracker):
     """Logger adapter for swanlab, with the variables and names of transformers' callback.
 
     Variables: SWANLAB_PROJECT, SWANLAB_MODE ("online", which is also called "cloud", "local", "offline", "disabled"),
@@ -30,30 +29,29 @@ class SwanLab:
     active, because swanlab has one run of a process at a time.
     """
 
+    package = ("swanlab", "swanlab", "swanlab", "0.10")
+
     def __init__(self) -> None:
-        require("swanlab", "swanlab", "swanlab", at_least="0.10")
-        self._run: Any = None
-        self._is_own = False
+        super().__init__()
         if os.environ.get("SWANLAB_LOG_MODEL"):
             _logger.warning("SWANLAB_LOG_MODEL has no effect, because swanlab does not take models.")
 
-    def start(self, run: RunInformation) -> str | None:
-        """Start a run, continue that of SWANLAB_RUN_ID or `run.tracked_as`, or take the user's; return its id."""
+    def _open(self, run: RunInformation) -> tuple[Any, bool]:
         import swanlab
 
-        self.finish()
-        self._is_own = not swanlab.has_run()
-        if not self._is_own:
-            active = swanlab.get_run()
-            if getattr(active, "is_of_hexloop", False):
-                raise ConfigurationError(
-                    f"swanlab tracks one run of a process at a time, and run {active.id} is active; finish it first, "
-                    "or start the runs in processes of their own."
-                )
-            self._run = active
-        else:
-            self._run = _started(swanlab, run)
-            self._run.is_of_hexloop = True
+        if not swanlab.has_run():
+            started = _started(swanlab, run)
+            started.is_of_hexloop = True
+            return started, True
+        active = swanlab.get_run()
+        if getattr(active, "is_of_hexloop", False):
+            raise ConfigurationError(
+                f"swanlab tracks one run of a process at a time, and run {active.id} is active; finish it first, or "
+                "start the runs in processes of their own."
+            )
+        return active, False
+
+    def _describe(self, run: RunInformation) -> str | None:
         self._run.config.update({"FRAMEWORK": "hexloop", **_parameters(run)})
         return cast(str, self._run.id)
 
@@ -68,18 +66,12 @@ class SwanLab:
         }
         self._run.log({**values, "train/global_step": record.step}, step=record.step)
 
-    def finish(self, outcome: Outcome = FINISHED) -> None:
-        """Finish the run in the state that fits the outcome; a run of the user's only learns the outcome."""
-        run, self._run = self._run, None
-        if run is None:
-            return
-        values: dict[str, Value] = {"hexloop/outcome": outcome.kind}
-        if outcome.problem:
-            values["hexloop/problem"] = outcome.problem
-        run.config.update(values)
-        if self._is_own:
-            error = None if outcome.kind == "finished" else outcome.problem or outcome.kind
-            run.finish(state=STATES[outcome.kind], error=error)
+    def _log_outcome(self, run: Any, outcome: Outcome) -> None:
+        run.config.update(values_of(outcome))
+
+    def _close(self, run: Any, outcome: Outcome) -> None:
+        error = None if outcome.kind == "finished" else outcome.problem or outcome.kind
+        run.finish(state=STATES[outcome.kind], error=error)
 
 
 def _name(name: str) -> str:

@@ -9,10 +9,9 @@ import secrets
 from contextvars import ContextVar, Token
 from typing import Any
 
-from hexloop.adapters.logger.names import SINGLE_VALUES, grouped, parameters_of
-from hexloop.adapters.logger.packages import require
+from hexloop.adapters.logger.tracker import SINGLE_VALUES, Tracker, curves_of, parameters_of, values_of
 from hexloop.domain.errors import ConfigurationError
-from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation
+from hexloop.ports.logger import Outcome, Record, RunInformation
 
 VARIABLES = ("current_run", "current_project", "current_server", "current_space_id", "current_server_write_token")
 """What `trackio.log` and its neighbors read, in `trackio.context_vars`; each thread has its own."""
@@ -20,7 +19,7 @@ VARIABLES = ("current_run", "current_project", "current_server", "current_space_
 _logger = logging.getLogger("hexloop.loggers")
 
 
-class Trackio:
+class Trackio(Tracker):
     """Logger adapter for trackio, with the names of transformers' callback.
 
     The arguments `project`, `trackio_space_id`, `trackio_bucket_id`, `trackio_static_space_id` and `hub_private_repo`
@@ -32,59 +31,54 @@ class Trackio:
     missing or too old, and from `start` if a Space is named and there is no login.
     """
 
+    package = ("trackio", "trackio", "trackio", "0.21.1")
+
     def __init__(self) -> None:
-        require("trackio", "trackio", "trackio", at_least="0.21.1")
+        super().__init__()
         self.page: str | None = None
-        self._run: Any = None
         self._information = RunInformation("")
-        self._last_step = 0
+        self._step = 0
         self._context: dict[str, Any] = {}
         self._tokens: list[tuple[ContextVar[Any], Token[Any]]] = []
 
-    def start(self, run: RunInformation) -> str | None:
-        """Start a run, or continue that of `run.tracked_as`; return its id and name."""
+    def _open(self, run: RunInformation) -> tuple[Any, bool]:
         import trackio
 
-        self.finish()
-        self._information, self._last_step, self.page = run, run.step, None
+        self._information, self._step, self.page = run, run.step, None
         _check_login(run)
         tracked, _, name = (run.tracked_as or "").partition("/")
         started = trackio.init(**_arguments(run, name or None))
         if tracked and started.id != tracked:  # a newer run has the same name, or nothing of this one was stored
             started.id = tracked
-        self._run = started
         self._context = {each: getattr(trackio.context_vars, each).get() for each in VARIABLES}
         self.page = _page(self._context["current_space_id"])
         trackio.context_vars.current_run.set(None)  # otherwise another run of this thread would finish this one
-        return f"{started.id}/{started.name}"
+        return started, True
+
+    def _describe(self, run: RunInformation) -> str | None:
+        return f"{self._run.id}/{self._run.name}"
 
     def write(self, record: Record) -> None:
         """Log the values at their step, with the step also as "train/global_step", but for those of the whole run."""
-        curves = {
-            grouped(name): value
-            for name, value in record.values.items()
-            if value is not None and name not in SINGLE_VALUES
-        }
-        self._last_step = max(self._last_step, record.step)
+        curves = curves_of(record.values, without=SINGLE_VALUES)
+        self._step = max(self._step, record.step)
         self._run.log({**curves, "train/global_step": record.step}, step=record.step)
 
-    def finish(self, outcome: Outcome = FINISHED) -> None:
-        """Log the outcome, with an alert if the run has not finished, and wait until everything is stored."""
-        run, self._run = self._run, None
-        if run is None:
-            return
+    def _log_outcome(self, run: Any, outcome: Outcome) -> None:
+        """Log the outcome, with an alert if the run has not finished."""
         import trackio
 
-        values = {"hexloop/outcome": outcome.kind, **({"hexloop/problem": outcome.problem} if outcome.problem else {})}
-        run.log(values, step=self._last_step)
+        run.log(values_of(outcome), step=self._step)
         if outcome.kind != "finished":
             level = trackio.AlertLevel.ERROR if outcome.kind == "failed" else trackio.AlertLevel.WARN
             run.alert(title=f"The run has {_PHRASES[outcome.kind]}", text=outcome.problem or None, level=level)
+
+    def _close(self, run: Any, outcome: Outcome) -> None:
+        """Wait until everything is stored, and make what is static."""
         run.finish()
-        if self._context["current_space_id"]:
-            self._freeze(self._context["current_space_id"])
-        elif self._information.configuration.get("push_to_hub"):
-            self._make_static()
+        space = self._context["current_space_id"]
+        if space or self._information.configuration.get("push_to_hub"):
+            self._make_static(space)
 
     def enter_thread(self) -> None:
         """Make `trackio.log` of this thread log to the run."""
@@ -105,48 +99,28 @@ class Trackio:
         """The tags of model cards: trackio itself, and the page of the run."""
         return ("trackio", f"trackio:{self.page}") if self.page else ()
 
-    def _make_static(self) -> None:
-        """Put the project of this machine into a static Space; a failure is only reported, because it stays here."""
+    def _make_static(self, space: str | None) -> None:
+        """Make a static copy of a Space, or of the project of this machine; a failure is only reported."""
         import trackio
 
-        configuration = self._information.configuration
-        if configuration.get("trackio_static_space_id") is False:
+        configuration, project = self._information.configuration, _project(self._information)
+        wanted, private = configuration.get("trackio_static_space_id"), configuration.get("hub_private_repo")
+        if wanted is False:
             return
-        if configuration.get("hub_private_repo"):
+        if private and not space:
             _logger.warning("trackio's static Spaces are public, so none is made for a private repository.")
             return
         try:
-            space = trackio.sync(
-                project=_project(self._information),
-                space_id=configuration.get("trackio_static_space_id"),
-                force=True,
-                sdk="static",
-            )
+            if space:
+                name = wanted or _static_name(project)
+                made = trackio.freeze(space_id=space, project=project, new_space_id=name, private=private)
+            else:
+                made = trackio.sync(project=project, space_id=wanted, force=True, sdk="static")
         except Exception as error:
-            _logger.warning("trackio could not put the run into a static Space: %s", error)
+            action = f"freeze the Space {space}" if space else "put the run into a static Space"
+            _logger.warning("trackio could not %s: %s", action, error)
         else:
-            self.page = _page(space)
-
-    def _freeze(self, space: str) -> None:
-        """Make the static copy of a Space; a failure is only reported, because the Space has everything."""
-        import trackio
-
-        configuration = self._information.configuration
-        wanted = configuration.get("trackio_static_space_id")
-        if wanted is False:
-            return
-        project = _project(self._information)
-        try:
-            frozen = trackio.freeze(
-                space_id=space,
-                project=project,
-                new_space_id=wanted or _static_name(project),
-                private=configuration.get("hub_private_repo"),
-            )
-        except Exception as error:
-            _logger.warning("trackio could not freeze the Space %s: %s", space, error)
-        else:
-            self.page = _page(frozen) or self.page
+            self.page = _page(made) or self.page
 
 
 _PHRASES = {"failed": "failed", "stopped": "been stopped", "preempted": "been preempted"}

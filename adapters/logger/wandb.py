@@ -9,13 +9,21 @@ import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, cast
 from urllib.parse import urlsplit
 
-from hexloop.adapters.logger.names import SINGLE_VALUES, grouped, numbers_of, parameters_of
-from hexloop.adapters.logger.packages import require
+from hexloop.adapters.logger.tracker import (
+    SINGLE_VALUES,
+    Models,
+    Tracker,
+    curves_of,
+    grouped,
+    numbers_of,
+    parameters_of,
+    values_of,
+)
 from hexloop.domain.errors import ConfigurationError
-from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation, SavedModel, Value
+from hexloop.ports.logger import Outcome, Record, RunInformation, SavedModel
 
 FLUSH_INTERVAL = "x_transaction_log_flush_interval"
 FLUSH_VARIABLE = "WANDB__TRANSACTION_LOG_FLUSH_INTERVAL"
@@ -25,16 +33,12 @@ EXIT_CODES = {"finished": 0, "failed": 1, "preempted": 1, "stopped": 255}
 """What the process would exit with; 255 is how wandb itself marks a run as killed."""
 ARTIFACT_NAME_LENGTH = 120
 """wandb allows 128 characters."""
-LOG_MODEL: dict[str, Literal["none", "final", "checkpoints"]] = {
-    "false": "none",
-    "end": "final",
-    "checkpoint": "checkpoints",
-}
+LOG_MODEL: dict[str, Models] = {"false": "none", "end": "final", "checkpoint": "checkpoints"}
 
 _logger = logging.getLogger("hexloop.loggers")
 
 
-class Wandb:
+class Wandb(Tracker):
     """Logger adapter for wandb, with the variables and names of transformers' callback.
 
     Variables: WANDB_PROJECT (by default "huggingface"), WANDB_LOG_MODEL ("end", "checkpoint", "false"), WANDB_WATCH
@@ -44,35 +48,36 @@ class Wandb:
     old, and from `start` if there is no login and WANDB_MODE asks for the server.
     """
 
+    package = ("wandb", "wandb", "wandb", "0.20")
+
     _own: ClassVar[set[str]] = set()
     """Ids of the runs in this process that an adapter has started and not finished."""
 
     def __init__(self) -> None:
-        require("wandb", "wandb", "wandb", at_least="0.20")
-        self._run: Any = None
-        self._last: tuple[int, frozenset[str]] = (-1, frozenset())
+        super().__init__()
+        self._stored: tuple[int, frozenset[str]] = (-1, frozenset())
         self._evaluates = False
         self._artifact_name = ""
-        self.models: Literal["none", "final", "checkpoints"] = _models(os.environ.get("WANDB_LOG_MODEL", "false"))
+        self.models = _models(os.environ.get("WANDB_LOG_MODEL", "false"))
 
-    def start(self, run: RunInformation) -> str | None:
-        """Start a run of wandb, continue that of `run.tracked_as`, or take the user's; return its id."""
+    def _open(self, run: RunInformation) -> tuple[Any, bool]:
         import wandb
 
-        self.finish()
         active = wandb.run
         if active is not None and active.id not in self._own and run.trial in (None, active.name):
-            self._run = active
-        else:
-            _check_login(wandb)
-            self._run = wandb.init(**_arguments(run), **_settings(wandb, active))
-            self._own.add(self._run.id)
+            return active, False
+        _check_login(wandb)
+        started = wandb.init(**_arguments(run), **_settings(wandb, active))
+        self._own.add(started.id)
+        return started, True
+
+    def _describe(self, run: RunInformation) -> str | None:
         self._run.config.update(parameters_of(run), allow_val_change=True)
         if run.parameters is not None:
             self._run.config.update({"model/num_parameters": run.parameters}, allow_val_change=True)
         self._run.define_metric(X_AXIS)
         self._run.define_metric("*", step_metric=X_AXIS, step_sync=True)
-        self._last = self._already_there()
+        self._stored = self._already_there()
         self._evaluates = str(run.configuration.get("eval_strategy", "no")) != "no"
         self._artifact_name = f"model-{_allowed(self._run.name) if _is_chosen(run) else self._run.id}"
         self._watch(run)
@@ -88,13 +93,12 @@ class Wandb:
         in memory until it is complete, so a row waits for the evaluation of the same step only in runs that evaluate.
         """
         names = frozenset(record.values)
-        if record.step < self._last[0] or (record.step == self._last[0] and names <= self._last[1]):
+        if record.step < self._stored[0] or (record.step == self._stored[0] and names <= self._stored[1]):
             return
-        present = {name: value for name, value in record.values.items() if value is not None}
-        summary = {name: value for name, value in present.items() if name in SINGLE_VALUES}
+        summary = {name: value for name, value in record.values.items() if name in SINGLE_VALUES and value is not None}
         if summary:
             self._run.summary.update(summary)
-        curves: dict[str, Value] = {grouped(name): value for name, value in present.items() if name not in summary}
+        curves = curves_of(record.values, without=SINGLE_VALUES)
         step = record.step if record.step >= self._run.step else None
         if step is None and summary and set(curves) <= {"train/epoch"}:
             return  # the row of this step has the epoch
@@ -117,18 +121,16 @@ class Wandb:
             aliases = [f"epoch_{round(model.epoch, 2)}", f"checkpoint_global_step_{model.step}"]
         self._log_folder(model.folder, metadata, aliases + ["best"] * model.best)
 
-    def finish(self, outcome: Outcome = FINISHED) -> None:
-        """Finish the run with an exit code that fits the outcome; a run of the user's only learns the outcome."""
-        run, self._run = self._run, None
-        if run is None:
-            return
+    def _log_outcome(self, run: Any, outcome: Outcome) -> None:
         run.unwatch()
-        run.summary.update({"hexloop/outcome": outcome.kind, **_problem(outcome)})
-        if run.id in self._own:
-            self._own.discard(run.id)
-            if outcome.kind == "preempted":
-                run.mark_preempting()
-            run.finish(exit_code=EXIT_CODES[outcome.kind])
+        run.summary.update(values_of(outcome))
+
+    def _close(self, run: Any, outcome: Outcome) -> None:
+        """Finish the run with an exit code that fits the outcome."""
+        self._own.discard(run.id)
+        if outcome.kind == "preempted":
+            run.mark_preempting()
+        run.finish(exit_code=EXIT_CODES[outcome.kind])
 
     def _already_there(self) -> tuple[int, frozenset[str]]:
         """Return the last step that a resumed run has, and the names of all its values."""
@@ -165,7 +167,7 @@ class Wandb:
         self._run.log_artifact(artifact, aliases=aliases)
 
 
-def _models(word: str) -> Literal["none", "final", "checkpoints"]:
+def _models(word: str) -> Models:
     if word.lower() not in LOG_MODEL:
         _logger.warning(
             "WANDB_LOG_MODEL=%s is not known, so no model is logged; use one of: %s.", word, ", ".join(LOG_MODEL)
@@ -222,7 +224,3 @@ def _check_login(wandb: Any) -> None:
         "Logging to wandb requires a key: set WANDB_API_KEY or run `wandb login`. WANDB_MODE=offline logs to files, "
         "which `wandb sync` uploads later."
     )
-
-
-def _problem(outcome: Outcome) -> dict[str, str]:
-    return {"hexloop/problem": outcome.problem} if outcome.problem else {}

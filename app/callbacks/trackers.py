@@ -1,20 +1,138 @@
-"""A callback for each tracker, by the names and with the methods of transformers' own.
+"""The trackers that `report_to` can name, and a callback for each, by the names and with the methods of transformers'.
 
 The run passes logs and models to trackers by itself, in the background. A method that a subclass overrides is called as
 that of any callback, in the user's thread; the standard version that it may call does what the run would have done.
+
+To add a tracker, add a file to `hexloop.adapters.logger`, and a row and a class here.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, ClassVar, Protocol
 
+from attrs import frozen
+
 from hexloop.app.callbacks.base import TrainerCallback, passive
-from hexloop.app.trackers import chosen_trackers, missing_package
+from hexloop.app.engines import plugin_names
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.wording import Problem
 from hexloop.ports.logger import Logger, Record
+
+
+@frozen
+class Tracker:
+    """A row of the table.
+
+    adapter: where the Logger adapter is, as "module:class". modules: those of which one must be installed; none if the
+    adapter needs nothing. in_all: whether `report_to="all"` may choose it. is_local: whether it writes to files in
+    `output_dir`, which must be a local folder. on_each_machine: whether the first process of each machine logs to it,
+    and not only that of the run.
+    """
+
+    adapter: str
+    modules: tuple[str, ...]
+    in_all: bool = True
+    is_local: bool = False
+    on_each_machine: bool = False
+
+
+def _row(name: str, kind: str, *modules: str, **more: bool) -> tuple[str, Tracker]:
+    return name, Tracker(f"hexloop.adapters.logger.{name}:{kind}", modules, **more)
+
+
+TRACKERS: dict[str, Tracker] = dict([
+    _row("azure_ml", "AzureML", "azureml.core"),
+    _row("clearml", "ClearML", "clearml"),
+    _row("codecarbon", "CodeCarbon", "codecarbon", is_local=True, on_each_machine=True),
+    _row("comet_ml", "CometML", "comet_ml"),
+    _row("dagshub", "DagsHub", "dagshub"),
+    _row("dvclive", "DVCLive", "dvclive", is_local=True),
+    _row("flyte", "Flyte", "flytekit", in_all=False),
+    _row("kubeflow", "Kubeflow"),
+    _row("mlflow", "MLflow", "mlflow"),
+    _row("neptune", "Neptune", "neptune"),
+    _row("swanlab", "SwanLab", "swanlab"),
+    _row("tensorboard", "TensorBoard", "tensorboard", "tensorboardX", is_local=True),
+    _row("trackio", "Trackio", "trackio"),
+    _row("wandb", "Wandb", "wandb"),
+])  # fmt: skip
+"""The trackers by the names that transformers gives them, which are also those of hexloop's extras."""
+
+
+def is_installed(name: str) -> bool:
+    """Return whether the library of a tracker is installed."""
+    modules = TRACKERS[name].modules
+    return not modules or any(map(_is_there, modules))
+
+
+def missing_package(name: str, subject: str) -> Problem | None:
+    """Return what to install for a tracker, as an error of the class that transformers raises; None if it is there.
+
+    subject: what needs it, such as "report_to='wandb'".
+    """
+    if is_installed(name):
+        return None
+    package = " or ".join(TRACKERS[name].modules)
+    problem = (
+        f"{subject} cannot be used: the package {package} is not installed. Run `pip install "
+        f"'hexloop[{name}]'`, choose another tracker, or pass loggers=[...] to the Trainer."
+    )
+    return Problem(problem, ("report_to",), ImportError if name == "flyte" else RuntimeError)
+
+
+def available_trackers() -> list[str]:
+    """Return the trackers that `report_to="all"` chooses: those that are installed, and set up if that can be seen."""
+    return [name for name, row in TRACKERS.items() if row.in_all and is_installed(name) and _is_usable(name)]
+
+
+def chosen_trackers(names: list[str]) -> list[str]:
+    """Return the trackers among the names of `report_to`; a package's logger of the same name comes in place of one.
+
+    In a job of Kubeflow, its own tracker is always one of them, as in transformers.
+    """
+    chosen = available_trackers() if names == ["all"] else [name for name in names if name in TRACKERS]
+    chosen += ["kubeflow"] if _is_usable("kubeflow") else []
+    return [name for name in dict.fromkeys(chosen) if name not in plugin_names("loggers")]
+
+
+def _is_usable(name: str) -> bool:
+    """Return whether "all" means this tracker, although its library is installed."""
+    if name == "comet_ml":
+        return bool(os.environ.get("COMET_API_KEY") or _comet_key())
+    if name == "mlflow":
+        return not _is_true("DISABLE_MLFLOW_INTEGRATION")
+    if name == "azure_ml":
+        return not is_installed("mlflow")
+    if name == "kubeflow":
+        return bool(os.environ.get("KUBEFLOW_TRAINER_SERVER_URL")) and not _is_true("DISABLE_KUBEFLOW_INTEGRATION")
+    return True
+
+
+def _comet_key() -> str | None:
+    """Return the API key of Comet's own configuration files."""
+    try:
+        found: str | None = import_module("comet_ml").config.get_config("comet.api_key")
+    except Exception:  # of any release of the library
+        return None
+    return found
+
+
+def _is_true(variable: str) -> bool:
+    return os.environ.get(variable, "").upper() in ("TRUE", "1", "ON", "YES", "Y", "T")
+
+
+def _is_there(module: str) -> bool:
+    """Return whether a module can be imported; a folder of its name, such as the one that wandb writes, is not one."""
+    try:
+        spec = find_spec(module)
+    except ModuleNotFoundError:  # of a package above it
+        return False
+    return spec is not None and spec.origin is not None
 
 
 class TrackedRun(Protocol):
@@ -118,27 +236,22 @@ class ClearMLCallback(TrackerCallback):
 
     tracker_name = "clearml"
     module = ("_clearml", "clearml")
-    handle = ("_clearml_task", "_task")
+    handle = ("_clearml_task", "_run")
 
 
 class CodeCarbonCallback(TrackerCallback):
     """Measures the emissions of the run, in the first process of each machine."""
 
     tracker_name = "codecarbon"
-
-    @property
-    def tracker(self) -> Any:
-        """The tracker of codecarbon; None before a run and after it."""
-        return getattr(self.logger, "tracker", None)
-
     module = ("_codecarbon", "codecarbon")
+    handle = ("tracker", "_run")
 
 
 class CometCallback(TrackerCallback):
     """Logs to an experiment of Comet."""
 
     tracker_name = "comet_ml"
-    handle = ("_experiment", "_experiment")
+    handle = ("_experiment", "_run")
 
 
 class DagsHubCallback(TrackerCallback):
@@ -152,11 +265,7 @@ class DVCLiveCallback(TrackerCallback):
     """Logs to DVCLive."""
 
     tracker_name = "dvclive"
-
-    @property
-    def live(self) -> Any:
-        """The Live of dvclive; None before a run and after it."""
-        return getattr(self.logger, "_live", None)
+    handle = ("live", "_run")
 
 
 class FlyteCallback(TrackerCallback):
@@ -197,11 +306,7 @@ class NeptuneCallback(TrackerCallback):
     """Logs to a run of Neptune."""
 
     tracker_name = "neptune"
-
-    @property
-    def run(self) -> Any:
-        """The run of Neptune; None before the first one has started."""
-        return getattr(self.logger, "run", None)
+    handle = ("run", "run")
 
     @classmethod
     def get_run(cls, trainer: Any) -> Any:
@@ -243,14 +348,7 @@ class WandbCallback(TrackerCallback):
     module = ("_wandb", "wandb")
 
 
-CALLBACKS: dict[str, type[TrackerCallback]] = {
-    kind.tracker_name: kind
-    for kind in (
-        AzureMLCallback, ClearMLCallback, CodeCarbonCallback, CometCallback, DagsHubCallback, DVCLiveCallback,
-        FlyteCallback, KubeflowCallback, MLflowCallback, NeptuneCallback, SwanLabCallback, TensorBoardCallback,
-        TrackioCallback, WandbCallback,
-    )
-}  # fmt: skip
+CALLBACKS: dict[str, type[TrackerCallback]] = {kind.tracker_name: kind for kind in TrackerCallback.__subclasses__()}
 """The class for each tracker's name."""
 
 

@@ -15,12 +15,20 @@ from attrs import asdict
 
 from hexloop.app.command_line import ExitCode
 from hexloop.app.printing import print_document, print_lines
-from hexloop.app.wiring.destinations import Destinations, destinations_of
-from hexloop.app.wiring.log_delivery import deliver_logs, drop_logs, spools_in, waiting_logs
-from hexloop.app.wiring.outboxes import Dropped, dropped_in, forget_dropped, intents_of, names_in, state_folder
-from hexloop.app.wiring.publishing import Publisher
+from hexloop.app.wiring.outboxes import (
+    Destinations,
+    Dropped,
+    destinations_of,
+    dropped_in,
+    forget_dropped,
+    intents_of,
+    names_in,
+    state_folder,
+)
+from hexloop.app.wiring.publishing import HubPublisher
 from hexloop.app.wiring.pushes import FOLDER_SCHEME, HUGGING_FACE, Push, hub_at, subject_of
 from hexloop.app.wiring.storage import has_unsent_files, is_missing, storage_for
+from hexloop.app.wiring.trackers import deliver_logs, drop_logs, spools_in, waiting_logs
 from hexloop.domain.errors import ConfigurationError, RunStateError, StorageError
 from hexloop.domain.outbox import Intent
 
@@ -143,10 +151,10 @@ def _objection(hubs: Collection[str], repositories: Collection[str], noted: Dest
 @contextmanager
 def _opened(
     given: str, name: str | None = None, objection: Callable[[Push], str] = lambda push: "", deliver: bool = True
-) -> Iterator[Publisher]:
+) -> Iterator[HubPublisher]:
     """Open an outbox, and work it off if asked to. Raises RunStateError if a live process uses it."""
     folder = state_folder(given)
-    publisher = Publisher(hub_at(), folder, storage_for(given), objection=objection)
+    publisher = HubPublisher(hub_at(), folder, storage_for(given), objection=objection)
     try:
         if not publisher.open(name, deliver):
             raise _in_use(folder, str(name))

@@ -6,8 +6,9 @@ import atexit
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from hexloop.app.callbacks.console import bar_of_the_rest
 from hexloop.app.wiring.checkpoint_files import is_run_file
 from hexloop.app.wiring.outboxes import note_pushed, pushed_in
 from hexloop.app.wiring.parts import TrainerParts
-from hexloop.app.wiring.publishing import Published, Publisher, create_in_time, finishing_command
+from hexloop.app.wiring.publishing import HubPublisher, Published, create_in_time, finishing_command
 from hexloop.app.wiring.pushes import FOLDER, MODEL, Push, link_or_copy, subject_of
 from hexloop.app.wiring.saved_weights import SavedWeights
 from hexloop.app.wiring.storage import as_location, is_elsewhere
@@ -41,12 +42,12 @@ ANSWER_WITHIN = 10.0
 """Seconds in which a hub must answer before a run to count as reachable."""
 
 AFTER_A_STOP = 5.0
-"""Seconds of `outbox_grace` at most if the run was stopped, because the machine may be about to be taken away."""
+"""Seconds of `outbox_grace` and `logger_grace` at most if the run was stopped: its machine may soon be taken away."""
 
 KEPT_HERE = frozenset({*EARLIER.values(), LOG})
 """Files of the output folder that are hexloop's own, and are not part of a model."""
 
-_at_exit: list[Publisher] = []
+_at_exit: list[HubPublisher] = []
 """Those that are finished when the program exits, because it did not wait for a push."""
 
 
@@ -138,20 +139,13 @@ def objection_to(left: Push, hub: str, names: Collection[str], full_name: Callab
     return f"It was left in the outbox by another run, and this one publishes to {max(names, key=len)} on {hub}."
 
 
-class _reporting:  # noqa: N801  # used like `contextlib.suppress`
-    """Reports an error of the outbox as a warning instead of raising it."""
-
-    def __init__(self, subject: str) -> None:
-        self._subject = subject
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        if not isinstance(error, StorageError | CheckpointError | OSError):
-            return False
-        warnings.warn(f"Publishing {self._subject} failed: {error}. The run continues without it.", stacklevel=3)
-        return True
+@contextmanager
+def _reporting(subject: str) -> Iterator[None]:
+    """Report an error of the outbox as a warning instead of raising it."""
+    try:
+        yield
+    except (StorageError, CheckpointError, OSError) as error:
+        warnings.warn(f"Publishing {subject} failed: {error}. The run continues without it.", stacklevel=4)
 
 
 def push_checkpoint(parts: TrainerParts, name: str) -> None:
@@ -247,7 +241,7 @@ def _left_out(root: Path, folder: str, names: Sequence[str]) -> set[str]:
 def wait_for(parts: TrainerParts, intent: Intent) -> tuple[str, Any] | None:
     """Wait for a push, and return the repository's full name and the commit as huggingface_hub states it.
 
-    None if a newer push replaced it. See `Publisher.wait` for what is raised.
+    None if a newer push replaced it. See `HubPublisher.wait` for what is raised.
     """
     published = parts.publisher.wait(intent, parts.args.outbox_grace)
     parts.publisher.finish(0.0)
@@ -304,7 +298,7 @@ def finish_pushes(parts: TrainerParts, limit: float | None = None) -> None:
     _finish(parts.publisher, seconds, not parts.args.disable_tqdm)
 
 
-def _finish(publisher: Publisher, seconds: float, shows: bool) -> None:
+def _finish(publisher: HubPublisher, seconds: float, shows: bool) -> None:
     with bar_of_the_rest("Publishing", "push", shows) as show:
         left = publisher.finish(seconds, show)
     if left:

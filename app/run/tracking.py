@@ -14,18 +14,18 @@ from typing import Any
 from attrs import define, field, frozen
 
 from hexloop.app.callbacks.console import bar_of_the_rest
-from hexloop.app.callbacks.trackers import TrackerCallback, replaces
+from hexloop.app.callbacks.trackers import TRACKERS, TrackerCallback, replaces
+from hexloop.app.run.publishing import AFTER_A_STOP
 from hexloop.app.run.run_information import information_of
 from hexloop.app.run.saving import save_model
-from hexloop.app.wiring.destinations import note_logger
-from hexloop.app.wiring.log_delivery import deliver_logs_of_others
-from hexloop.app.wiring.outboxes import state_folder
+from hexloop.app.wiring.outboxes import note_logger, state_folder
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import is_sharded
 from hexloop.app.wiring.storage import files_below
 from hexloop.app.wiring.trackers import (
     OPTIONS,
     VALUES,
+    deliver_logs_of_others,
     facts_of,
     facts_of_plugin,
     is_in_loop,
@@ -47,12 +47,6 @@ from hexloop.domain.redaction import redact
 from hexloop.domain.run import Run
 from hexloop.domain.tracking import Left, Tracking
 from hexloop.ports.logger import Outcome, Record, RunInformation, SavedModel
-
-AFTER_A_STOP = 5.0
-"""Seconds of `logger_grace` at most if the run was stopped, because the machine may be about to be taken away."""
-
-ONE_OF_EACH_MACHINE = "codecarbon"
-"""The tracker that the first process of each machine logs to; all others belong to the first of the run."""
 
 
 @frozen
@@ -319,12 +313,10 @@ def _track(loggers: RunLoggers, receivers: Mapping[str, Receiver]) -> None:
 def _trackers(parts: TrainerParts) -> list[TrackerCallback]:
     """Return the callbacks of trackers that this process logs to."""
     callbacks = [each for each in parts.callback_handler.callbacks if isinstance(each, TrackerCallback)]
-    first = parts.adapters.mesh.writes
-    return [
-        each
-        for each in callbacks
-        if first or (each.tracker_name == ONE_OF_EACH_MACHINE and parts.args.local_process_index == 0)
-    ]
+    if parts.adapters.mesh.writes:
+        return callbacks
+    measured = {name for name, row in TRACKERS.items() if row.on_each_machine and parts.args.local_process_index == 0}
+    return [each for each in callbacks if each.tracker_name in measured]
 
 
 def _checkpoint_files(parts: TrainerParts, name: str) -> list[tuple[str, str]]:

@@ -32,7 +32,7 @@ from hexloop.app.wiring.model import (
 )
 from hexloop.app.wiring.outboxes import state_folder
 from hexloop.app.wiring.parts import KeptLoaders, PreparationTime, TrainerParts
-from hexloop.app.wiring.publishing import Publisher
+from hexloop.app.wiring.publishing import HubPublisher
 from hexloop.app.wiring.storage import WorkingFolder
 from hexloop.domain.errors import RunStateError
 from hexloop.domain.requests import Requests
@@ -203,7 +203,7 @@ class TrainerAttributes:
     """The columns that are kept; None until `_set_signature_columns_if_needed` found them."""
 
     _own_hub_model_id: str | None = None
-    _own_publisher: Publisher | None = None
+    _own_publisher: HubPublisher | None = None
 
     # Runs
 
@@ -315,13 +315,13 @@ class TrainerAttributes:
         self._own_hub_model_id = name
 
     @property
-    def _publisher(self) -> Publisher:
+    def _publisher(self) -> HubPublisher:
         """What publishes on the hub of `adapters`, through the outbox of the output folder."""
         storage, hub = self.adapters.storage, self.adapters.hub
         folder = storage.capabilities.local_folder or state_folder(self._folder)
         known = self._own_publisher
         if known is None or known.folder != folder:
-            known = self._own_publisher = Publisher(hub, folder, storage)
+            known = self._own_publisher = HubPublisher(hub, folder, storage)
         known.hub, known.storage = hub, storage
         chosen = publishing.repository_of(self.args)
         names = {self.hub_model_id or chosen, chosen}

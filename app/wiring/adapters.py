@@ -33,11 +33,11 @@ from hexloop.adapters.logger.json_lines import JsonLines
 from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.adapters.storage.signed import SignedStorage
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.callbacks.trackers import TRACKERS, available_trackers, missing_package
 from hexloop.app.devices import device_kinds
 from hexloop.app.engines import engine_for, find_plugin, plugin_names
 from hexloop.app.joining import join
 from hexloop.app.rules import rules_of
-from hexloop.app.trackers import LOCAL_FOLDER, TRACKERS, available_trackers, missing_package
 from hexloop.app.wiring.combinations import Setting, refused_combinations
 from hexloop.app.wiring.signing import read_key, refuse_forgeable_digests
 from hexloop.app.wiring.storage import WorkingFolder, is_elsewhere, joined, storage_for
@@ -363,17 +363,18 @@ def choose_loggers(args: TrainingArguments, problems: list[str], folder: str) ->
     """Return the loggers that `report_to` names, hexloop's or those of installed packages, without trackers.
 
     Adds to `problems` for each name that is unknown or cannot be used. Trackers have callbacks, which make their
-    loggers; see `hexloop.app.trackers`.
+    loggers; see `hexloop.app.callbacks.trackers`.
     """
     names = list(args.report_to or ()) if args.should_log else []
     is_remote = is_elsewhere(str(args.output_dir))
     if names == ["all"]:
-        trackers = [name for name in available_trackers() if not (is_remote and name in LOCAL_FOLDER)]
+        trackers = [name for name in available_trackers() if not (is_remote and TRACKERS[name].is_local)]
         names = [*(name for name in LOGGERS if name != "console"), *plugin_names("loggers"), *trackers]
     loggers: dict[str, Logger] = {}
     for name in names:
         plugin = find_plugin("loggers", name)
-        if name in (*LOCAL_FOLDER, "json_lines") and is_remote and not (name == "tensorboard" and logging_folder(args)):
+        is_local = name == "json_lines" or (name in TRACKERS and TRACKERS[name].is_local)
+        if is_local and is_remote and not (name == "tensorboard" and logging_folder(args)):
             problems.append(
                 f"report_to={name!r} needs a local folder, but output_dir is a URL. "
                 "Pass loggers=[...] with a local folder to the Trainer."

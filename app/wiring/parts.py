@@ -16,7 +16,7 @@ from hexloop.app.hooks import Hooks
 from hexloop.app.notices import Notices
 from hexloop.app.rules import Rules, rules_of
 from hexloop.app.wiring.adapters import Adapters
-from hexloop.app.wiring.publishing import Publisher
+from hexloop.app.wiring.publishing import HubPublisher
 from hexloop.app.wiring.storage import WorkingFolder
 from hexloop.domain.requests import Requests
 from hexloop.domain.run import Run
@@ -89,7 +89,7 @@ class TrainerParts:
     run: Run[Any, Any] | None
     modes: Modes | None
     hub_model_id: str | None
-    publisher: Publisher
+    publisher: HubPublisher
     backward: Callable[[Any], None] | None
 
     @property

@@ -12,10 +12,17 @@ from pathlib import Path
 
 from attrs import asdict, define, field, frozen
 
-from hexloop.app.wiring.destinations import note_push
-from hexloop.app.wiring.outboxes import PUSH, HeldOutbox, intents_of, names_in, open_outbox
-from hexloop.app.wiring.pushes import Push, files_of, hub_at, keep_files, link_or_copy
-from hexloop.app.wiring.room import drop_beyond_limit, drop_for_room, free_bytes
+from hexloop.app.wiring.outboxes import PUSH, HeldOutbox, intents_of, names_in, note_push, open_outbox
+from hexloop.app.wiring.pushes import (
+    Push,
+    drop_beyond_limit,
+    drop_for_room,
+    files_of,
+    free_bytes,
+    hub_at,
+    keep_files,
+    link_or_copy,
+)
 from hexloop.domain.delivery import Backoff, Delivery, RateLimit
 from hexloop.domain.errors import RefusedError, StorageError, StorageFullError, UnavailableError
 from hexloop.domain.outbox import Intent
@@ -51,7 +58,7 @@ class Published:
 
 
 @define(eq=False)
-class Publisher:
+class HubPublisher:
     """Publishes on a hub in the background, through an outbox in `folder`.
 
     hub, storage: the run's own. The outbox is opened with the first push, or by `open`.
@@ -63,8 +70,7 @@ class Publisher:
     storage: Storage | None = None
     backoff: Backoff = field(factory=Backoff)
     objection: Callable[[Push], str] = field(default=lambda push: "")
-    _held: HeldOutbox | None = field(default=None, init=False)
-    _delivery: Delivery | None = field(default=None, init=False)
+    _working: tuple[HeldOutbox, Delivery] | None = field(default=None, init=False)
     _own: set[int] = field(factory=set, init=False)
     _names: dict[tuple[str, str], str] = field(factory=dict, init=False)
     _futures: dict[int, Future[Published]] = field(factory=dict, init=False)
@@ -76,16 +82,14 @@ class Publisher:
         name: that of the outbox; None for any, which takes over those of all runs that have ended.
         deliver: whether to start now.
         """
-        if self._held is None:
+        if self._working is None:
             held = open_outbox(self.folder, name)
             if held is None:
                 return False
-            self._held = held
+            delivery = Delivery(held.outbox, self._carry_out, self.backoff, 0, self._rate, "hexloop push")
+            self._working = held, delivery
             if name is None:
                 self._adopt(held)
-            self._delivery = Delivery(
-                held.outbox, self._carry_out, self.backoff, limit=0, rate=self._rate, name="hexloop push"
-            )
         if deliver:
             self._opened[1].wake()
         return True
@@ -173,7 +177,7 @@ class Publisher:
 
         For a storage that is full. The newest push of each repository is never dropped.
         """
-        return self._held is not None and drop_for_room(self._held, NO_SPACE_LEFT)
+        return self._working is not None and drop_for_room(self._working[0], NO_SPACE_LEFT)
 
     def full_name(self, name: str, private: bool | None = None) -> str:
         """Return the full name of a repository on the run's own hub, which is created if it does not exist.
@@ -223,10 +227,11 @@ class Publisher:
 
         The outbox is then closed, unless deliverable pushes are left: these are tried as long as the process lives.
         """
-        if self._held is None or self._delivery is None:
+        if self._working is None:
             return ()
-        self._delivery.finish(limit, report)
-        left = self._held.outbox.pending()
+        held, delivery = self._working
+        delivery.finish(limit, report)
+        left = held.outbox.pending()
         if all(intent.refused for intent in left):
             self.close()
         return left
@@ -247,10 +252,11 @@ class Publisher:
 
     def close(self) -> None:
         """Stop working the outbox off, and leave it to other processes."""
-        if self._held is not None and self._delivery is not None:
-            self._delivery.stop(wait=False)
-            self._held.close()
-            self._held = self._delivery = None
+        if self._working is not None:
+            held, delivery = self._working
+            delivery.stop(wait=False)
+            held.close()
+            self._working = None
 
     def outboxes_of_others(self) -> list[str]:
         """Return the names of outboxes with pushes in the same folder that live processes work on."""
@@ -259,14 +265,13 @@ class Publisher:
 
     @property
     def _opened(self) -> tuple[HeldOutbox, Delivery]:
-        assert self._held is not None
-        assert self._delivery is not None
-        return self._held, self._delivery
+        assert self._working is not None
+        return self._working
 
     def _carry_out(self, intent: Intent) -> None:
-        held = self._held
-        if held is None:
+        if self._working is None:
             raise UnavailableError("The outbox was closed.")
+        held, _ = self._working
         try:
             published = self._publish(held, intent, Push.of(intent))
         except RefusedError as error:

@@ -1,9 +1,15 @@
-"""A push: one commit to be made on a hub, and the files that the outbox keeps for it."""
+"""A push: one commit to be made on a hub, the files that the outbox keeps for it, and the room that these take.
+
+A hub that is down must not stop a run. If there is too little room on the disk, the oldest push of a checkpoint is
+dropped first, and the newest push of each repository and branch never.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,10 +20,11 @@ from attrs.validators import instance_of, optional
 
 from hexloop.adapters.hub import FolderHub
 from hexloop.adapters.hub.hugging_face import HuggingFaceHub
-from hexloop.app.wiring.outboxes import HeldOutbox
+from hexloop.app.wiring.outboxes import Dropped, HeldOutbox, note_dropped
 from hexloop.domain.checkpoints.manifest import stays_inside
 from hexloop.domain.errors import RefusedError
 from hexloop.domain.folders import Folder, is_private
+from hexloop.domain.limits import limits
 from hexloop.domain.outbox import Intent
 from hexloop.ports.hub import Hub
 from hexloop.ports.storage import File, Storage
@@ -176,3 +183,69 @@ def own_bytes(folder: Folder) -> int:
         return sum(status.st_size for _, status in folder.files() if status.st_nlink == 1)
     except OSError:
         return 0
+
+
+# Room on the disk
+
+
+def free_bytes(held: HeldOutbox) -> int:
+    """Return the bytes that are free on the disk of an outbox."""
+    return shutil.disk_usage(held.inside.root).free
+
+
+def drop_beyond_limit(held: HeldOutbox) -> None:
+    """Drop pushes as long as an outbox alone keeps more bytes than the limit `outbox_bytes`."""
+    sizes = {each.number: own_bytes(held.of(each.source)) for each in held.outbox.pending() if each.source}
+    most = limits().outbox_bytes
+    for intent in droppable(held):
+        if sum(sizes.values()) <= most:
+            return
+        sizes.pop(intent.number)
+        _drop(held, intent, f"the outbox keeps more than {most:,} bytes; the limit outbox_bytes raises that")
+
+
+def drop_for_room(held: HeldOutbox, reason: str) -> bool:
+    """Drop the first push that keeps bytes which nothing else does; return whether there was one."""
+    with held.outbox.changed:
+        for intent in droppable(held):
+            if own_bytes(held.of(intent.source)) > 0:
+                _drop(held, intent, reason)
+                return True
+    return False
+
+
+def droppable(held: HeldOutbox) -> Iterator[Intent]:
+    """Yield the pushes that may be dropped, in the order in which they are: the oldest first.
+
+    Not those of a whole folder, such as that of the final model, nor the newest of each repository and branch, nor one
+    that is being sent and has not failed yet.
+    """
+    newest: dict[tuple[str, str, str | None], int] = {}
+    pushes: dict[int, Push] = {}
+    for intent in held.outbox.pending():
+        try:
+            push = pushes[intent.number] = Push.of(intent)
+        except RefusedError:
+            continue
+        newest[push.hub, push.name, push.branch] = intent.number
+    waiting = {each.number for each in held.outbox.waiting()}
+    for intent in held.outbox.pending():
+        known = pushes.get(intent.number)
+        idle = intent.number in waiting or intent.failures > 0
+        if (
+            intent.source
+            and idle
+            and (known is None or (intent.number not in newest.values() and FOLDER not in known.covers))
+        ):
+            yield intent
+
+
+def _drop(held: HeldOutbox, intent: Intent, reason: str) -> None:
+    why = f" The hub does not take it: {intent.problem}" if intent.problem else ""
+    held.outbox.done(intent)
+    note_dropped(held, Dropped(intent.number, subject_of(intent), reason, time.time()))
+    warnings.warn(
+        f"Because {reason}, this push was dropped: {subject_of(intent)}. Newer ones are kept, and so are the "
+        f"checkpoints in the run's folder.{why}",
+        stacklevel=4,
+    )

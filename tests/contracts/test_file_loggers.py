@@ -17,8 +17,8 @@ from attrs import evolve
 
 from hexloop.adapters.logger.console import Console
 from hexloop.adapters.logger.json_lines import JsonLines
-from hexloop.adapters.logger.names import grouped
 from hexloop.adapters.logger.tensorboard import TensorBoard
+from hexloop.adapters.logger.tracker import grouped
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.logger import Record, RunInformation
 

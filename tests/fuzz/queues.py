@@ -21,10 +21,9 @@ from hexloop.adapters.storage.local import LocalStorage
 from hexloop.adapters.storage.tiered.storage import Action as Transfer
 from hexloop.adapters.storage.tiered.storage import Remote
 from hexloop.app.control.files import Action, CommandFolder, RefusedCommand, RunCommand
-from hexloop.app.wiring.log_delivery import waiting_logs
 from hexloop.app.wiring.outboxes import HUB, PUSH, dropped_in, intents_of, names_in, open_outbox
 from hexloop.app.wiring.pushes import Push, subject_of
-from hexloop.app.wiring.trackers import LOGS, locked_spool, made_from
+from hexloop.app.wiring.trackers import LOGS, locked_spool, made_from, waiting_logs
 from hexloop.domain.background_logger import items_in
 from hexloop.domain.checkpoints.manifest import MANIFEST
 from hexloop.domain.errors import HexloopError

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 from attrs import evolve
 
-from hexloop.adapters.logger.names import SINGLE_VALUES, grouped
+from hexloop.adapters.logger.tracker import SINGLE_VALUES, grouped
 from hexloop.ports.logger import FINISHED, Outcome, Record, Value
 from tests.trackers.running import Answer, SentRun, StoredRun, pinned, run, stored, track
 

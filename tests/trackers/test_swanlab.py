@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from hexloop.adapters.logger.names import SINGLE_VALUES, grouped
+from hexloop.adapters.logger.tracker import SINGLE_VALUES, grouped
 from hexloop.ports.logger import Record
 from tests.trackers.contract import FIRST, PROBLEM, TrackerContract, information, joined
 from tests.trackers.running import SentRun, StoredRun

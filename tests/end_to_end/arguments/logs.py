@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from hexloop import PrinterCallback, ProgressCallback
+from hexloop.app.callbacks.trackers import missing_package
 from hexloop.app.environment import DistributedEnvironment
-from hexloop.app.trackers import missing_package
 from hexloop.domain.errors import NotFiniteError
 from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation
 from tests.end_to_end.arguments.bench import Bench, Recording, shows

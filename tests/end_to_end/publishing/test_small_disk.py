@@ -18,7 +18,7 @@ from hexloop.adapters.hub.hugging_face import HuggingFaceHub
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.app.command_line import main
 from hexloop.app.wiring.outboxes import HUB
-from hexloop.app.wiring.publishing import Publisher
+from hexloop.app.wiring.publishing import HubPublisher
 from hexloop.app.wiring.pushes import Push
 from hexloop.domain.checkpoints.reading import checkpoint_steps, verify
 from hexloop.domain.errors import UnavailableError
@@ -124,7 +124,7 @@ def test_what_is_dropped_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         def create(self, name: str, private: bool | None = None) -> str:
             raise UnavailableError("down")
 
-    publisher = Publisher(Down(), str(tmp_path))
+    publisher = HubPublisher(Down(), str(tmp_path))
     monkeypatch.setattr("hexloop.app.wiring.publishing.free_bytes", lambda held: 0)
 
     def push(message: str, name: str = "me/model", covers: str = "model", branch: str = "main", room: int = 0) -> None:
@@ -154,7 +154,7 @@ def test_what_is_dropped_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_push_that_does_not_fit_drops_older_ones(disk: Path) -> None:
     """Also where files are copied, because they are on another disk."""
     hub = FolderHub(disk.parent / "hub")
-    publisher = Publisher(hub, str(disk))
+    publisher = HubPublisher(hub, str(disk))
     publisher.open(deliver=False)
 
     def fill(folder: Path) -> None:

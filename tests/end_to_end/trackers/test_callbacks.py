@@ -24,7 +24,7 @@ from hexloop import (
     Trainer,
     WandbCallback,
 )
-from hexloop.app import trackers
+from hexloop.app.callbacks import trackers
 from hexloop.app.callbacks.trackers import CALLBACKS, TrackerCallback
 from hexloop.app.command_line import main
 from hexloop.domain.events import StepEnded

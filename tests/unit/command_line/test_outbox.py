@@ -11,9 +11,9 @@ import pytest
 from hexloop.adapters.hub import MESSAGE, FolderHub
 from hexloop.adapters.logger import RecordingLogger
 from hexloop.adapters.spool import MemorySpool
-from hexloop.app.trackers import is_installed
+from hexloop.app.callbacks.trackers import is_installed
 from hexloop.app.wiring.outboxes import open_outbox, state_folder
-from hexloop.app.wiring.publishing import Publisher
+from hexloop.app.wiring.publishing import HubPublisher
 from hexloop.app.wiring.pushes import Push
 from hexloop.app.wiring.trackers import locked_spool, open_spool, receiver_of, tracking_in
 from hexloop.domain.delivery import Backoff
@@ -38,7 +38,7 @@ def leave(
 ) -> Intent:
     """Enter a push that a hub does not take, and end without having published it."""
     hub = kind("hub")
-    publisher = Publisher(hub, folder, backoff=Backoff((0.0,)))
+    publisher = HubPublisher(hub, folder, backoff=Backoff((0.0,)))
     push = Push(hub.address, "me/model", message, [covers])
 
     def fill(held: Path) -> None:
