@@ -22,6 +22,9 @@ PATIENCE = 3.0
 ANNOUNCED = 0.5
 """Seconds in which the announcement of an end reaches this rank."""
 
+STORE_TIMEOUT = 2 * PATIENCE
+"""Seconds that a request to the store may take, but for the wait for an end."""
+
 FOREVER = timedelta(days=365)
 
 WARN_AFTER = 120.0
@@ -113,7 +116,7 @@ class PeerMonitor:
         if self._listener.is_alive():
             with suppress(RuntimeError):  # the host of the store has exited
                 self._store.compare_set("ended", "", json.dumps(None))
-            self._listener.join(PATIENCE)
+            self._listener.join(STORE_TIMEOUT + PATIENCE)  # longer than a request that the thread has begun
 
     def _announce_end(self, failed: list[Any] | None) -> None:
         """Report to all ranks which rank failed and why, or that none did. The first report counts."""
@@ -197,7 +200,7 @@ def _connection(store: Any) -> Any:
         inner = inner.underlying_store
     if isinstance(inner, TCPStore):
         with suppress(RuntimeError):
-            return TCPStore(inner.host, inner.port, is_master=False, timeout=timedelta(seconds=PATIENCE * 2))
+            return TCPStore(inner.host, inner.port, is_master=False, timeout=timedelta(seconds=STORE_TIMEOUT))
     return None
 
 
