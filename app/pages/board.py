@@ -72,7 +72,7 @@ def update_of(content: Content, version: str) -> dict[str, Any]:
 
 def address_of(folders: Sequence[str]) -> str:
     """Return the query of an address that names runs."""
-    return urlencode([("run", each) for each in folders])
+    return urlencode([("run", each) for each in folders], errors="replace")
 
 
 def _row(number: int, run: RunListing, now: float) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def test_the_list_shows_the_runs_of_the_folder(served: tuple[Path, str]) -> None
     assert "later" in get(address)[1]
 
 
-def test_the_page_of_a_run_has_its_parts(served: tuple[Path, str]) -> None:
+def test_the_page_of_a_run_has_its_sections(served: tuple[Path, str]) -> None:
     """Those of a report, with the checkpoints, which are not verified."""
     _, address = served
     status, text, _ = get(address, "runs?run=trained")
