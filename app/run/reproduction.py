@@ -10,7 +10,7 @@ import sys
 from array import array
 
 from hexloop.app.run.command import command_of_process
-from hexloop.app.wiring.data import global_batch_size, is_iterable, loader_factory
+from hexloop.app.wiring.data import global_batch_size, is_iterable, training_order
 from hexloop.app.wiring.parts import TrainerParts
 
 MOST_SAMPLES = 1 << 20
@@ -45,7 +45,7 @@ def _order_of(parts: TrainerParts) -> str:
     data = parts.train_dataset
     if data is None or parts.args.reproduce or is_iterable(data) or not hasattr(data, "__len__") or not len(data):
         return ""
-    order = loader_factory(parts).order(data, 0)
+    order = training_order(parts, data, 0)
     samples = min(len(order), MOST_SAMPLES)
     indices = array("q", order.block(0, samples))
     if sys.byteorder == "big":

@@ -25,8 +25,8 @@ from hexloop.app.run.stages import Report, Stages, after_each_step, choose_best_
 from hexloop.app.run.step_sizes import same_global_batch
 from hexloop.app.run.tracking import RunLoggers, run_loggers
 from hexloop.app.run.trained_parameters import TrainedParameters
-from hexloop.app.wiring.counting import RunCounters, make_counters
-from hexloop.app.wiring.data import global_batch_size, stop_workers, training_data
+from hexloop.app.wiring.batches import RunCounters, make_counters, stop_workers, training_data
+from hexloop.app.wiring.data import global_batch_size
 from hexloop.app.wiring.learner import (
     AfterStep,
     RunLearner,

@@ -17,7 +17,7 @@ from hexloop.app.trainer.shared_accelerator import AcceleratorParts
 from hexloop.app.trainer.stages import TrainerStages
 from hexloop.app.wiring import accelerator as sharing
 from hexloop.app.wiring import data
-from hexloop.app.wiring.counting import floating_point_operations
+from hexloop.app.wiring.batches import end_pass, floating_point_operations
 from hexloop.app.wiring.evaluation import LossChoice, standard_loss, standard_prediction_step
 from hexloop.app.wiring.parts import Hooks, TrainerParts, is_overridden, standard
 from hexloop.domain.errors import DataError, RunStateError
@@ -97,7 +97,7 @@ class TrainerHooks(TrainerStages):
     def _attach(self, session: Session | None) -> None:
         """Set the live session, which accelerate's state shows, if there is one."""
         if session is None and self._session is not None:
-            data.end_pass(self._session.run.batches)
+            end_pass(self._session.run.batches)
             self._session.run.signals["sync_gradients"] = True  # a run may end in the middle of a window
         self._session, self._standard_loss = session, None
         if session is not None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from attrs import evolve, frozen
 
-from hexloop.adapters.batches.torch.batches import example_count, expected_rows
+from hexloop.adapters.batches.torch.loader import example_count, expected_rows
 from hexloop.adapters.batches.torch.reproduction import rows_to_keep
 from hexloop.adapters.batches.torch.structure import row_count, shallow_copy
 from hexloop.adapters.evaluator.torch.evaluator import EvaluationOptions, PredictionStep, TorchEvaluator
@@ -40,7 +40,7 @@ from hexloop.adapters.trainable.torch.trainable import (
 )
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.wiring.adapters import Adapters
-from hexloop.app.wiring.data import evaluation_batches
+from hexloop.app.wiring.batches import evaluation_batches
 from hexloop.app.wiring.model import default_label_names, with_past
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import is_sharded, refuse_unprepared
