@@ -91,6 +91,11 @@ class Hooks:
         return self.compute_loss_context_manager.overridden or self.autocast_smart_context_manager.overridden
 
     @property
+    def takes_steps(self) -> bool:
+        """Whether the user runs forward and backward of a micro-batch."""
+        return self.training_step.overridden
+
+    @property
     def takes_any_batch(self) -> bool:
         """Whether the user's own step or loss takes the batch, which may then be of any kind."""
         return self.compute_loss.overridden or self.training_step.overridden

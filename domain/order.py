@@ -11,11 +11,15 @@ import math
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from attrs import define, field, frozen
 from attrs.validators import ge
 
 from hexloop.domain.errors import ConfigurationError
+from hexloop.ports.mesh import Place
+
+Part = TypeVar("Part")
 
 
 class Order(ABC):
@@ -68,39 +72,49 @@ def global_batches(global_batch: int, length: int, drop_last: bool, start: int =
     return positions // global_batch if drop_last else -(-positions // global_batch)
 
 
-def rank_slice(positions: range, rank: int, world: int) -> range:
-    """Return the part of a global batch for the process `rank` of `world` processes.
+def rank_slice(positions: range, ranks: Place) -> range:
+    """Return the part of a global batch for one of the ranks that share it.
 
     The parts, by rank, make up the batch. If it does not divide evenly, the first ranks take one sample more.
     Raises IndexError for a rank outside the world.
     """
-    if not 0 <= rank < world:
-        raise IndexError(f"Rank {rank} is not in a world of {world} processes.")
-    share, remainder = divmod(len(positions), world)
-    first = rank * share + min(rank, remainder)
-    return positions[first : first + share + (rank < remainder)]
+    if not 0 <= ranks.rank < ranks.size:
+        raise IndexError(f"Rank {ranks.rank} is not in a world of {ranks.size} processes.")
+    share, remainder = divmod(len(positions), ranks.size)
+    first = ranks.rank * share + min(ranks.rank, remainder)
+    return positions[first : first + share + (ranks.rank < remainder)]
 
 
 @frozen
 class Shard:
     """Selects the part of every global batch for one process.
 
-    in_blocks: each rank takes a block of `global_batch` / `world_size` positions, the last ranks fewer or none, so that
-    the batches are those of a single process. Otherwise the parts are as even as possible.
+    ranks: its place among those that read different samples. in_blocks: each rank takes a block of an equal part of
+    `global_batch` positions, the last ranks fewer or none, so that the batches are those of a single process. Otherwise
+    the parts are as even as possible.
     """
 
-    rank: int = 0
-    world_size: int = 1
+    ranks: Place = field(factory=Place)
     in_blocks: bool = False
 
     def of(self, positions: range, global_batch: int) -> range:
         """Return the part of a batch of at most `global_batch` positions. In the last batch it may be empty."""
-        if self.world_size == 1:
+        ranks = self.ranks
+        if ranks.size == 1:
             return positions
         if not self.in_blocks:
-            return rank_slice(positions, self.rank, self.world_size)
-        size = global_batch // self.world_size
-        return positions[self.rank * size : (self.rank + 1) * size]
+            return rank_slice(positions, ranks)
+        size = global_batch // ranks.size
+        return positions[ranks.rank * size : (ranks.rank + 1) * size]
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the part of the first rank."""
+        return self.ranks.rank == 0
+
+    def own(self, parts: Sequence[Part]) -> Part | None:
+        """Return this process's one of the parts for the ranks, in order; None if there are not as many."""
+        return parts[self.ranks.rank] if self.ranks.rank < len(parts) else None
 
 
 ALL = Shard()

@@ -118,7 +118,7 @@ class RankBatches(InMemoryBatches[Row]):
 
     def _batches(self, order: SampleOrder, position: int) -> Iterator[list[Row]]:
         for batch in super()._batches(order, position):
-            own = rank_slice(range(len(batch)), self._ranks.rank, self._ranks.size)
+            own = rank_slice(range(len(batch)), self._ranks)
             part = RowsOfRank(batch[own.start : own.stop])
             part.samples = len(batch)
             yield part

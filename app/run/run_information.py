@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from hexloop.app.wiring.data import global_batch_size, is_iterable, loader_factory
+from hexloop.app.wiring.data import global_batch_size, is_iterable, training_order
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.saved_weights import saved_weights
 from hexloop.domain.redaction import REMOVED, is_secret_name, redact, redacted
@@ -97,7 +97,7 @@ def _order_of(parts: TrainerParts) -> str:
     data = parts.train_dataset
     if data is None or not parts.rules.own_order or is_iterable(data) or not hasattr(data, "__len__") or not len(data):
         return ""
-    order = loader_factory(parts).order(data, 0)
+    order = training_order(parts, data, 0)
     samples = min(len(order), MOST_SAMPLES)
     indices = array("q", order.block(0, samples))
     if sys.byteorder == "big":

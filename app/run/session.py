@@ -26,8 +26,8 @@ from hexloop.app.run.publishing import finish_pushes_after, publishing_events
 from hexloop.app.run.step_sizes import same_global_batch
 from hexloop.app.run.tracking import RunLoggers, run_loggers
 from hexloop.app.run.trained_parameters import TrainedParameters
-from hexloop.app.wiring.counting import RunCounters, make_counters
-from hexloop.app.wiring.data import global_batch_size, stop_workers, training_data
+from hexloop.app.wiring.batches import RunCounters, make_counters, stop_workers, training_data
+from hexloop.app.wiring.data import global_batch_size
 from hexloop.app.wiring.determinism import GlobalState, flags_for, take_global_state
 from hexloop.app.wiring.learner import (
     AfterStep,

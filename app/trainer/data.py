@@ -9,10 +9,11 @@ from functools import partial
 from typing import Any
 
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.hooks import is_overridden, is_standard, standard
+from hexloop.app.hooks import is_standard, standard
 from hexloop.app.rules import rules_of
 from hexloop.app.trainer.attributes import TrainerAttributes
 from hexloop.app.wiring import data
+from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.triggers import make_plan
 
@@ -87,7 +88,7 @@ class TrainerData(TrainerAttributes):
         else:
             sources = dataset, self.data_collator, batch_size, args.dataloader_num_workers
             loader = self._kept_loaders.of(dataloader_key, sources, make)
-        return self._through_prepare(loader)
+        return loader if self._accelerator is None else self._through_prepare(loader)
 
     def _through_prepare(self, loader: Any) -> Any:
         """Return a loader as a function that was assigned to `accelerator.prepare` returns it."""
@@ -97,22 +98,15 @@ class TrainerData(TrainerAttributes):
     def _make_loader(
         self, dataset: Any, description: str, batch_size: int, sampler_fn: Callable[..., Any] | None, is_training: bool
     ) -> Any:
-        loaders = self._loader_factory()
-        if is_overridden(self, "_remove_unused_columns") and hasattr(dataset, "remove_columns"):
-            dataset = self._remove_unused_columns(dataset, description=description)
-            loaders = data.without_columns(loaders)
-        elif is_overridden(self, "_get_collator_with_removed_columns"):
+        parts, collate = self._data_parts(), None
+        if not is_standard(self._remove_unused_columns) and hasattr(dataset, "remove_columns"):
+            dataset, collate = self._remove_unused_columns(dataset, description=description), parts.data_collator
+        elif not is_standard(self._get_collator_with_removed_columns):
             collate = self._get_collator_with_removed_columns(self.data_collator, description=description)
-            loaders = data.without_columns(loaders, collate)
-        if not rules_of(self.args).own_order:
-            sampler_for = (lambda _: None) if sampler_fn is None else partial(data.sampler_from, sampler_fn)
-            return loaders.loader(dataset, batch_size, sampler_for, is_training)
-        size = data.global_batch_size(self.args, self.adapters.mesh.data, batch_size)
-        if sampler_fn is not None and not is_standard(sampler_fn):
-            sampler = data.sampler_from(sampler_fn, dataset)
-            if sampler is not None:
-                return loaders.sampled(dataset, batch_size, sampler, size)
-        return loaders.training(dataset, size) if is_training else loaders.evaluation(dataset, size)
+            collate = parts.data_collator if collate is None else collate
+        if parts.rules.own_order and sampler_fn is not None and is_standard(sampler_fn):
+            sampler_fn = None
+        return data.make_loader(parts, dataset, batch_size, sampler_fn, is_training, collate)
 
     # Samplers
 
@@ -122,23 +116,26 @@ class TrainerData(TrainerAttributes):
 
         If overridden, its sampler decides the order, unless it returns None.
         """
-        return self._loader_factory().training_sampler(self.train_dataset if train_dataset is None else train_dataset)
+        return self._loaders().training_sampler(self.train_dataset if train_dataset is None else train_dataset)
 
     @standard
     def _get_eval_sampler(self, eval_dataset: Any) -> Any:
         """Return a sampler of the data set's indices in order; None for data without indices."""
-        return self._loader_factory().evaluation_sampler(eval_dataset)
+        return self._loaders().evaluation_sampler(eval_dataset)
 
     def num_examples(self, dataloader: Any) -> int:
         """Return the samples of a loader; its length times the batch size if its data set has no length."""
         count = data.example_count(dataloader)
         return len(dataloader) * self.args.per_device_train_batch_size if count is None else count
 
-    def _loader_factory(self) -> Any:
-        if self.args.remove_unused_columns and is_overridden(self, "_set_signature_columns_if_needed"):
+    def _data_parts(self) -> TrainerParts:
+        """Return the parts of a run, in which the columns are those that an override set."""
+        if self.args.remove_unused_columns and not is_standard(self._set_signature_columns_if_needed):
             self._set_signature_columns_if_needed()
-        parts = self._collect_parts()
-        return data.loader_factory(parts) if rules_of(self.args).own_order else data.reproducing_factory(parts)
+        return self._collect_parts()
+
+    def _loaders(self) -> Any:
+        return data.loaders_of(self._data_parts())
 
     # Columns
 
@@ -157,7 +154,7 @@ class TrainerData(TrainerAttributes):
 
         If overridden, it replaces the selection of columns of such data sets.
         """
-        return data.selected_columns(self._loader_factory(), dataset)
+        return self._loaders().fitted(dataset)[0]
 
     @standard
     def _get_collator_with_removed_columns(
@@ -167,7 +164,7 @@ class TrainerData(TrainerAttributes):
 
         If overridden, it replaces the selection of columns of data sets that are not a `datasets.Dataset`.
         """
-        return data.selecting_collator(self._loader_factory(), data_collator)
+        return data.selecting_collator(self._data_parts(), data_collator)
 
     # Sizes of a run, by the names of transformers
 

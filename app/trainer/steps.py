@@ -19,8 +19,8 @@ from hexloop.app.trainer.accelerator import Accelerator, adopted
 from hexloop.app.trainer.attributes import TrainerAttributes
 from hexloop.app.trainer.shared_accelerator import AcceleratorParts
 from hexloop.app.wiring import accelerator as sharing
-from hexloop.app.wiring.counting import floating_point_operations
-from hexloop.app.wiring.data import end_pass, is_own_loader, map_entries, prepared_inputs, signature_columns
+from hexloop.app.wiring.batches import end_pass, floating_point_operations
+from hexloop.app.wiring.data import is_own_loader, map_entries, prepared_inputs, signature_columns
 from hexloop.app.wiring.losses import LossChoice, predicted_items, standard_loss
 from hexloop.app.wiring.model import add_embedding_noise
 from hexloop.app.wiring.tensors import clip_gradients, is_tensor, nested_arrays

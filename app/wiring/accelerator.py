@@ -24,7 +24,7 @@ from hexloop.adapters.accelerator.accelerate.accelerator import (
 from hexloop.adapters.accelerator.accelerate.importing import when_imported
 from hexloop.adapters.accelerator.accelerate.signals import RunScaler, SharedSignals, is_shown
 from hexloop.adapters.accelerator.accelerate.state import Processes, differences
-from hexloop.adapters.batches.torch.prepared import PreparedLoader, announce_passes
+from hexloop.adapters.batches.torch.loader import PreparedLoader, announce_passes
 from hexloop.adapters.precision.autocast import Fp16Precision
 from hexloop.adapters.trainable.torch.loss import HALVES
 from hexloop.app.arguments import TrainingArguments

@@ -1,54 +1,58 @@
-"""Data of a run: loaders from data sets, and each process's batches from loaders."""
+"""Loaders of a run's data sets, as the arguments, the model's forward and the user's samplers require."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
 
-from attrs import evolve
+from attrs import frozen
+from torch.utils.data import DataLoader, Sampler, SequentialSampler
 
-from hexloop.adapters.batches.torch.batches import (
-    LoaderBatches,
-    LoaderFactory,
-    ShardedBatches,
-    example_count,
-    length_of,
-    too_many_ranks,
+from hexloop.adapters.batches.torch.collate import (
+    Collate,
+    DataCollatorWithPadding,
+    collate_columns,
+    default_data_collator,
 )
-from hexloop.adapters.batches.torch.collate import DataCollatorWithPadding, default_data_collator
 from hexloop.adapters.batches.torch.data_state import Progress, no_progress
-from hexloop.adapters.batches.torch.external import ExternalBatches, ExternalShares, SampledShares
 from hexloop.adapters.batches.torch.loader import (
     OrderedLoader,
+    ResumableLoader,
+    SampledLoader,
+    example_count,
+    fitted,
     is_iterable,
-    is_sharded_already,
-    reads_by_index,
-    unsharded_batches,
+    length_of,
+    ordered_loader,
 )
-from hexloop.adapters.batches.torch.order import random_fingerprint
-from hexloop.adapters.batches.torch.prepared import PreparedLoader
-from hexloop.adapters.batches.torch.replay import ReplayedBatches
+from hexloop.adapters.batches.torch.order import (
+    BY_LENGTH,
+    BalancedBatchSampler,
+    IndexSampler,
+    OrderedBatchSampler,
+    RandomIndexSampler,
+    SampleOrders,
+    rebalances,
+)
+from hexloop.adapters.batches.torch.random_streams import random_fingerprint
 from hexloop.adapters.batches.torch.reproduction import (
     AccelerateSettings,
     ReproducingFactory,
     import_before_seeding,
     rows_to_keep,
-    stop_shielded_workers,
 )
-from hexloop.adapters.batches.torch.shares import Compare, Dispatcher, SharingOptions
 from hexloop.adapters.batches.torch.stream import StreamLoader
-from hexloop.adapters.batches.torch.structure import Transfer, batch_fingerprint, map_entries, shallow_copy, transfer_to
+from hexloop.adapters.batches.torch.structure import batch_fingerprint, map_entries, shallow_copy, transfer_to
 from hexloop.adapters.trainable.torch.forward import forward_parameters, used_columns
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.data import AcceleratorConfig
 from hexloop.app.callbacks.progress import SkipProgressBar, shows_bars
 from hexloop.app.wiring.parts import TrainerParts
-from hexloop.app.wiring.transfer import Inspect
-from hexloop.domain.errors import CollectiveError, ConfigurationError, DataError
-from hexloop.ports.batches import Batches, Padding
-from hexloop.ports.mesh import DATA, Mesh, Place
+from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.order import Order, Sequential, Shard
+from hexloop.ports.mesh import Place
 
 __all__ = [
     "batch_fingerprint",
@@ -62,46 +66,216 @@ __all__ = [
 ]
 """Adapters' names that the rest of the app gets from here."""
 
-Loaders = TypeVar("Loaders", LoaderFactory, ReproducingFactory)
 
-# Loaders
+def make_loader(
+    parts: TrainerParts,
+    dataset: Any,
+    batch_size: int,
+    sampler_method: Callable[..., Any] | None,
+    trains: bool,
+    collate: Collate | None = None,
+) -> Any:
+    """Return a loader of a data set for this process.
+
+    batch_size: of one process, or with `split_batches` of all. sampler_method: returns the sampler that decides the
+    order, unless it is None; see `sampler_from`. collate: of a user that selects the columns: none is left out.
+    """
+    sampler_for = None if sampler_method is None else partial(sampler_from, sampler_method)
+    return loaders_of(parts, collate).loader(dataset, batch_size, sampler_for, trains)
 
 
-def loader_factory(parts: TrainerParts) -> LoaderFactory:
-    """Return what makes the loaders of this process, as the arguments and the model's forward require."""
-    args, ranks = parts.args, parts.adapters.mesh.data
+def training_order(parts: TrainerParts, dataset: Any, epoch: int) -> Order:
+    """Return hexloop's own order of the training samples in an epoch."""
+    return _own_loaders(parts, None).orders(dataset)(epoch)
+
+
+def selecting_collator(parts: TrainerParts, collate: Collate) -> Collate:
+    """Return `collate` without the columns that the model does not take."""
+    columns = _columns(parts)
+    return collate if columns is None else partial(collate_columns, collate, columns)
+
+
+def loaders_of(parts: TrainerParts, collate: Collate | None = None) -> LoaderFactory | ReproducingFactory:
+    """Return what makes the loaders of this process: by hexloop's rules, or as transformers makes them."""
+    return _own_loaders(parts, collate) if parts.rules.own_order else _reproducing_loaders(parts, collate)
+
+
+def _own_loaders(parts: TrainerParts, collate: Collate | None) -> LoaderFactory:
     return LoaderFactory(
-        collate=parts.data_collator,
-        columns=_columns(parts),
+        args=parts.args,
+        ranks=parts.adapters.mesh.data,
+        collate=parts.data_collator if collate is None else collate,
+        columns=_columns(parts) if collate is None else None,
         torch_options=_torch_options(parts),
-        seed=args.seed,
-        data_seed=_data_seed(args),
-        rank=ranks.rank,
-        world_size=ranks.size,
-        dispatches=_dispatches(args, ranks),
-        keyed=args.keyed_data_randomness,
-        drop_last=args.dataloader_drop_last,
-        sampling=_sampling(args),
-        training_batch=lambda: global_batch_size(args, ranks, parts.train_batch_size),
-        accumulation=lambda: args.gradient_accumulation_steps,
-        length_column=args.length_column_name,
+        train_batch_size=parts.train_batch_size,
         main_input=parts.main_input_name,
-        progress=_skip_progress(args),
     )
 
 
-def reproducing_factory(parts: TrainerParts) -> ReproducingFactory:
-    """Return what makes the loaders of this process as transformers makes them."""
-    args, ranks, settings = parts.args, parts.adapters.mesh.data, _sharing_settings(parts.args)
+@frozen
+class LoaderFactory:
+    """Makes hexloop's loaders of one process.
+
+    ranks: its place among the processes that read different samples.
+    collate: puts samples together to a batch. columns: those that the model takes; None if it takes any.
+    torch_options: keywords of torch's DataLoader, apart from data, order and `collate_fn`.
+    train_batch_size: samples of a micro-batch in training, of one process or with `split_batches` of all. main_input:
+    the column whose length is the sample's, if there is no column of lengths.
+    """
+
+    args: TrainingArguments
+    ranks: Place
+    collate: Collate
+    columns: frozenset[str] | None
+    torch_options: Mapping[str, Any]
+    train_batch_size: int
+    main_input: str
+
+    def loader(
+        self, dataset: Any, batch_size: int, sampler_for: Callable[[Any], Any] | None, trains: bool
+    ) -> DataLoader[Any]:
+        """Return a loader in the order of the sampler that `sampler_for` makes, or else in hexloop's own.
+
+        batch_size: of one process, or with `split_batches` of all.
+        """
+        together = global_batch_size(self.args, self.ranks, batch_size)
+        sampler = None if sampler_for is None else sampler_for(dataset)
+        if sampler is not None:
+            return self._sampled(dataset, batch_size, sampler, together)
+        return self._training(dataset, together) if trains else self._evaluation(dataset, together)
+
+    def training_sampler(self, dataset: Any) -> Sampler[Any] | None:
+        """Return a sampler of the indices of the training data; None if they have none.
+
+        With "batch_rebalance" it is one of batches, as in transformers.
+        """
+        if dataset is None or is_iterable(dataset):
+            return None
+        sampling = _sampling(self.args)
+        if sampling == "batch_rebalance":
+            return self._batches(dataset, self._training_batch())()
+        if sampling == "sequential":
+            return SequentialSampler(dataset)
+        kind = IndexSampler if sampling == "group_by_length" else partial(RandomIndexSampler, dataset)
+        return kind(self.orders(dataset))
+
+    def evaluation_sampler(self, dataset: Any) -> Sampler[int] | None:
+        """Return a sampler of the indices in order; None if the data have none."""
+        return None if is_iterable(dataset) else SequentialSampler(dataset)
+
+    def orders(self, dataset: Any) -> SampleOrders:
+        """Return the orders of the training samples by epoch."""
+        args = self.args
+        return SampleOrders(
+            dataset,
+            data_seed(args),
+            _sampling(args),
+            lambda: self._training_batch() * args.gradient_accumulation_steps,
+            args.length_column_name,
+            self.main_input,
+        )
+
+    def fitted(self, dataset: Any) -> tuple[Any, Collate]:
+        """Return the dataset and the collate function without the columns that the model does not take."""
+        return fitted(dataset, self.collate, self.columns)
+
+    def _training(self, dataset: Any, batch_size: int) -> OrderedLoader | StreamLoader:
+        """Return a loader of the training data. batch_size: samples of a batch of all processes together."""
+        sampling = _sampling(self.args)
+        data, collate = fitted(dataset, self.collate, self.columns)
+        if not is_iterable(data):
+            batches = self._batches(dataset, batch_size)  # the given data have the column of lengths
+            return ordered_loader(data, collate, batches, **self.torch_options)
+        if sampling in BY_LENGTH:
+            raise ConfigurationError(
+                f"train_sampling_strategy={sampling!r} cannot sort an iterable dataset; choose 'random', "
+                "or group the samples in the dataset itself."
+            )
+        return self._stream(data, collate, batch_size, self._keyed_by)
+
+    def _evaluation(self, dataset: Any, batch_size: int) -> OrderedLoader | StreamLoader:
+        """Return a loader of each sample once, in the dataset's own order. Its workers end with each pass."""
+        dataset, collate = self.fitted(dataset)
+        if is_iterable(dataset):
+            keyed_by = self.args.seed if self.ranks.size > 1 else None  # all ranks must read the same
+            return self._stream(dataset, collate, batch_size // self.ranks.size, keyed_by, evaluates=True)
+        drop_last, shard = self.args.dataloader_drop_last, Shard(self.ranks, in_blocks=True)
+        batches = partial(OrderedBatchSampler, lambda _: Sequential(len(dataset)), batch_size, drop_last, shard=shard)
+        return ordered_loader(dataset, collate, batches, **self._passing_options())
+
+    def _sampled(self, dataset: Any, batch_size: int, sampler: Any, together: int) -> DataLoader[Any]:
+        """Return a loader in the order of the user's sampler. together: samples of a batch of all processes.
+
+        Raises ConfigurationError for transformers' BatchRebalanceSampler, which samples for one of several processes.
+        """
+        dataset, collate = self.fitted(dataset)
+        if isinstance(sampler, OrderedBatchSampler):  # that of `training_sampler`
+            return ordered_loader(dataset, collate, lambda: sampler, **self.torch_options)
+        drop_last = self.args.dataloader_drop_last
+        options: dict[str, Any] = {"batch_size": batch_size, "sampler": sampler, "drop_last": drop_last}
+        if rebalances(sampler):
+            if self.ranks.size > 1:
+                raise ConfigurationError(
+                    "The sampler is a BatchRebalanceSampler, which returns the batches of one process, but hexloop "
+                    "divides the batches among the processes itself; set train_sampling_strategy='batch_rebalance'."
+                )
+            options = {"batch_sampler": sampler}
+        return SampledLoader(dataset, together, collate_fn=collate, **options, **self.torch_options)
+
+    def _batches(self, dataset: Any, batch_size: int) -> Callable[[], OrderedBatchSampler]:
+        """Return what makes the batches of indices of the training data."""
+        args, orders = self.args, self.orders(dataset)
+        options: dict[str, Any] = {
+            "drop_last": args.dataloader_drop_last,
+            "keyed_by": self._keyed_by,
+            "shard": Shard(self.ranks),
+        }
+        if orders.sampling != "batch_rebalance":
+            return partial(OrderedBatchSampler, orders, batch_size, **options)
+        options["accumulation"] = lambda: args.gradient_accumulation_steps
+        return partial(BalancedBatchSampler, orders, batch_size, length_of=orders.length_of, **options)
+
+    @property
+    def _keyed_by(self) -> int | None:
+        """The seed of the samples' random streams; None if a single reader draws from those of training."""
+        several_readers = self.args.dataloader_num_workers > 0 or self.ranks.size > 1
+        return data_seed(self.args) if self.args.keyed_data_randomness or several_readers else None
+
+    def _training_batch(self) -> int:
+        return global_batch_size(self.args, self.ranks, self.train_batch_size)
+
+    def _stream(
+        self, dataset: Any, collate: Collate, batch_size: int, keyed_by: int | None, evaluates: bool = False
+    ) -> StreamLoader:
+        every = [Place(number, self.ranks.size) for number in range(self.ranks.size)]
+        reads_for_all = dispatches(self.args, self.ranks) and self.ranks == every[0]
+        return StreamLoader(
+            dataset,
+            batch_size=batch_size,
+            key_seed=keyed_by,
+            progress=skip_progress(self.args),
+            shards=list(map(Shard, every if reads_for_all else [self.ranks])),
+            in_turns=evaluates,
+            drop_last=self.args.dataloader_drop_last,
+            collate_fn=collate,
+            **(self._passing_options() if evaluates else self.torch_options),
+        )
+
+    def _passing_options(self) -> dict[str, Any]:
+        """Return torch's options in evaluation, which has a loader of its own each time: its workers do not persist."""
+        return {**self.torch_options, "persistent_workers": False}
+
+
+def _reproducing_loaders(parts: TrainerParts, collate: Collate | None) -> ReproducingFactory:
+    args, settings = parts.args, _sharing_settings(parts.args)
     inputs = getattr(parts.processing_class, "model_input_names", None)
     return ReproducingFactory(
-        collate=parts.data_collator,
-        columns=_columns(parts),
+        collate=parts.data_collator if collate is None else collate,
+        columns=_columns(parts) if collate is None else None,
         torch_options=_torch_options(parts),
         accelerate=AccelerateSettings(
             device=parts.adapters.device.name,
-            rank=ranks.rank,
-            world_size=ranks.size,
+            ranks=parts.adapters.mesh.data,
             mixed_precision=str(args.mixed_precision),
             split_batches=settings.split_batches,
             dispatch_batches=settings.dispatch_batches,
@@ -110,7 +284,7 @@ def reproducing_factory(parts: TrainerParts) -> ReproducingFactory:
             non_blocking=settings.non_blocking,
             data_seed=args.data_seed,
         ),
-        seed=_data_seed(args),
+        seed=data_seed(args),
         drop_last=args.dataloader_drop_last,
         sampling=_sampling(args),
         train_batch_size=args.train_batch_size,
@@ -147,31 +321,27 @@ def _columns(parts: TrainerParts) -> frozenset[str] | None:
     return used_columns(parts.model, parts.label_names)
 
 
-def without_columns(loaders: Loaders, collate: Callable[[list[Any]], Any] | None = None) -> Loaders:
-    """Return loaders that leave no column out, because the user selects them; `collate` replaces theirs."""
-    return evolve(loaders, columns=None, collate=loaders.collate if collate is None else collate)
-
-
 def signature_columns(model: Any, label_names: Iterable[str]) -> list[str]:
     """Return the parameters of the model's forward, "label", "label_ids" and the label names, each once."""
     return list(dict.fromkeys([*forward_parameters(model), "label", "label_ids", *label_names]))
 
 
-def selected_columns(loaders: LoaderFactory | ReproducingFactory, dataset: Any) -> Any:
-    """Return the dataset with only the columns that the loaders keep."""
-    return loaders.fitted(dataset)[0]
-
-
-def selecting_collator(
-    loaders: LoaderFactory | ReproducingFactory, collate: Callable[[list[Any]], Any]
-) -> Callable[[list[Any]], Any]:
-    """Return `collate` without the columns that the loaders leave out."""
-    return evolve(loaders, collate=collate).fitted(())[1]
-
-
-def default_collator(processing_class: Any) -> Callable[[list[Any]], Any]:
+def default_collator(processing_class: Any) -> Collate:
     """Return the collate function to use if the user passed none."""
     return DataCollatorWithPadding(processing_class) if hasattr(processing_class, "pad") else default_data_collator
+
+
+def sampler_from(method: Callable[..., Any], dataset: Any) -> Any:
+    """Call an overridden sampler method, with the dataset if it takes it, as in newer releases of transformers.
+
+    Returns None without a call for data that can only be read from the start.
+    """
+    if is_iterable(dataset):
+        return None
+    return method(dataset) if inspect.signature(method).parameters else method()
+
+
+# What the arguments say about batches
 
 
 def global_batch_size(args: TrainingArguments, ranks: Place, batch_size: int) -> int:
@@ -196,200 +366,7 @@ def splits(args: TrainingArguments, ranks: Place) -> bool:
     return ranks.size > 1 and _sharing_settings(args).split_batches
 
 
-def sampler_from(method: Callable[..., Any], dataset: Any) -> Any:
-    """Call an overridden sampler method, with the dataset if it takes it, as in newer releases of transformers.
-
-    Returns None without a call for data that can only be read from the start.
-    """
-    if is_iterable(dataset):
-        return None
-    return method(dataset) if inspect.signature(method).parameters else method()
-
-
-def is_own_loader(candidate: object) -> bool:
-    """Return whether an object is one of hexloop's loaders, which share their batches among the processes."""
-    return isinstance(candidate, OrderedLoader | StreamLoader)
-
-
-def stop_workers(loader: Any) -> None:
-    """Stop the persistent workers of one of hexloop's loaders; the user stops those of other loaders."""
-    if isinstance(loader, OrderedLoader | StreamLoader):
-        loader.stop_workers()
-    else:
-        stop_shielded_workers(loader)
-
-
-# Batches
-
-
-def training_data(parts: TrainerParts, loader: Any, transfer: Transfer, inspect: Inspect) -> Batches[Any]:
-    """Return this process's batches of a training loader, hexloop's or the user's.
-
-    Raises ConfigurationError if there are fewer samples than processes, or if an overridden step would see padding
-    because the last batch of an epoch is known to have fewer.
-    """
-    world, progress = parts.adapters.mesh.data.size, _skip_progress(parts.args)
-    if parts.args.reproduce is not None:
-        evaluation_loader = parts.hooks.get_eval_dataloader
-
-        def kept_loader(name: str) -> Any:
-            return evaluation_loader(None if name == "eval" else name)
-
-        return ReplayedBatches(loader, transfer, inspect, progress, world, (parts.kept_loaders, kept_loader))
-    if world == 1 and isinstance(loader, OrderedLoader | StreamLoader):
-        return LoaderBatches(loader, transfer, inspect)
-    if world == 1:
-        return ExternalBatches(loader, transfer, inspect, progress)
-    overridden = parts.hooks.training_step.overridden
-    batches = _shares(parts, loader, _without_padding(transfer) if overridden else transfer, inspect, progress)
-    samples = batches.samples_per_epoch()
-    if samples is not None and 0 < samples < world:
-        raise ConfigurationError(too_many_ranks(world, samples))
-    if overridden and _pads(batches, world):
-        raise ConfigurationError(PADDING_IN_OVERRIDDEN_STEP)
-    return batches
-
-
-def evaluation_batches(parts: TrainerParts, loader: Any) -> Iterable[Any]:
-    """Return this process's batches of an evaluation loader: over all processes each row once, in order.
-
-    With `reproduce` they are the loader's own, as in transformers, in which the last one may repeat rows.
-    """
-    if parts.args.reproduce is not None:
-        return parts.kept_loaders.reading(loader)
-    if parts.adapters.mesh.data.size == 1:
-        return cast(Iterable[Any], loader)
-    shared = _shares(parts, loader, lambda batch: batch, lambda _batch: None, no_progress, unsharded_batches(loader))
-    return _batches_of_shares(shared)
-
-
-def prepared_inputs(inputs: Any, device: str) -> Any:
-    """Return a copy of a batch's mapping, with its tensors on the device."""
-    return transfer_to(device, non_blocking=True)(shallow_copy(inputs))
-
-
-# Sharing of batches among processes
-
-Shared = ShardedBatches | ExternalBatches
-
-PADDING_IN_OVERRIDDEN_STEP = (
-    "The last batch of an epoch has fewer samples than there are processes, and the results of a process without "
-    "samples must not count, which an overridden training_step cannot know; set dataloader_drop_last=True, or override "
-    "compute_loss instead."
-)
-
-
-def _shares(
-    parts: TrainerParts,
-    loader: Any,
-    transfer: Transfer,
-    inspect: Inspect,
-    progress: Progress,
-    whole: Iterable[list[Any]] | None = None,
-) -> Shared:
-    """Return this process's shares of the batches of a loader. whole: batches to read instead of the loader's own."""
-    world = parts.adapters.mesh.data.size
-    if isinstance(loader, OrderedLoader | StreamLoader):
-        at_least = world if loader.num_workers < 2 else 1  # the last batch of one of several workers may be smaller
-        return ShardedBatches(loader, _sharing(parts, loader), transfer, inspect, at_least)
-    if is_sharded_already(loader) and whole is None:
-        return ExternalBatches(loader, transfer, inspect, progress, world)
-    sharing = _sharing(parts, loader, whole)
-    kind = SampledShares if reads_by_index(loader) and sharing.distribute is None else ExternalShares
-    return kind(loader, sharing, transfer, inspect, progress)
-
-
-def _batches_of_shares(shared: Shared) -> Iterator[Any]:
-    try:
-        with closing(shared.shares_from(0, 0)) as shares:
-            for share in shares:
-                yield share.batch
-    finally:
-        end_pass(shared)
-
-
-def end_pass(batches: Any) -> None:
-    """Let accelerate's state no longer have the loader of these batches as one that is read."""
-    loader = getattr(batches, "loader", None)
-    if isinstance(loader, PreparedLoader):
-        loader.end()
-
-
-def _pads(batches: Shared, world_size: int) -> bool:
-    """Return whether the last batch of an epoch is known to have fewer samples than there are processes."""
-    if isinstance(batches, ExternalShares):
-        incomplete = (length_of(batches.loader) or 0) % world_size > 0
-        return incomplete and not batches.sharing.splits and not batches.drops_last
-    samples, loader = batches.samples_per_epoch(), batches.loader
-    if samples is None or not isinstance(batches, ShardedBatches):
-        return False
-    if isinstance(loader, StreamLoader):
-        drops = loader.drop_last or loader.num_workers > 1  # then each worker has an incomplete batch
-    else:
-        drops = loader.order.drop_last
-    return not drops and 0 < samples % loader.cursor.batch_size < world_size
-
-
-def _without_padding(transfer: Transfer) -> Transfer:
-    def transfer_or_raise(batch: Any) -> Any:
-        if isinstance(batch, Padding):
-            raise DataError(PADDING_IN_OVERRIDDEN_STEP)
-        return transfer(batch)
-
-    return transfer_or_raise
-
-
-def _comparison(parts: TrainerParts) -> Compare:
-    """Return a check that all processes start with the same rows, for data that each of them reads completely."""
-    collectives = parts.adapters.data_collectives
-
-    def compare(first_row: Any, failure: str | None) -> None:
-        own = None if first_row is None else str(batch_fingerprint(first_row))
-        found = cast("list[tuple[str | None, str | None]]", collectives.gather([own, failure]))
-        failed = [rank for rank, (_, cause) in enumerate(found) if cause is not None]
-        if failed:
-            if failure is None:
-                raise CollectiveError(f"Rank {failed[0]} cannot read its data: {found[failed[0]][1]}")
-        elif len({row for row, _ in found}) > 1:
-            raise DataError(
-                "The processes read different rows, although each reads all data and takes its share of every batch: "
-                "the dataset or its sampler selects a part by rank (as after split_dataset_by_node), or each process "
-                "draws an order of its own. Let all processes read the same (torch's DistributedSampler may select a "
-                "part by rank), or set accelerator_config={'dispatch_batches': True}, so that rank 0 reads for all."
-            )
-
-    return compare
-
-
-def _sharing(parts: TrainerParts, loader: Any, batch_sampler: Iterable[list[Any]] | None = None) -> SharingOptions:
-    args, collectives, mesh = parts.args, parts.adapters.data_collectives, parts.adapters.mesh
-    ranks = mesh.data
-
-    def from_rank_zero(states: list[str]) -> list[str]:
-        return cast(list[str], collectives.broadcast(states))
-
-    return SharingOptions(
-        ranks.rank,
-        ranks.size,
-        _data_seed(args),
-        splits(args, ranks),
-        from_rank_zero,
-        _dispatcher(args, mesh).distribute
-        if _dispatches(args, ranks) and not isinstance(loader, OrderedLoader)
-        else None,
-        _comparison(parts),
-        batch_sampler,
-    )
-
-
-def _dispatcher(args: TrainingArguments, mesh: Mesh) -> Dispatcher:
-    """Return how rank 0 distributes what it reads. The first call is collective."""
-    from hexloop.adapters.collectives.torch.tensors import host_group
-
-    return Dispatcher(mesh.data.rank, mesh.data.size, host_group(float(args.ddp_timeout), mesh.ranks(*DATA)))
-
-
-def _dispatches(args: TrainingArguments, ranks: Place) -> bool:
+def dispatches(args: TrainingArguments, ranks: Place) -> bool:
     """Return whether rank 0 reads for all."""
     return ranks.size > 1 and bool(_sharing_settings(args).dispatch_batches)
 
@@ -399,9 +376,19 @@ def _sharing_settings(args: TrainingArguments) -> AcceleratorConfig:
     return config if isinstance(config, AcceleratorConfig) else AcceleratorConfig()
 
 
-def _data_seed(args: TrainingArguments) -> int:
+def data_seed(args: TrainingArguments) -> int:
     return args.seed if args.data_seed is None else args.data_seed
 
 
-def _skip_progress(args: TrainingArguments) -> Progress:
+def skip_progress(args: TrainingArguments) -> Progress:
     return SkipProgressBar() if shows_bars(args) else no_progress
+
+
+def is_own_loader(candidate: object) -> bool:
+    """Return whether an object is one of hexloop's loaders, which share their batches among the processes."""
+    return isinstance(candidate, ResumableLoader)
+
+
+def prepared_inputs(inputs: Any, device: str) -> Any:
+    """Return a copy of a batch's mapping, with its tensors on the device."""
+    return transfer_to(device, non_blocking=True)(shallow_copy(inputs))

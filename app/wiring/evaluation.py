@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hexloop.adapters.batches.torch.batches import example_count, expected_rows
+from hexloop.adapters.batches.torch.loader import example_count, expected_rows
 from hexloop.adapters.batches.torch.reproduction import rows_to_keep
 from hexloop.adapters.batches.torch.structure import row_count
 from hexloop.adapters.evaluator.torch.evaluator import EvaluationOptions, PredictionStep, TorchEvaluator
@@ -21,7 +21,7 @@ from hexloop.adapters.trainable.torch.forward import (
 from hexloop.adapters.trainable.torch.loss import in_full_precision
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.calling import accepts
-from hexloop.app.wiring.data import evaluation_batches
+from hexloop.app.wiring.batches import evaluation_batches
 from hexloop.app.wiring.losses import (
     LossChoice,
     is_only_forward_in_half,

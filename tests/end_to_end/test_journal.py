@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hexloop import TrainerCallback
-from hexloop.adapters.batches.torch.order import random_fingerprint
+from hexloop.adapters.batches.torch.random_streams import random_fingerprint
 from hexloop.adapters.batches.torch.structure import batch_fingerprint
 from hexloop.adapters.journal import read
 from hexloop.adapters.storage.memory import MemoryStorage

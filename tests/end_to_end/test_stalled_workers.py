@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from hexloop import ConfigurationError, RunStateError, TrainingArguments
-from hexloop.adapters.batches.torch import loader
+from hexloop.adapters.batches.torch import workers
 from tests.end_to_end.small.trainers import small_trainer
 
 stops: list[int] = []
@@ -60,7 +60,7 @@ class Continues(logging.Handler):
 
 @pytest.fixture
 def continues(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(loader, "WARN_AFTER", 0.5)
+    monkeypatch.setattr(workers, "WARN_AFTER", 0.5)
     handler = Continues()
     logging.getLogger("hexloop").addHandler(handler)
     yield handler

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from hexloop import DataError
-from hexloop.adapters.batches.torch import division
+from hexloop.adapters.batches.torch import workers
 from hexloop.adapters.batches.torch.stream import StreamLoader
 
 ROWS = 22
@@ -22,7 +22,7 @@ ROWS = 22
 @pytest.fixture(autouse=True)
 def reported(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return the messages about division that were logged."""
-    monkeypatch.setattr(division, "_reported", set())
+    monkeypatch.setattr(workers, "_reported", set())
     caplog.set_level(logging.WARNING, "hexloop")
     return lambda: [each.message for each in caplog.records if "loader workers" in each.message]
 

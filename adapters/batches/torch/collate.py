@@ -1,7 +1,8 @@
-"""Data collators: functions that make a batch from a list of samples."""
+"""Data collators: functions that make a batch from a list of samples; and the columns that go into a batch."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -215,3 +216,21 @@ def collate_columns(collate: Collate, columns: frozenset[str], features: list[An
     if isinstance(features[0], Mapping) and not features[0].keys() <= columns:
         features = [{name: row[name] for name in row if name in columns} for row in features]
     return collate(features)
+
+
+def without_unused_columns(dataset: Any, columns: frozenset[str]) -> Any:
+    """Return a `datasets.Dataset` with only the columns that the model takes. Raises ConfigurationError without one."""
+    unused = [name for name in dataset.column_names if name not in columns]
+    if len(unused) == len(dataset.column_names):
+        raise ConfigurationError(
+            f"The model takes none of the dataset's columns: the dataset has {', '.join(unused)}, and the model "
+            f"takes {', '.join(sorted(columns))}; rename the columns, or set remove_unused_columns=False and "
+            "select the columns in the data_collator."
+        )
+    if unused:
+        logging.getLogger("hexloop").info(
+            "The columns %s of the dataset are left out, because the model's forward does not take them; "
+            "set remove_unused_columns=False to keep them.",
+            ", ".join(unused),
+        )
+    return dataset.remove_columns(unused)

@@ -1,36 +1,147 @@
-"""A torch DataLoader that can start at any position of an epoch, and its workers.
+"""Loaders of hexloop: torch DataLoaders that can start at any position of an epoch; which kind a loader is.
 
-Workers ignore the signals that ask a run to stop: a shell sends Ctrl-C, and many schedulers their warning, to every
-process of a job. The main process decides what a signal means; a worker that died of it would break the current step,
-and the run could not save. Workers end when the main process is gone.
+They have the attributes that callers read from loaders that accelerate prepared.
 """
 
 from __future__ import annotations
 
-import logging
-import math
-import multiprocessing
-import multiprocessing.util
-import os
-import signal
-import threading
-import time
+import sys
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, suppress
 from functools import partial
-from types import FrameType
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, get_worker_info
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
+from hexloop.adapters.batches.torch.collate import Collate, collate_columns, without_unused_columns
 from hexloop.adapters.batches.torch.data_state import DataState, ReadCursor, encode_state, is_stateful
-from hexloop.adapters.batches.torch.order import KeyedDataset, OrderedBatchSampler, loader_and_samplers
-from hexloop.adapters.batches.torch.prepared import PreparedLoader, SampledLoader
+from hexloop.adapters.batches.torch.order import KeyedDataset, OrderedBatchSampler
+from hexloop.adapters.batches.torch.random_streams import loader_and_samplers
 from hexloop.adapters.batches.torch.shares import CollatedShares, ShareCollate, SharesOfRanks
-from hexloop.domain.errors import RunStateError
+from hexloop.adapters.batches.torch.workers import (
+    ShieldedIterator,
+    WorkerBatch,
+    collate_in_worker,
+    load_state,
+    load_worker_state,
+)
+
+
+class PreparedLoader(DataLoader[Any]):
+    """A torch DataLoader with the attributes of a loader that accelerate prepared.
+
+    total_batch_size: samples of a batch of all processes together.
+    """
+
+    total_batch_size: int
+    turns = 1
+    """How many whole batches of the loader's own make up one of all processes; see `StreamLoader`."""
+
+    _taken: int | None = None
+    """Batches taken in the current or last pass of `iter(loader)`; None before one, and where a run reads."""
+
+    _exhausted = False
+
+    @property
+    def total_dataset_length(self) -> int:
+        """The samples of all processes together. Raises TypeError if the dataset has no length."""
+        dataset = self.user_dataset
+        return int(dataset.total_length if hasattr(dataset, "total_length") else len(dataset))
+
+    @property
+    def remainder(self) -> int:
+        """The samples of the last batch, 0 if it is a whole one; -1 before the first pass and where it is not known."""
+        length = self._length()
+        if length is None or self.leaves_out_rest or not self._has_begun:
+            return -1
+        return length % self.total_batch_size
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """Whether the last batch of the pass has been taken. Of data without a length, only once the pass is over."""
+        length = self._length()
+        if length is None:
+            return self._exhausted
+        rest = length % self.total_batch_size if self.leaves_out_rest else 0
+        return self._has_begun and self._samples_taken >= length - rest
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass be that of `epoch`. A run does this itself."""
+        batches: Any = self.batch_sampler
+        followers: list[Any] = [batches, getattr(batches, "sampler", None), self.user_dataset]
+        for each in followers:
+            if hasattr(each, "set_epoch"):
+                each.set_epoch(epoch)
+
+    @property
+    def user_dataset(self) -> Any:
+        """The dataset that the user passed."""
+        return self.dataset
+
+    def counted(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield the batches of a pass, and count them."""
+        self._taken, self._exhausted = 0, False
+        self.begin()
+        try:
+            for batch in batches:
+                self._taken += 1
+                yield batch
+            self._exhausted = True
+        finally:
+            self.end()
+
+    def begin(self) -> None:
+        """Let accelerate's `GradientState`, if there is one, have this loader as the one that is read."""
+        if not any(self is each for each in _passes()):
+            _PASSES.append(weakref.ref(self))
+        announce_passes()
+
+    def end(self) -> None:
+        """Undo `begin`."""
+        _PASSES[:] = [weakref.ref(each) for each in _passes() if each is not self]
+        state = _gradient_state()
+        if state is not None:
+            state.dataloader_references = [each for each in state.dataloader_references if each is not self]
+
+    @property
+    def _has_begun(self) -> bool:
+        return self._taken is not None
+
+    @property
+    def _samples_taken(self) -> int:
+        """The samples of the batches taken in this pass, or more after an incomplete batch."""
+        return (self._taken or 0) * self.total_batch_size
+
+    @property
+    def leaves_out_rest(self) -> bool:
+        """Whether samples that do not fill a batch are left out."""
+        return bool(getattr(self.batch_sampler, "drop_last", self.drop_last))
+
+    def _length(self) -> int | None:
+        with suppress(TypeError):
+            return self.total_dataset_length
+        return None
+
+
+class SampledLoader(PreparedLoader):
+    """A loader in the order of the user's sampler. total_batch_size: see `PreparedLoader`."""
+
+    def __init__(self, dataset: Any, total_batch_size: int, **options: Any) -> None:
+        super().__init__(dataset, **options)
+        self.total_batch_size = total_batch_size
+
+    def __iter__(self) -> Any:
+        return self.counted(super().__iter__())
+
+
+class ShieldedLoader(DataLoader[Any]):
+    """A loader whose workers ignore the signals that stop a run."""
+
+    def _get_iterator(self) -> Any:
+        return super()._get_iterator() if self.num_workers == 0 else ShieldedIterator(self)
 
 
 class ResumableLoader(PreparedLoader):
@@ -39,6 +150,9 @@ class ResumableLoader(PreparedLoader):
     It has its own generator for the base seeds of workers, so that reading data does not advance torch's generator.
     samples: how many are read for a batch. seekable: see `ReadCursor`.
     """
+
+    reads_all = False
+    """Whether each rank reads all data, instead of only its own share."""
 
     def __init__(self, dataset: Any, samples: int, seekable: bool, **options: Any) -> None:
         workers = options.get("num_workers", 0)
@@ -51,6 +165,14 @@ class ResumableLoader(PreparedLoader):
             return super()._get_iterator()
         self.check_worker_number_rationality()
         return ShieldedIterator(self)
+
+    def batches_from(self, epoch: int, position: int) -> Generator[Any, None, None]:
+        """Yield the batches of `epoch` from the sample at `position`, or from the saved position of the cursor."""
+        raise NotImplementedError
+
+    def parts_from(self, epoch: int, position: int) -> SharesOfRanks:
+        """Yield the shares of the ranks that this process reads for, from the sample at `position`."""
+        raise NotImplementedError
 
     def renew(self) -> None:
         """Let the seeds of workers start again, as those of a new loader."""
@@ -126,7 +248,7 @@ class OrderedLoader(ResumableLoader):
             each: WorkerBatch
             for each in super().__iter__():
                 if each.samples:
-                    samples = each.samples * self.order.shard.world_size if self.order.has_one_size else size
+                    samples = each.samples * self.order.shard.ranks.size if self.order.has_one_size else size
                     current.note(each.worker, samples, each.state)
                     yield each.shares.batches[0]
             return
@@ -152,6 +274,39 @@ class OrderedLoader(ResumableLoader):
         fetch = getattr(dataset, "__getitems__", None)
         for indices in self.order:
             yield collate(fetch(indices) if fetch else [dataset[index] for index in indices])
+
+
+# Passes in progress
+
+_PASSES: list[weakref.ref[PreparedLoader]] = []
+"""The loaders that are being read; the last one is read at the moment."""
+
+
+def _passes() -> list[PreparedLoader]:
+    return [loader for loader in (reference() for reference in _PASSES) if loader is not None]
+
+
+def announce_passes() -> None:
+    """Let accelerate's `GradientState`, if there is one, have the loaders that are being read."""
+    state = _gradient_state()
+    if state is not None:
+        known = state.dataloader_references
+        state.dataloader_references = [*known, *(each for each in _passes() if not any(each is one for one in known))]
+
+
+def _gradient_state() -> Any:
+    """Return accelerate's `GradientState`; None if it is not imported, or has no state yet."""
+    kind = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
+    return kind() if kind is not None and kind._shared_state else None
+
+
+def ordered_loader(
+    dataset: Any, collate: Collate, make_batches: Callable[[], OrderedBatchSampler], **options: Any
+) -> OrderedLoader:
+    """Return a loader of a dataset with indices; if the batches are keyed, with random streams for each sample."""
+    batches = make_batches()
+    data = KeyedDataset(dataset) if batches.is_keyed else dataset
+    return OrderedLoader(data, batches, collate_fn=collate, **options)
 
 
 # What kind of loader or dataset it is
@@ -195,183 +350,48 @@ def unsharded_batches(loader: Any) -> BatchSampler | None:
     return BatchSampler(whole, loader.batch_sampler.batch_size, drop_last=False)
 
 
-# What workers return, and how they start
+def fitted(dataset: Any, collate: Collate, columns: frozenset[str] | None) -> tuple[Any, Collate]:
+    """Return the dataset and the collate function without the columns that the model does not take.
 
-
-class WorkerBatch(NamedTuple):
-    """A batch from a worker. (A tuple, so that torch pins its memory.)
-
-    state: the worker's dataset after this batch. skipped: rows that were skipped before it. shares: the batch of each
-    rank that the loader reads for, which is mostly this one alone.
+    columns: those that it takes; None if it takes any.
     """
-
-    worker: int
-    samples: int
-    state: DataState | None
-    skipped: int
-    shares: CollatedShares
-
-
-SKIPPED = object()
-"""Stands for a row that is skipped."""
+    if columns is None:
+        return dataset, collate
+    if has_own_columns(dataset):
+        return without_unused_columns(dataset, columns), collate
+    return dataset, partial(collate_columns, collate, columns)
 
 
-def collate_in_worker(collate: ShareCollate, stateful: bool, rows: list[Any]) -> WorkerBatch:
-    """Return the batch of the rows that are not skipped, with the state of the worker's dataset if it has one."""
-    info: Any = get_worker_info()
-    kept = [row for row in rows if row is not SKIPPED]
-    if not kept:
-        return WorkerBatch(info.id, 0, None, len(rows), CollatedShares([], []))
-    dataset = info.dataset.dataset  # the user's, wrapped by OrderedLoader or StreamLoader
-    shares = collate(kept, getattr(info.dataset, "last_key", None))
-    state = encode_state(dataset, {"data": dataset.state_dict()}) if stateful else None
-    return WorkerBatch(info.id, len(kept), state, len(rows) - len(kept), shares)
+def has_own_columns(dataset: Any) -> bool:
+    """Return whether the columns of a dataset of `datasets` are those of its samples: it has no transform.
 
-
-def load_worker_state(states: Sequence[Any], worker: int) -> None:
-    """Load the state of the worker's dataset, if there is one; called in the worker before its first sample."""
-    info: Any = get_worker_info()
-    load_state(info.dataset.dataset, states[worker], "data")
-
-
-def load_state(data: Any, states: dict[str, Any] | None, name: str) -> None:
-    """Load the state called `name`, if there is one and `data` can load it."""
-    if states is not None and name in states and is_stateful(data):
-        data.load_state_dict(states[name])
-
-
-# Workers and signals
-
-SIGNALS = frozenset(
-    getattr(signal, name)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
-    if hasattr(signal, name)  # Windows has two of them
-)
-
-
-def initialize_shielded(initialize: Callable[[int], Any] | None, worker: int) -> None:
-    """Make the worker ignore `SIGNALS`, and then call `initialize`; called in the worker before its first sample."""
-    for number in SIGNALS:
-        # Not SIG_IGN, which a program that the worker starts would inherit.
-        signal.signal(number, _ignore)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    _exit_with_main_process()
-    if initialize is not None:
-        initialize(worker)
-
-
-WARN_AFTER = 120.0
-"""Seconds of waiting for a batch after which a warning names the worker."""
-
-CHECK_EVERY = 5.0
-"""Seconds between two checks whether the workers are alive, as in torch."""
-
-
-class ShieldedIterator(_MultiProcessingDataLoaderIter):
-    """An iterator whose workers ignore `SIGNALS`; it ends them without SIGTERM.
-
-    It warns if it waits for a batch for `WARN_AFTER` seconds, and raises RunStateError after the loader's `timeout`.
+    A transform (`with_transform`) reads the stored columns and returns others.
     """
-
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        with _blocked_signals():
-            super().__init__(loader)
-        for worker in self._workers:
-            # What torch calls for workers that do not end by themselves.
-            worker.terminate = worker.kill  # type: ignore[method-assign]
-        # At exit multiprocessing sends SIGTERM and waits, unless this runs first.
-        multiprocessing.util.Finalize(self, _end, (weakref.ref(self),), exitpriority=100)
-
-    def _get_data(self) -> Any:
-        began, has_warned, limit = time.monotonic(), False, self._timeout or math.inf
-        while True:
-            waited = time.monotonic() - began
-            if waited >= limit:
-                stalled = self._stalled(waited)
-                self._shutdown_workers()  # which also ends a worker that cannot do so by itself
-                raise RunStateError(
-                    f"{stalled}, longer than dataloader_timeout={limit:g}. Look at what __iter__ "
-                    "or __getitem__ of the data waits for (a network, a lock), or set a longer timeout."
-                )
-            if waited >= WARN_AFTER and not has_warned:
-                has_warned = True
-                logging.getLogger("hexloop").warning(
-                    "%s. The run waits. Look at what the data waits for (a network, a lock); "
-                    "dataloader_timeout ends a run that waits too long.",
-                    self._stalled(waited),
-                )
-            pause = min(CHECK_EVERY, limit - waited, CHECK_EVERY if has_warned else WARN_AFTER - waited)
-            success, data = self._try_get_data(max(pause, 0.001))  # type: ignore[no-untyped-call]
-            if success:
-                return data
-            if self._pin_memory and not self._pin_memory_thread.is_alive():
-                raise RuntimeError("The thread that pins the memory of batches has ended.")
-
-    def _stalled(self, waited: float) -> str:
-        """Return which worker has returned nothing for how long, of which data."""
-        worker = self._task_info[self._rcvd_idx][0]
-        process, data = self._workers[worker], cast(Any, self._dataset)
-        data = data.dataset if isinstance(data, KeyedDataset) or type(data).__name__ == "KeyedRows" else data
-        return (
-            f"Worker {worker} of {self._num_workers} (process {process.pid}, {_process_state(process.pid)}) has "
-            f"returned no batch of {type(data).__name__} for {waited:.0f} s"
-        )
-
-    @property
-    def _worker_init_fn(self) -> Callable[[int], None]:
-        return partial(initialize_shielded, self._initialize)
-
-    @_worker_init_fn.setter
-    def _worker_init_fn(self, initialize: Callable[[int], Any] | None) -> None:
-        self._initialize = initialize
+    transformed = getattr(dataset, "format", None)
+    is_transformed = isinstance(transformed, Mapping) and transformed.get("type") == "custom"
+    return hasattr(dataset, "remove_columns") and bool(getattr(dataset, "column_names", None)) and not is_transformed
 
 
-def _process_state(pid: int | None) -> str:
-    """Return what a process does, as far as the system says it."""
+# Sizes
+
+
+def length_of(data: Any) -> int | None:
+    """Return `len(data)`; None if it has no length."""
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            state = file.read().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return "running"
-    return {"T": "stopped by a signal", "D": "waiting for a device", "Z": "ended"}.get(state, "running")
+        return len(data)
+    except (TypeError, NotImplementedError):
+        return None
 
 
-def _exit_with_main_process() -> None:
-    """Exit with the main process. torch's workers exit with their parent; a fork server, which is one, lives on."""
-    main = multiprocessing.parent_process()
-    if main is None or main.pid == os.getppid():
-        return
-
-    def wait() -> None:
-        main.join()
-        os._exit(1)
-
-    threading.Thread(target=wait, name="hexloop waits for the main process", daemon=True).start()
+def example_count(loader: Any) -> int | None:
+    """Return the number of samples of a loader's dataset; None if it is not known."""
+    return length_of(loader.user_dataset if isinstance(loader, PreparedLoader) else getattr(loader, "dataset", None))
 
 
-def _ignore(number: int, frame: FrameType | None) -> None:
-    """No-op: the main process decides what the signal means."""
-
-
-def _end(reference: weakref.ref[ShieldedIterator]) -> None:
-    iterator = reference()
-    if iterator is None:
-        return
-    iterator._shutdown_workers()  # does nothing after torch's own exit function: if multiprocessing was imported first
-    for worker in iterator._workers:
-        if worker.is_alive():
-            worker.kill()
-
-
-@contextmanager
-def _blocked_signals() -> Iterator[None]:
-    """Block `SIGNALS` in this thread, and in the processes that it starts until they are shielded."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def expected_rows(loader: Any) -> int | None:
+    """Return the largest number of samples that a loader's batches may hold; None if it is not known."""
+    count, batches = example_count(loader), length_of(loader)
+    size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    if count is None or batches is None or size is None:
+        return count
+    return int(min(count, batches * size * (loader.turns if isinstance(loader, PreparedLoader) else 1)))

@@ -1,23 +1,19 @@
-"""The order in which samples are read, and the random streams of Python, numpy and torch while they are read."""
+"""The order in which a loader reads samples, as batches of indices, and samples with random streams of their own."""
 
 from __future__ import annotations
 
-import base64
-import random
 import sys
-from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-import xxhash
 from attrs import frozen
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, RandomSampler, Sampler, Subset, TensorDataset
 
+from hexloop.adapters.batches.torch.random_streams import preserved_rng_states, seed_streams
+from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.order import (
     ALL,
     FIRST_FACTOR,
@@ -25,14 +21,16 @@ from hexloop.domain.order import (
     SECOND_FACTOR,
     SECOND_SHIFT,
     FeistelNetwork,
+    GroupedByLength,
     KeyedPermutation,
     Order,
+    Sequential,
     Shard,
+    balanced_sizes,
+    batch_cost,
     global_batches,
-    sample_key,
     sample_keys,
 )
-from hexloop.domain.random_states import refuse_invalid_numpy_state, refuse_invalid_python_state
 
 Words = NDArray[np.uint64]
 
@@ -105,6 +103,50 @@ def _add(half: Words, value: Words, bound: int, scratch: Words) -> None:
     half += value
     np.subtract(half, bound, out=scratch)
     np.minimum(half, scratch, out=half)
+
+
+BY_LENGTH = ("group_by_length", "batch_rebalance")
+"""The sampling strategies that need the length of each sample."""
+
+
+@frozen(eq=False)
+class SampleOrders:
+    """The order of the training samples in each epoch, by sampling strategy.
+
+    sampling: "random", "sequential", "group_by_length" or "batch_rebalance". step: returns the samples of an optimizer
+    step of all processes. length_column, main_input: the column with a sample's length, else the one whose length is
+    the sample's.
+    """
+
+    dataset: Any
+    seed: int
+    sampling: str
+    step: Callable[[], int]
+    length_column: str
+    main_input: str
+
+    def __call__(self, epoch: int) -> Order:
+        """Return the order of an epoch."""
+        length = len(self.dataset)
+        if self.sampling == "sequential":
+            return Sequential(length)
+        permutation = VectorisedPermutation(self.seed, epoch, length)
+        if self.sampling != "group_by_length":
+            return permutation
+        return GroupedByLength(permutation, self.step(), self.length_of)
+
+    def length_of(self, index: int) -> int:
+        """Return the length of the sample at an index. Raises ConfigurationError if it has none."""
+        with preserved_rng_states():  # a resumed run reads these samples once more
+            sample = self.dataset[index]
+        if self.length_column in sample:
+            return int(sample[self.length_column])
+        if self.main_input in sample:
+            return len(sample[self.main_input])
+        raise ConfigurationError(
+            f"train_sampling_strategy={self.sampling!r} needs the length of each sample, but a sample has neither "
+            f"the column {self.length_column!r} nor {self.main_input!r}; add one, or set length_column_name."
+        )
 
 
 class OrderedBatchSampler(Sampler[list[Any]]):
@@ -270,127 +312,68 @@ def only_stored(dataset: Any) -> bool:
     return type(dataset) in (list, tuple, TensorDataset)
 
 
-def seed_streams(key: int) -> None:
-    """Seed the three streams from a 64-bit key. (torch.manual_seed seeds all devices and is 20 times as slow.)"""
-    random.seed(key)
-    np.random.seed(key & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(key)
-
-
 def keyed_indices(indices: list[int], seed: int, epoch: int, start: int) -> list[KeyedIndex]:
     """Return the samples at the positions from `start` on, each with the key of its position."""
     return list(map(KeyedIndex, indices, sample_keys(seed, epoch, count(start))))
 
 
-def keyed_reading(
-    start: Callable[[], Iterator[Any]], seed: int, epoch: int, rows: int, count: Callable[[Any], int]
-) -> Iterator[Any]:
-    """Yield batches, each read with streams keyed by its epoch and first row, the same on all ranks."""
-
-    def keyed(read: Callable[[], Any]) -> Any:
-        with preserved_rng_states():
-            seed_streams(sample_key(seed, epoch, rows))
-            return read()
-
-    end = object()
-    batches = keyed(start)
-    while (batch := keyed(lambda: next(batches, end))) is not end:
-        rows += count(batch)
-        yield batch
+# Batches of several sizes, so that the micro-batches of an optimizer step have nearly the same cost
 
 
-# Saving and restoring
+def rebalances(sampler: object) -> bool:
+    """Return whether a sampler is transformers' BatchRebalanceSampler, whose batches are those of one process."""
+    return any(each.__name__ == "BatchRebalanceSampler" for each in type(sampler).__mro__)
 
 
-def rng_states() -> list[Any]:
-    """Return the states of the streams of Python, numpy and torch's CPU generator, as arrays and numbers."""
-    version, words, gauss = random.getstate()
-    return [[version, np.array(words, dtype=np.uint32), gauss], list(np.random.get_state()), torch.get_rng_state()]
+class BalancedBatchSampler(OrderedBatchSampler):
+    """The samples of each optimizer step, sorted by length and divided into micro-batches of nearly equal cost.
 
+    A step has the samples that an `OrderedBatchSampler` of the same order gives it, in as many micro-batches. The most
+    expensive ones come first, and those of the same turn go to different ranks, so that no rank waits long for another.
+    Positions count as if all batches had `batch_size` samples, which holds wherever a step ends.
 
-def restore_rng_states(states: list[Any]) -> None:
-    """Set the three streams to the states that `rng_states` returned."""
-    (version, words, gauss), numpy_state, torch_state = states
-    random.setstate((version, tuple(words.tolist()), gauss))
-    np.random.set_state(tuple(numpy_state))
-    torch.set_rng_state(torch_state)
+    accumulation: the micro-batches of an optimizer step. length_of: the length of the sample at an index, called once
+    for each sample of a step.
+    """
 
+    has_one_size = False
 
-def refuse_invalid_rng_states(states: Any) -> None:
-    """Raise ValueError for what `rng_states` cannot have returned; restoring it could corrupt memory."""
-    try:
-        (version, words, gauss), (kind, keys, position, has_gauss, cached), torch_state = states
-        refuse_invalid_python_state(version, words.tolist(), gauss)
-        refuse_invalid_numpy_state(kind, keys.tolist(), position, has_gauss, cached)
-        torch.Generator().set_state(torch_state)
-    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
-        raise ValueError(f"The saved random states of the data are invalid: {error!r}.") from error
+    def __init__(
+        self,
+        make_order: Callable[[int], Order],
+        batch_size: int,
+        accumulation: Callable[[], int],
+        length_of: Callable[[int], int],
+        **options: Any,
+    ) -> None:
+        self._accumulation, self._length_of = accumulation, length_of
+        super().__init__(make_order, batch_size, **options)
 
+    def __iter__(self) -> Iterator[list[Any]]:
+        order, start = self._order, self._position
+        for _ in range(self._empty_batches):
+            yield []
+        batches = global_batches(self.batch_size, len(order), self.drop_last, start)
+        stop, step = min(start + batches * self.batch_size, len(order)), self.batch_size * self._accumulation()
+        for first in range(start, stop, step):
+            yield from self._batches_of_step(order.block(first, min(first + step, stop)), first)
 
-def refuse_invalid_generator_states(states: Sequence[Any], generators: Sequence[torch.Generator]) -> None:
-    """Raise ValueError unless there is a state for each generator, which are not changed."""
-    if len(states) != len(generators):
-        raise ValueError(f"there are {len(states)} states of generators of the data loader, not {len(generators)}")
-    for state, generator in zip(states, generators, strict=True):
-        try:
-            torch.Generator(generator.device).set_state(state)
-        except (TypeError, RuntimeError) as error:
-            raise ValueError(f"a state of a generator of the data loader is invalid: {error!r}") from error
-
-
-@contextmanager
-def preserved_rng_states() -> Iterator[None]:
-    """Restore the streams of Python, numpy and torch's CPU generator on exit."""
-    kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(kept[0])
-        np.random.set_state(kept[1])
-        torch.set_rng_state(kept[2])
-
-
-def loader_and_samplers(loader: Any) -> list[Any]:
-    """Return the loader, its sampler, its batch sampler and the sampler of that; None for each that there is not."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    return [loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
-
-
-def loader_generators(loader: Any) -> list[torch.Generator]:
-    """Return the generators of a loader and its samplers, each once, in an order that is the same on every rank."""
-    found = (getattr(holder, "generator", None) for holder in loader_and_samplers(loader))
-    own = [each for each in found if isinstance(each, torch.Generator) and each is not torch.default_generator]
-    return list(dict.fromkeys(own))
-
-
-def encode_rng_state(state: torch.Tensor) -> str:
-    """Return the state of a torch generator as text."""
-    return base64.b64encode(state.numpy().tobytes()).decode()
-
-
-def decode_rng_state(text: str, generator: torch.Generator) -> torch.Tensor:
-    """Return the encoded state. Raises ValueError if it is not a state of such a generator, which is not changed."""
-    try:
-        state = torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8).clone()
-        torch.Generator(generator.device).set_state(state)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise ValueError(f"The saved random states of the data loader are invalid: {error!r}.") from error
-    return state
-
-
-def random_fingerprint(device: str) -> str:
-    """Return 16 hexadecimal digits (xxh3-64) of the streams of Python, numpy, torch's CPU and `device`, quickly."""
-    digest = xxhash.xxh3_64()
-    _, words, gauss = random.getstate()
-    digest.update(array("Q", words))
-    digest.update(repr(gauss).encode())
-    state: Any = np.random.get_state(legacy=True)
-    digest.update(state[1].data)
-    digest.update(repr(state[2:]).encode())
-    digest.update(torch.get_rng_state().numpy().data)
-    kind = device.partition(":")[0]
-    if kind != "cpu":
-        module = torch.get_device_module(kind)
-        state = module.get_rng_state(device) if kind != device else module.get_rng_state()
-        digest.update(state.numpy().data)
-    return digest.hexdigest()
+    def _batches_of_step(self, samples: list[int], first: int) -> Iterator[list[Any]]:
+        """Yield this rank's batches of a step, whose samples are those from position `first` on."""
+        world, size = self.shard.ranks.size, self.batch_size
+        lengths = {sample: self._length_of(sample) for sample in samples}
+        samples = sorted(samples, key=lengths.__getitem__, reverse=True)
+        # Of an incomplete micro-batch, ranks may have no sample.
+        ranks = [min(world, size, len(samples) - at) for at in range(0, len(samples), size)]
+        sizes = balanced_sizes([lengths[sample] for sample in samples], sum(ranks))
+        starts = [sum(sizes[:number]) for number in range(len(sizes))]
+        groups = sorted(
+            zip(starts, sizes, strict=True), key=lambda group: -batch_cost(group[1], lengths[samples[group[0]]])
+        )
+        for number in ranks:
+            turn, groups = groups[:number], groups[number:]
+            at, length = self.shard.own(turn) or (turn[0][0], 1)
+            indices: list[Any] = samples[at : at + length]
+            if self._keyed_by is not None:
+                indices = keyed_indices(indices, self._keyed_by, self._epoch, first + at)
+            yield indices

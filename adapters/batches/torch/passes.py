@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 from attrs import define, field, frozen
 from torch.utils.data import IterableDataset
 
-from hexloop.adapters.batches.torch import order
+from hexloop.adapters.batches.torch import random_streams
 from hexloop.adapters.batches.torch.collate import DataCollatorWithPadding, collate_columns, default_data_collator
 from hexloop.adapters.batches.torch.loader import ResumableLoader
+from hexloop.adapters.batches.torch.order import only_stored
 from hexloop.domain.ranges import Between, Count
-
-Streams = tuple[Any, Any, torch.Tensor]
-"""The states of the streams of Python, numpy and torch's CPU generator, as these return them."""
-
-
-def streams() -> Streams:
-    """Return the present states."""
-    return random.getstate(), np.random.get_state(), torch.get_rng_state()
-
-
-def are_equal(one: Streams, other: Streams) -> bool:
-    """Return whether two states are the same."""
-    return (
-        torch.equal(one[2], other[2])
-        and one[0] == other[0]
-        and one[1][2:] == other[1][2:]
-        and bool((one[1][1] == other[1][1]).all())
-    )
-
-
-def as_document(states: Streams) -> list[Any]:
-    """Return the states in the form of `order.rng_states`."""
-    (version, words, gauss), numpys, torchs = states
-    return [[version, np.array(words, dtype=np.uint32), gauss], list(numpys), torchs]
 
 
 @define
@@ -52,21 +27,21 @@ class Pass:
     """
 
     epoch: int
-    start: Streams
+    start: random_streams.Streams
     generators: list[torch.Tensor]
     read: int = 0
-    last: Streams | None = None
-    interludes: dict[int, Streams] = field(factory=dict)
+    last: random_streams.Streams | None = None
+    interludes: dict[int, random_streams.Streams] = field(factory=dict)
 
     def document(self) -> dict[str, Any]:
         """Return the fields as values that a checkpoint can hold."""
         return {
             "epoch": self.epoch,
-            "start": as_document(self.start),
+            "start": random_streams.as_document(self.start),
             "generators": self.generators,
             "read": self.read,
-            "last": None if self.last is None else as_document(self.last),
-            "interludes": [[number, as_document(states)] for number, states in self.interludes.items()],
+            "last": None if self.last is None else random_streams.as_document(self.last),
+            "interludes": [[number, random_streams.as_document(states)] for number, states in self.interludes.items()],
         }
 
 
@@ -106,31 +81,25 @@ def refuse_invalid_passes(document: ReplayDocument, generators: Sequence[torch.G
     """Raise ValueError for passes that no reading leads to. batches: those of a pass, if their number is known."""
     if not document.passes:
         raise ValueError("replay.passes: there is none")
-    order.refuse_invalid_generator_states(document.generators, generators)
+    random_streams.refuse_invalid_generator_states(document.generators, generators)
     for number, each in enumerate(document.passes):
         if batches is not None and each.read > batches:
             raise ValueError(f"replay.passes[{number}].read: {each.read} is more than the {batches} batches of a pass")
-        order.refuse_invalid_generator_states(each.generators, generators)
-        order.refuse_invalid_rng_states(each.start)
+        random_streams.refuse_invalid_generator_states(each.generators, generators)
+        random_streams.refuse_invalid_rng_states(each.start)
         for states in [each.last, *(states for _, states in each.interludes)]:
             if states is not None:
-                order.refuse_invalid_rng_states(states)
+                random_streams.refuse_invalid_rng_states(states)
     for start, _ in document.kept.values():
-        order.refuse_invalid_rng_states(start)
+        random_streams.refuse_invalid_rng_states(start)
 
 
 def pass_from(document: dict[str, Any]) -> Pass:
     """Return the pass that a document describes."""
-    interludes = {number: from_document(states) for number, states in document["interludes"]}
-    last = None if document["last"] is None else from_document(document["last"])
-    start, generators = from_document(document["start"]), document["generators"]
+    interludes = {number: random_streams.from_document(states) for number, states in document["interludes"]}
+    last = None if document["last"] is None else random_streams.from_document(document["last"])
+    start, generators = random_streams.from_document(document["start"]), document["generators"]
     return Pass(document["epoch"], start, generators, document["read"], last, interludes)
-
-
-def from_document(document: list[Any]) -> Streams:
-    """Return the states that a document describes."""
-    (version, words, gauss), numpys, torchs = document
-    return (version, tuple(words.tolist()), gauss), tuple(numpys), torchs
 
 
 # What a loader draws
@@ -141,7 +110,7 @@ def runs_no_user_code(loader: Any) -> bool:
     collate = getattr(loader, "collate_fn", None)
     inner = collate.args[0] if isinstance(collate, partial) and collate.func is collate_columns else collate
     known = inner is default_data_collator or type(inner) is DataCollatorWithPadding
-    return known and order.only_stored(getattr(loader, "dataset", None))
+    return known and only_stored(getattr(loader, "dataset", None))
 
 
 def is_read_by_index(loader: Any) -> bool:
@@ -186,7 +155,7 @@ class KeptLoaders:
     """Evaluation loaders whose workers persist, by the name of their data set, and how often each was read."""
 
     _loaders: dict[str, Any] = field(factory=dict)
-    _starts: dict[str, Streams] = field(factory=dict)
+    _starts: dict[str, random_streams.Streams] = field(factory=dict)
     _passes: dict[str, int] = field(factory=dict)
     _sources: dict[str, tuple[Any, ...]] = field(factory=dict)
 
@@ -212,24 +181,24 @@ class KeptLoaders:
         """Yield the batches of a loader. If it is one of these, record the pass."""
         name = next((name for name, each in self._loaders.items() if each is loader), None)
         if name is not None:
-            self._starts.setdefault(name, streams())
+            self._starts.setdefault(name, random_streams.streams())
         yield from loader
         if name is not None:
             self._passes[name] = self._passes.get(name, 0) + 1
 
     def document(self) -> dict[str, Any]:
         """Return, for each loader that was read, the streams before its first pass and the number of passes."""
-        return {name: [as_document(self._starts[name]), count] for name, count in self._passes.items()}
+        return {name: [random_streams.as_document(self._starts[name]), count] for name, count in self._passes.items()}
 
     def restore(self, document: Mapping[str, tuple[Any, int]], loader_of: Callable[[str], Any]) -> None:
         """Read the loaders as often as a document says. loader_of: returns the loader of a name, by `get`."""
         self._loaders.clear()
         self._sources.clear()
-        with order.preserved_rng_states():
+        with random_streams.preserved_rng_states():
             for name, (start, count) in document.items():
-                order.restore_rng_states(start)
+                random_streams.set_streams(random_streams.from_document(start))
                 loader = loader_of(name)
-                self._starts[name], self._passes[name] = from_document(start), 0
+                self._starts[name], self._passes[name] = random_streams.from_document(start), 0
                 for _ in range(count):
                     for _ in self.reading(loader):
                         pass

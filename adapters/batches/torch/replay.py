@@ -10,40 +10,30 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing
+from itertools import islice
 from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler
 
-from hexloop.adapters.batches.torch import order
-from hexloop.adapters.batches.torch.balanced import rebalances
-from hexloop.adapters.batches.torch.batches import Inspect, accept_any, length_of
-from hexloop.adapters.batches.torch.data_state import (
-    DataState,
-    Progress,
-    decode_state,
-    encode_state,
-    no_progress,
-    state_from_parts,
-    state_parts,
-)
+from hexloop.adapters.batches.torch import data_state, random_streams
+from hexloop.adapters.batches.torch.batches import Inspect, TorchBatches, accept_any
+from hexloop.adapters.batches.torch.order import rebalances
 from hexloop.adapters.batches.torch.passes import (
     KeptLoaders,
     Pass,
     ReplayDocument,
-    Streams,
-    are_equal,
-    as_document,
     is_read_by_index,
     own_generators,
     pass_from,
     refuse_invalid_passes,
     runs_no_user_code,
     samplers_of,
-    streams,
 )
 from hexloop.adapters.batches.torch.reproduction import shielded
-from hexloop.adapters.batches.torch.structure import Transfer, row_count
+from hexloop.adapters.batches.torch.shares import ALONE, SharingOptions
+from hexloop.adapters.batches.torch.structure import Transfer
 from hexloop.adapters.schemas import structured
 from hexloop.ports.state import Part
 
@@ -53,12 +43,12 @@ NAME = "replay"
 """The name of the document in a checkpoint."""
 
 
-class ReplayedBatches:
-    """Implements the Batches port for any loader, read as transformers' training loop reads it.
+class ReplayedBatches(TorchBatches):
+    """The batches of any loader, read as transformers' training loop reads it.
 
-    world_size: each of this many ranks has such a loader. kept: the evaluation loaders whose workers persist, with what
-    returns one of them by name. Raises ValueError in `load` if the checkpoint's run read its data in another way,
-    because then it cannot be resumed exactly.
+    sharing: each rank has such a loader. kept: the evaluation loaders whose workers persist, with what returns one of
+    them by name. Raises ValueError in `load` if the checkpoint's run read its data in another way, because then it
+    cannot be resumed exactly.
     """
 
     def __init__(
@@ -66,64 +56,26 @@ class ReplayedBatches:
         loader: Iterable[Any],
         transfer: Transfer,
         inspect: Inspect = accept_any,
-        progress: Progress = no_progress,
-        world_size: int = 1,
+        progress: data_state.Progress = data_state.no_progress,
+        sharing: SharingOptions = ALONE,
         kept: tuple[KeptLoaders, Callable[[str], Any]] | None = None,
     ) -> None:
-        self.loader: Any = loader
+        super().__init__(loader, transfer, inspect, progress, sharing)
         nothing: tuple[KeptLoaders, Callable[[str], Any]] = KeptLoaders(), str
         self._kept, self._kept_loader = kept or nothing
-        self._transfer, self._inspect, self._progress = transfer, inspect, progress
-        self._world_size = world_size
         self._workers = int(getattr(loader, "num_workers", 0))
         self._persistent = self._workers > 0 and bool(getattr(loader, "persistent_workers", False))
         rebalancing = next(filter(rebalances, samplers_of(loader)), None)
-        self._mean_size = rebalancing and rebalancing.effective_batch_size // rebalancing.grad_accum
+        mean_size = rebalancing and rebalancing.effective_batch_size // rebalancing.grad_accum
+        if mean_size:  # with batches of several sizes, their mean
+            self.rows = lambda _batch: mean_size
         self._pure = runs_no_user_code(loader)
         self._indexed = is_read_by_index(loader)
         self._records = self._workers == 0 and not (self._pure and self._indexed)
         self._generators = own_generators(loader)
         self._passes: list[Pass] = []  # of the present workers, or only the current one
-        self._after: Streams | None = None
-        self._saved: DataState | None = None
-
-    # The port
-
-    def batches_per_epoch(self) -> int | None:
-        """Return the loader's length; None if it has none."""
-        return length_of(self.loader)
-
-    def samples_per_epoch(self) -> int | None:
-        """Return the length of the loader's dataset; None if it has none."""
-        return length_of(getattr(self.loader, "dataset", None))
-
-    def epoch(self, epoch: int, position: int) -> Generator[Any, None, None]:
-        """Yield the batches from where the run is, on the device, as many as the loader's length states."""
-        batches = self._resumed(epoch, position)
-        if batches is None:
-            batches = self._begin(epoch)
-        current, limit = self._passes[-1], self.batches_per_epoch()
-        first = True
-        while limit is None or current.read < limit:
-            batch = self._take(batches, current)
-            if batch is END:
-                return
-            if first:
-                self._inspect(batch)
-                first = False
-            yield self._transfer(batch)
-
-    def rows(self, batch: Any) -> int:
-        """Return the length of the batch's first tensor, over all ranks; with batches of several sizes, their mean."""
-        return self._mean_size or row_count(batch) * self._world_size
-
-    def export(self) -> Iterator[Part]:
-        """Export what has been read and the random streams that reading it again needs."""
-        if self._saved is not None:
-            return state_parts(NAME, self._saved)
-        if not self._passes:
-            return iter(())
-        return state_parts(NAME, encode_state(self.loader, self._document()))
+        self._after: random_streams.Streams | None = None
+        self._saved: data_state.DataState | None = None
 
     def load(self, parts: Iterable[Part]) -> None:
         """Resume from an export. Raises ValueError if it is not one, or of a run that read its data in another way."""
@@ -133,11 +85,11 @@ class ReplayedBatches:
                 "the run was not one with reproduce='transformers', and reads its data in another order; resume it "
                 "with reproduce=None."
             )
-        saved = state_from_parts(NAME, found)
+        saved = data_state.state_from_parts(NAME, found)
         if saved is None:
             return
-        document = structured(decode_state(saved), ReplayDocument, NAME)
-        then, now = list(document.reading), self._reading()
+        document = structured(data_state.decode_state(saved), ReplayDocument, NAME)
+        then, now = list(document.reading), self._way_of_reading()
         if then != now:
             raise ValueError(
                 f"the data were read with {_described(then)}, and this run reads with {_described(now)}; with "
@@ -149,11 +101,39 @@ class ReplayedBatches:
         self._kept.restore(document.kept, self._kept_loader)
         self._saved = saved
 
+    def _exported(self) -> Iterator[Part]:
+        """Export what has been read and the random streams that reading it again needs."""
+        if self._saved is not None:
+            return data_state.state_parts(NAME, self._saved)
+        if not self._passes:
+            return iter(())
+        return data_state.state_parts(NAME, data_state.encode_state(self.loader, self._document()))
+
     # Reading
+
+    def _reading(self, epoch: int, position: int) -> AbstractContextManager[Iterator[Any]]:
+        return closing(self._batches(epoch, position))
+
+    def _batches(self, epoch: int, position: int) -> Generator[Any, None, None]:
+        """Yield the batches from where the run is, as many as the loader's length states."""
+        batches = self._resumed(epoch, position)
+        if batches is None:
+            batches = self._begin(epoch)
+        current, limit = self._passes[-1], self.batches_per_epoch()
+        if not self._records:
+            for batch in islice(batches, None if limit is None else max(0, limit - current.read)):
+                current.read += 1
+                yield batch
+            return
+        while limit is None or current.read < limit:
+            batch = self._take(batches, current)
+            if batch is END:
+                return
+            yield batch
 
     def _begin(self, epoch: int) -> Iterator[Any]:
         """Start a pass, as transformers' loop does."""
-        current = Pass(epoch, streams(), self._generator_states())
+        current = Pass(epoch, random_streams.streams(), self._generator_states())
         if not self._persistent:
             self._passes.clear()
         self._passes.append(current)
@@ -163,30 +143,28 @@ class ReplayedBatches:
 
     def _take(self, batches: Iterator[Any], current: Pass) -> Any:
         """Return the next batch, and record what reading it once more would need."""
-        if not self._records:
-            batch = next(batches, END)
-        else:
-            before = current.last = streams()
-            trained = self._after is not None and not self._indexed and not are_equal(self._after, before)
-            batch = next(batches, END)
-            if not self._indexed:
-                self._after = streams()
-                if trained and not are_equal(before, self._after):
-                    current.interludes[current.read] = before
+        before = current.last = random_streams.streams()
+        after = None if self._indexed else self._after
+        trained = after is not None and not random_streams.are_equal(after, before)
+        batch = next(batches, END)
+        if not self._indexed:
+            self._after = random_streams.streams()
+            if trained and not random_streams.are_equal(before, self._after):
+                current.interludes[current.read] = before
         current.read += batch is not END
         return batch
 
     def _document(self) -> dict[str, Any]:
         return {
-            "reading": self._reading(),
+            "reading": self._way_of_reading(),
             "generators": self._generator_states(),
             "passes": [each.document() for each in self._passes],
             "kept": self._kept.document(),
         }
 
-    def _reading(self) -> list[Any]:
+    def _way_of_reading(self) -> list[Any]:
         """Return what must be the same in a run that resumes."""
-        return [self._world_size, self._workers, self._persistent, len(self._generators)]
+        return [self.sharing.ranks.size, self._workers, self._persistent, len(self._generators)]
 
     def _generator_states(self) -> list[torch.Tensor]:
         return [generator.get_state() for generator in self._generators]
@@ -201,7 +179,7 @@ class ReplayedBatches:
         saved, self._saved = self._saved, None
         if saved is None:
             return None
-        document = decode_state(saved)
+        document = data_state.decode_state(saved)
         passes = [pass_from(each) for each in document["passes"]]
         continues = position > 0 and passes[-1].epoch == epoch
         if not continues and not self._persistent:
@@ -211,18 +189,18 @@ class ReplayedBatches:
             passes[-1].read = passes[-1].read if continues else 1
         self._warn(passes)
         batches: Iterator[Any] = iter(())
-        with order.preserved_rng_states():
+        with random_streams.preserved_rng_states():
             for each in passes:
                 batches = self._again(each)
             self._passes = passes
-            self._after = streams() if continues else None
+            self._after = random_streams.streams() if continues else None
         for generator, state in zip(self._generators, document["generators"], strict=True):
             generator.set_state(state)
         return batches if continues else None
 
     def _again(self, earlier: Pass) -> Iterator[Any]:
         """Return the batches of a pass after those that were read in it."""
-        order.restore_rng_states(as_document(earlier.start))
+        random_streams.set_streams(earlier.start)
         for generator, state in zip(self._generators, earlier.generators, strict=True):
             generator.set_state(state)
         set_epoch(self.loader, earlier.epoch)
@@ -231,7 +209,7 @@ class ReplayedBatches:
         batches: Iterator[Any] = iter(self.loader)
         for number in range(earlier.read):
             if (states := earlier.interludes.get(number)) is not None:
-                order.restore_rng_states(as_document(states))
+                random_streams.set_streams(states)
             if next(batches, END) is END:
                 break
             self._progress(number + 1, earlier.read)
@@ -271,7 +249,7 @@ class ReplayedBatches:
 class RestoringSampler(BatchSampler):
     """A batch sampler that sets the random streams before the batch with the number `at`, from 0."""
 
-    def __init__(self, batch_sampler: Any, at: int, states: Streams) -> None:
+    def __init__(self, batch_sampler: Any, at: int, states: random_streams.Streams) -> None:
         self.batch_sampler, self._at, self._states = batch_sampler, at, states
 
     def __iter__(self) -> Iterator[list[Any]]:
@@ -279,7 +257,7 @@ class RestoringSampler(BatchSampler):
         number = 0
         while True:
             if number == self._at:
-                order.restore_rng_states(as_document(self._states))
+                random_streams.set_streams(self._states)
             try:
                 batch = next(batches)
             except StopIteration:

@@ -16,14 +16,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import field, frozen
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
-from hexloop.adapters.batches.torch.balanced import rebalances
-from hexloop.adapters.batches.torch.batches import has_own_columns, length_of, without_unused_columns
 from hexloop.adapters.batches.torch.collate import Collate, collate_columns
-from hexloop.adapters.batches.torch.loader import ShieldedIterator
+from hexloop.adapters.batches.torch.loader import ShieldedLoader, fitted, length_of
+from hexloop.adapters.batches.torch.order import rebalances
+from hexloop.adapters.batches.torch.workers import ShieldedIterator
 from hexloop.domain.errors import ConfigurationError
+from hexloop.ports.mesh import Place
 
 IMPORTED = ("accelerate", "torch._dynamo", "datasets", "torchdata.stateful_dataloader")
 """What the preparation of a run imports, the last two by accelerate if they are installed."""
@@ -43,13 +44,12 @@ def import_before_seeding() -> None:
 class AccelerateSettings:
     """How accelerate prepares a loader. The names are those of its `DataLoaderConfiguration`.
 
-    device: where it puts batches. rank, world_size: this process. mixed_precision: that of the run, as accelerate names
-    it; accelerate keeps it in its global state.
+    device: where it puts batches. ranks: this process's place among those that read different samples.
+    mixed_precision: that of the run, as accelerate names it; accelerate keeps it in its global state.
     """
 
     device: str
-    rank: int = 0
-    world_size: int = 1
+    ranks: Place = field(factory=Place)
     mixed_precision: str = "no"
     split_batches: bool = False
     dispatch_batches: bool | None = None
@@ -66,13 +66,13 @@ class AccelerateSettings:
 
         on_cpu = self.device == "cpu"
         PartialState(cpu=on_cpu)
-        if self.world_size > 1 and not AcceleratorState._shared_state:  # by which it synchronizes generators
+        if self.ranks.size > 1 and not AcceleratorState._shared_state:  # by which it synchronizes generators
             Accelerator(cpu=on_cpu, mixed_precision=self.mixed_precision)
         prepared = prepare_data_loader(
             loader,
             torch.device(self.device),
-            num_processes=self.world_size,
-            process_index=self.rank,
+            num_processes=self.ranks.size,
+            process_index=self.ranks.rank,
             split_batches=self.split_batches,
             put_on_device=True,
             rng_types=["generator"],
@@ -111,16 +111,16 @@ class ReproducingFactory:
     main_input: str | None
 
     def loader(
-        self, dataset: Any, batch_size: int, sampler_for: Callable[[Any], Any], trains: bool = False
+        self, dataset: Any, batch_size: int, sampler_for: Callable[[Any], Any] | None, trains: bool = False
     ) -> DataLoader[Any]:
-        """Return a loader in the order of the sampler that `sampler_for` makes, in the dataset's own if that is None.
+        """Return a loader in the order of the sampler that `sampler_for` makes, in the dataset's own if there is none.
 
         trains: the workers are seeded again after torch has seeded them, as transformers does in training.
         """
         dataset, collate = self.fitted(dataset)
         options: dict[str, Any] = {**self.torch_options, "batch_size": batch_size, "collate_fn": collate}
         if not isinstance(dataset, IterableDataset):
-            sampler = sampler_for(dataset)
+            sampler = None if sampler_for is None else sampler_for(dataset)
             if rebalances(sampler):
                 del options["batch_size"]
                 options["batch_sampler"] = sampler
@@ -128,7 +128,7 @@ class ReproducingFactory:
                 options |= {"sampler": sampler, "drop_last": self.drop_last}
             if trains:
                 workers = self.torch_options["num_workers"]
-                options["worker_init_fn"] = partial(seed_worker, workers=workers, rank=self.accelerate.rank)
+                options["worker_init_fn"] = partial(seed_worker, workers=workers, rank=self.accelerate.ranks.rank)
         prepared: DataLoader[Any] = self.accelerate.prepare(DataLoader(dataset, **options))
         wrapper = prepared.batch_sampler
         if rebalances(getattr(wrapper, "batch_sampler", None)):  # its batches are those of this process already
@@ -151,7 +151,7 @@ class ReproducingFactory:
             return None
         if self.sampling == "group_by_length":
             return self._grouped(dataset, self.eval_group_size, torch.Generator().manual_seed(self.seed))
-        return SequentialSampler(dataset) if self.accelerate.world_size == 1 else None
+        return SequentialSampler(dataset) if self.accelerate.ranks.size == 1 else None
 
     def _grouped(self, dataset: Any, size: int, generator: torch.Generator | None) -> Sampler[int]:
         """Return transformers' own sampler by length."""
@@ -163,7 +163,7 @@ class ReproducingFactory:
 
     def _rebalanced(self, dataset: Any) -> Sampler[list[int]]:
         """Return transformers' own sampler of the batches of this process."""
-        lengths, world = self._lengths(dataset), self.accelerate.world_size
+        lengths, ranks = self._lengths(dataset), self.accelerate.ranks
         if lengths is None:
             name = self.main_input or "input_ids"
             # Reading a sample may draw random numbers, so the first one is read as often as transformers reads it.
@@ -176,10 +176,10 @@ class ReproducingFactory:
             lengths = [len(sample[name]) for sample in dataset]
         sampler: Sampler[list[int]] = self._from_transformers("BatchRebalanceSampler")(
             lengths=lengths.tolist() if isinstance(lengths, torch.Tensor) else lengths,
-            effective_batch_size=self.train_batch_size * self.accumulation * world,
-            dp_size=world,
+            effective_batch_size=self.train_batch_size * self.accumulation * ranks.size,
+            dp_size=ranks.size,
             grad_accum=self.accumulation,
-            rank=self.accelerate.rank,
+            rank=ranks.rank,
             drop_last=self.drop_last,
         )
         return sampler
@@ -200,10 +200,8 @@ class ReproducingFactory:
 
     def fitted(self, dataset: Any) -> tuple[Any, Collate]:
         """Return the dataset and the collate function without the columns that the model does not take."""
-        if self.columns is None:
-            return dataset, self.collate
-        if _is_table(dataset) and has_own_columns(dataset):
-            return without_unused_columns(dataset, self.columns), self.collate
+        if self.columns is None or _is_table(dataset):
+            return fitted(dataset, self.collate, self.columns)
         return dataset, partial(collate_columns, self.collate, self.columns)
 
 
@@ -221,13 +219,6 @@ def rows_to_keep() -> int | None:
 
     state = GradientState()
     return state.remainder if state.end_of_dataloader and state.remainder > 0 else None
-
-
-class ShieldedLoader(DataLoader[Any]):
-    """A loader whose workers ignore the signals that stop a run."""
-
-    def _get_iterator(self) -> Any:
-        return super()._get_iterator() if self.num_workers == 0 else ShieldedIterator(self)
 
 
 def shielded(loader: Any) -> Any:

@@ -10,15 +10,16 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
-from attrs import define, frozen
+from attrs import define, field, frozen
 from torch import Tensor
 
 from hexloop.adapters.batches.torch import data_state
-from hexloop.adapters.batches.torch.order import seed_streams
+from hexloop.adapters.batches.torch.random_streams import seed_streams
 from hexloop.adapters.batches.torch.structure import row_count, slice_rows
 from hexloop.domain.errors import DataError
 from hexloop.domain.order import ALL, Shard, rank_slice
 from hexloop.ports.batches import Padding
+from hexloop.ports.mesh import Place
 
 Item = TypeVar("Item")
 
@@ -47,7 +48,7 @@ def accept_rows(first: Any, failure: str | None) -> None:
     """Accept any first rows."""
 
 
-def compared(read: Iterator[Item], first_row: Callable[[Item], Any], compare: Compare) -> Iterator[Item]:
+def compared(read: Iterator[Item], first_row: Callable[[Item], Any], compare: Compare) -> Generator[Item, None, None]:
     """Yield what is read, after one call of `compare`, whatever the data are: also if nothing is, or reading fails."""
     try:
         first = next(read, None)
@@ -71,6 +72,8 @@ SharesOfRanks = Generator[tuple[Share, ...], None, None]
 class SharingOptions:
     """How ranks share the batches of a loader.
 
+    ranks: the place of this rank among those that read different samples. separate: each has a loader of its own, with
+    as many rows and batches as the others, so that nothing is shared.
     splits: split each batch, instead of giving whole batches to the ranks in turn. seed: for the random numbers that
     reading uses. from_rank_zero: replaces the states of the loader's generators by those of rank 0.
     distribute: from the shares of all ranks, as rank 0 reads them, to those of this rank, if only rank 0 reads; None if
@@ -78,8 +81,8 @@ class SharingOptions:
     batch_sampler: chooses the rows of the batches instead of the loader's own.
     """
 
-    rank: int
-    world_size: int
+    ranks: Place = field(factory=Place)
+    separate: bool = False
     seed: int = 0
     splits: bool = False
     from_rank_zero: Callable[[list[str]], list[str]] = list
@@ -88,9 +91,28 @@ class SharingOptions:
     batch_sampler: Iterable[list[Any]] | None = None
 
     @property
+    def shares(self) -> bool:
+        """Whether there are several ranks, which compute parts of what one loader returns."""
+        return self.ranks.size > 1 and not self.separate
+
+    @property
+    def own(self) -> int:
+        """The number of this rank's share among those of all."""
+        return self.ranks.rank
+
+    @property
+    def loaders(self) -> int:
+        """How many loaders of the same size are read at the same time."""
+        return self.ranks.size if self.separate else 1
+
+    @property
     def reads(self) -> bool:
         """Whether this rank reads."""
-        return self.distribute is None or self.rank == 0
+        return self.distribute is None or self.own == 0
+
+
+ALONE = SharingOptions()
+"""Nothing is shared: one process computes all batches."""
 
 
 class CollatedShares(NamedTuple):
@@ -126,8 +148,8 @@ class ShareCollate:
             self.first_row, first_row = False, self.collate(rows[:1])
         for shard in self.shards:
             mine = shard.of(range(len(rows)), self.size)
-            if key is not None and shard.world_size > 1:
-                seed_streams((key ^ (shard.rank + 1) * RANK_KEY_FACTOR) & 0xFFFFFFFFFFFFFFFF)
+            if key is not None and shard.ranks.size > 1:
+                seed_streams((key ^ (shard.ranks.rank + 1) * RANK_KEY_FACTOR) & 0xFFFFFFFFFFFFFFFF)
             batches.append(self.collate(rows[mine.start : mine.stop] or rows[:1]))
             counted.append(bool(mine))
         return CollatedShares(batches, counted, first_row)
@@ -144,10 +166,10 @@ def as_padding(batch: Any) -> Padding:
     return Padding(batch)
 
 
-def split(batch: Any, world_size: int) -> tuple[Share, ...]:
+def split(batch: Any, ranks: int) -> tuple[Share, ...]:
     """Split a collated batch: its rows in order, distributed as evenly as possible."""
     rows = row_count(batch)
-    slices = [rank_slice(range(rows), rank, world_size) for rank in range(world_size)]
+    slices = [rank_slice(range(rows), Place(number, ranks)) for number in range(ranks)]
     batches = [slice_rows(batch, mine or range(1), rows) for mine in slices]
     return CollatedShares(batches, [bool(mine) for mine in slices]).by_rank(rows)
 
@@ -189,8 +211,7 @@ Message = tuple[dict[str, Any], list[Tensor]]
 class Dispatcher:
     """Sends what rank 0 reads to the other ranks, over a group for CPU tensors. All ask for the same batches."""
 
-    rank: int
-    world_size: int
+    ranks: Place
     group: Any
 
     def distribute(self, parts: SharesOfRanks) -> Shares:
@@ -198,19 +219,19 @@ class Dispatcher:
 
         Raises DataError if rank 0 could not read, or if a batch contains an object that cannot be sent.
         """
-        return self._send(parts) if self.rank == 0 else self._receive()
+        return self._send(parts) if self.ranks.rank == 0 else self._receive()
 
     def _send(self, parts: SharesOfRanks) -> Shares:
         with closing(parts):
             while True:
-                messages: list[Message] = [({}, [])] * (self.world_size - 1)
+                messages: list[Message] = [({}, [])] * (self.ranks.size - 1)
                 try:
                     shares = next(parts, None)
                     if shares is not None:
                         messages = [_encode(share) for share in shares[1:]]
                 except Exception as error:
                     failure = {"failure": f"{type(error).__name__}: {error}"}
-                    self._send_all([(failure, [])] * (self.world_size - 1))
+                    self._send_all([(failure, [])] * (self.ranks.size - 1))
                     raise
                 self._send_all(messages)
                 if shares is None:

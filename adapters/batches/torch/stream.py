@@ -15,27 +15,26 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from hexloop.adapters.batches.torch import random_streams
 from hexloop.adapters.batches.torch.data_state import Progress, ReadPosition, is_stateful, no_progress
-from hexloop.adapters.batches.torch.division import (
+from hexloop.adapters.batches.torch.loader import ResumableLoader
+from hexloop.adapters.batches.torch.random_streams import seed_streams
+from hexloop.adapters.batches.torch.shares import Share, ShareCollate, SharesOfRanks, as_padding
+from hexloop.adapters.batches.torch.workers import (
     ASKED,
     NO_ROW,
+    SKIPPED,
     UNLIKE,
     Division,
     Watch,
+    WorkerBatch,
+    collate_in_worker,
     late_question,
+    load_state,
+    load_worker_state,
     note_of,
     report_once,
 )
-from hexloop.adapters.batches.torch.loader import (
-    SKIPPED,
-    ResumableLoader,
-    WorkerBatch,
-    collate_in_worker,
-    load_state,
-    load_worker_state,
-)
-from hexloop.adapters.batches.torch.order import preserved_rng_states, restore_rng_states, rng_states, seed_streams
-from hexloop.adapters.batches.torch.shares import Share, ShareCollate, SharesOfRanks, as_padding
 from hexloop.domain.order import ALL, Shard, sample_key
 
 
@@ -48,6 +47,8 @@ class StreamLoader(ResumableLoader):
     reads all rows. in_turns: each rank in turn gets a whole batch, as a single process would collate it; `batch_size`
     is then that of one rank.
     """
+
+    reads_all = True
 
     def __init__(
         self,
@@ -62,9 +63,9 @@ class StreamLoader(ResumableLoader):
     ) -> None:
         workers = options.get("num_workers", 0)
         self.rows = KeyedRows(dataset, key_seed, workers, batch_size)
-        self.turns = shards[0].world_size if in_turns else 1
-        self._ranks = [shard.rank for shard in shards]
-        several = shards[0].world_size > 1
+        self._shards = shards
+        several = shards[0].ranks.size > 1
+        self.turns = shards[0].ranks.size if in_turns else 1
         self._collate_shares = ShareCollate(collate_fn, batch_size, (ALL,) if in_turns else shards, first_row=several)
         self._progress, self._stateful = progress, is_stateful(dataset)
         self._iterator_in_use: Any = None
@@ -131,7 +132,7 @@ class StreamLoader(ResumableLoader):
             batches = [share.batch for share in group]
             if missing:
                 batches += [as_padding(batches[0])] * missing
-            yield tuple(Share(batches[rank], samples, group[0].first_row) for rank in self._ranks)
+            yield tuple(Share(shard.own(batches), samples, group[0].first_row) for shard in self._shards)
 
     # Without workers
 
@@ -141,7 +142,11 @@ class StreamLoader(ResumableLoader):
         if state is None and current.samples:
             return self._skip_rows(current)
         if state is None:
-            current.streams = None if self._stateful or self.rows.key_seed is not None else rng_states()
+            current.streams = (
+                None
+                if self._stateful or self.rows.key_seed is not None
+                else random_streams.as_document(random_streams.streams())
+            )
             new_pass, self._new_pass = self._new_pass, False
         else:
             load_state(self.dataset, state, "data")
@@ -166,9 +171,9 @@ class StreamLoader(ResumableLoader):
     def _skip_rows(self, current: ReadPosition) -> Iterator[Any]:
         """Read and drop the rows that were read, with the random streams of the start of the epoch; return the rest."""
         total, size = current.samples, current.batch_size
-        with preserved_rng_states():
+        with random_streams.preserved_rng_states():
             if current.streams is not None:
-                restore_rng_states(current.streams)
+                random_streams.set_streams(random_streams.from_document(current.streams))
             rows = self.rows.keyed(self._begin(current.epoch), current.epoch)
             for skipped, _ in enumerate(zip(range(total), rows, strict=False), 1):
                 if skipped % size == 0 or skipped == total:
@@ -219,7 +224,7 @@ class StreamLoader(ResumableLoader):
         division = self.rows.division
         for each in super().__iter__():
             if division is not None and division.is_settled:
-                if 0 in self._ranks:
+                if self._shards[0].is_first:
                     report_once(division.problem(self.user_dataset))
                 division = None
             if skipped < total and each.skipped:
@@ -299,7 +304,7 @@ class KeyedRows(IterableDataset[Any]):
         that asks for its worker are read as by `_opened`: with the worker's own random streams, from when it asks.
         """
         readers, number, end = self._readers, start.read, object()
-        stateful, streams = is_stateful(self.dataset), rng_states()
+        stateful, before = is_stateful(self.dataset), random_streams.streams()
         is_own, rows = stateful or self._agreed is False, None
 
         def seed() -> None:
@@ -311,7 +316,7 @@ class KeyedRows(IterableDataset[Any]):
             nonlocal is_own
             if not is_own:
                 is_own = True
-                seed() if rows is not None else restore_rng_states(streams)
+                seed() if rows is not None else random_streams.set_streams(before)
 
         watch = Watch(ask)
         try:

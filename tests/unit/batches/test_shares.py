@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
-from hexloop.adapters.batches.torch.batches import ShardedBatches
-from hexloop.adapters.batches.torch.external import ExternalBatches, ExternalShares, SampledShares
+from hexloop.adapters.batches.torch.batches import LoaderBatches
+from hexloop.adapters.batches.torch.external import ExternalBatches, SampledBatches
 from hexloop.adapters.batches.torch.loader import (
     distributed_sampler,
     is_sharded_already,
@@ -26,8 +26,9 @@ from hexloop.adapters.batches.torch.structure import slice_rows
 from hexloop.domain.errors import DataError
 from hexloop.domain.order import Shard
 from hexloop.ports.batches import Padding
+from hexloop.ports.mesh import Place
 
-Foreign = type[ExternalShares]
+Foreign = type[ExternalBatches]
 
 
 class Numbers(Dataset[int]):
@@ -65,9 +66,12 @@ def ids(batch: Any) -> list[int]:
     return [] if isinstance(batch, Padding) else batch["ids"].tolist()
 
 
-def foreign(kind: Foreign, loader: Any, world: int, splits: bool = False) -> list[ExternalShares]:
+def foreign(kind: Foreign, loader: Any, world: int, splits: bool = False) -> list[ExternalBatches]:
     """Return one set of shares per process."""
-    return [kind(loader, SharingOptions(rank, world, seed=7, splits=splits), as_it_is) for rank in range(world)]
+    return [
+        kind(loader, as_it_is, sharing=SharingOptions(Place(rank, world), seed=7, splits=splits))
+        for rank in range(world)
+    ]
 
 
 def epoch_of(shared: list[Any], epoch: int, position: int = 0) -> list[list[list[int]]]:
@@ -83,7 +87,7 @@ def joined(steps: list[list[list[int]]]) -> list[int]:
 SIZES = {"count": st.integers(1, 60), "size": st.integers(1, 7), "world": st.integers(2, 6)}
 
 
-@pytest.mark.parametrize("kind", [ExternalShares, SampledShares])
+@pytest.mark.parametrize("kind", [ExternalBatches, SampledBatches])
 @given(**SIZES, splits=st.booleans(), drops=st.booleans())
 @settings(max_examples=20, deadline=None)
 def test_external_batches_are_assigned_in_turn(
@@ -101,7 +105,7 @@ def test_external_batches_are_assigned_in_turn(
     assert {each.batches_per_epoch() for each in shared} == {len(steps)}
 
 
-@pytest.mark.parametrize("kind", [ExternalShares, SampledShares])
+@pytest.mark.parametrize("kind", [ExternalBatches, SampledBatches])
 @given(**SIZES, taken=st.integers(0, 10))
 @settings(max_examples=20, deadline=None)
 def test_shuffled_external_batches_resume(kind: Foreign, count: int, size: int, world: int, taken: int) -> None:
@@ -111,7 +115,7 @@ def test_shuffled_external_batches_resume(kind: Foreign, count: int, size: int, 
     streams = torch.get_rng_state()
     whole = epoch_of(shared, 3)
     assert sorted(joined(whole)) == list(range(count))
-    if kind is ExternalShares:  # the other seeds them for each sample, as hexloop's own loaders do
+    if kind is ExternalBatches:  # the other seeds them for each sample, as hexloop's own loaders do
         assert torch.equal(torch.get_rng_state(), streams)
 
     resumed = foreign(kind, loader, world)
@@ -125,7 +129,7 @@ def test_shuffled_external_batches_resume(kind: Foreign, count: int, size: int, 
         assert joined(epoch_of(shared, 4)) != joined(whole)
 
 
-@pytest.mark.parametrize("kind", [ExternalShares, SampledShares])
+@pytest.mark.parametrize("kind", [ExternalBatches, SampledBatches])
 @given(**SIZES)
 @settings(max_examples=15, deadline=None)
 def test_positions_count_the_rows_of_all_processes(kind: Foreign, count: int, size: int, world: int) -> None:
@@ -145,12 +149,14 @@ def test_a_stream_is_distributed_row_by_row(count: int, size: int, world: int, i
     together = size * world
 
     def made(ranks: list[int]) -> StreamLoader:
-        shards = [Shard(rank, world) for rank in ranks]
+        shards = [Shard(Place(rank, world)) for rank in ranks]
         own = size if in_turns else together
         return StreamLoader(Stream(count), own, collate, key_seed=1, shards=shards, in_turns=in_turns)
 
     start = 0 if in_turns else min(position * together, count // together * together)
-    shared = [ShardedBatches(made([rank]), SharingOptions(rank, world), as_it_is) for rank in range(world)]
+    shared = [
+        LoaderBatches(made([rank]), as_it_is, sharing=SharingOptions(Place(rank, world))) for rank in range(world)
+    ]
     steps = epoch_of(shared, 0, start)
     assert joined(steps) == list(range(start, count))
     if start == 0:
@@ -210,10 +216,13 @@ def test_a_distributed_sampler_is_detected() -> None:
     assert sorted(rows) == list(range(10))
     assert rows[::4] == list(samplers[0])[: len(rows[::4])]
 
-    given_shares = ExternalBatches(loaders[1], as_it_is, world_size=4)
+    own_loader = SharingOptions(Place(1, 4), separate=True)
+    given_shares = ExternalBatches(loaders[1], as_it_is, sharing=own_loader)
     first, second = list(given_shares.epoch(0, 0))
     assert (given_shares.rows(first), given_shares.rows(second)) == (8, 4)
-    assert [ids(batch) for batch in ExternalBatches(loaders[1], as_it_is, world_size=4).epoch(0, 8)] == [ids(second)]
+    assert [ids(batch) for batch in ExternalBatches(loaders[1], as_it_is, sharing=own_loader).epoch(0, 8)] == [
+        ids(second)
+    ]
 
 
 def test_only_torchs_own_loaders_are_read_by_index() -> None:

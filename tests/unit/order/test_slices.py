@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexloop.domain.order import ALL, Shard, global_batches, rank_slice
+from hexloop.ports.mesh import Place
 
 fixed = settings(derandomize=True, deadline=None)
 
@@ -25,7 +26,7 @@ def test_the_last_batch_is_kept_or_dropped() -> None:
 def test_ranks_partition_a_global_batch(first: int, size: int, world: int) -> None:
     """Joined in rank order, the slices are the batch; the first ranks have at most one sample more."""
     positions = range(first, first + size)
-    slices = [rank_slice(positions, rank, world) for rank in range(world)]
+    slices = [rank_slice(positions, Place(rank, world)) for rank in range(world)]
     assert [position for part in slices for position in part] == list(positions)
     sizes = [len(part) for part in slices]
     assert sizes == sorted(sizes, reverse=True)
@@ -36,7 +37,7 @@ def test_ranks_partition_a_global_batch(first: int, size: int, world: int) -> No
 def test_ranks_outside_the_world_are_refused(rank: int) -> None:
     """A rank outside the world is an error."""
     with pytest.raises(IndexError, match=f"Rank {rank} is not in a world of 4"):
-        rank_slice(range(8), rank, 4)
+        rank_slice(range(8), Place(rank, 4))
 
 
 @fixed
@@ -45,7 +46,7 @@ def test_shards_partition_a_global_batch(first: int, each: int, world: int, size
     """Joined in rank order, the parts are the batch; in blocks they are the batches of a single process."""
     whole = each * world
     positions = range(first, first + min(size, whole))
-    parts = [Shard(rank, world, in_blocks).of(positions, whole) for rank in range(world)]
+    parts = [Shard(Place(rank, world), in_blocks).of(positions, whole) for rank in range(world)]
     assert [position for part in parts for position in part] == list(positions)
     assert ALL.of(positions, whole) == positions
     if in_blocks:
