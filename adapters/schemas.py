@@ -79,6 +79,11 @@ def structured(value: Any, schema: type[Document], path: str = "") -> Document:
     raise ValueError(message)
 
 
+def unstructured(value: Any) -> Any:
+    """Return an instance of an attrs class as a dictionary of its fields, and so on for what it holds."""
+    return _CONVERTER.unstructure(value)
+
+
 def shown(value: object) -> str:
     """Return a value for a message, cut if it is long."""
     text = ascii(value[:LONGEST]) if isinstance(value, str) else _text(value)

@@ -9,9 +9,8 @@ from numbers import Integral, Real
 from typing import Any
 
 from attrs import fields
-from cattrs import Converter
 
-from hexloop.adapters.schemas import read_document, shown
+from hexloop.adapters.schemas import read_document, shown, unstructured
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import keyed, read_bytes, read_json
 from hexloop.domain.run_folder import RUN_STATE
@@ -41,8 +40,6 @@ MIGRATIONS: dict[str, Mapping[int, Migration]] = {"run_state": STATE_MIGRATIONS}
 
 Versions count from 1, so the current version of a document is one more than the number of its functions.
 """
-
-_CONVERTER = Converter()
 
 ADDED = frozenset(
     {
@@ -181,7 +178,7 @@ def _current(name: str) -> int:
 
 def encode_state(state: RunState) -> bytes:
     """Return the run state as a document. Raises CheckpointError if JSON cannot represent it."""
-    return encode("run_state", _CONVERTER.unstructure(state))
+    return encode("run_state", unstructured(state))
 
 
 def state_of(values: Mapping[str, Any]) -> RunState:

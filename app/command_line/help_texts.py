@@ -1,4 +1,4 @@
-"""Descriptions and examples in the help of the commands."""
+"""The texts in the help of the commands: descriptions, usages, examples and exit codes."""
 
 TOP = """\
 hexloop trains what a recipe describes: a YAML file that names a model, its data
@@ -27,7 +27,19 @@ exit codes:
   143  the same by a second SIGTERM; 128 + n by a second signal n
 """
 
-TRAIN = """\
+USAGES = {
+    "train": "hexloop train RECIPE [--resume [CHECKPOINT]] [--report] [--any_argument value ...]",
+    "evaluate": "hexloop evaluate RECIPE [--checkpoint FOLDER] [--output FILE] [--any_argument value ...]",
+    "predict": "hexloop predict RECIPE --output FILE [--checkpoint FOLDER] [--any_argument value ...]",
+    "run": "hexloop run [--check] [--reproduce transformers] SCRIPT.py|-m MODULE [argument ...]",
+    "launch": "hexloop launch [--processes N] [--restarts K] [option ...] RECIPE-or-SCRIPT.py [argument ...]",
+    "report": "hexloop report RUN [RUN ...] [--out FILE] [--quick]",
+    "board": "hexloop board [FOLDER] [--port PORT] [--open]",
+}
+"""The usages of commands that argparse does not show as they are."""
+
+DESCRIPTIONS = {
+    "train": """\
 Train what RECIPE describes, and write checkpoints to the argument output_dir.
 
 A recipe is a YAML file. The keys model and train_dataset are required; optional are
@@ -53,9 +65,136 @@ problems are reported together, with their lines.
 
 The arguments below may be given after the recipe and override it. Ctrl-C or SIGTERM
 saves a checkpoint and stops; a second one stops immediately. With --resume auto the
-same command starts a run, resumes it, or reports that it is finished."""
+same command starts a run, resumes it, or reports that it is finished.""",
+    "evaluate": """\
+Evaluate a checkpoint on the recipe's eval_dataset. The metrics are written to a file
+and printed as JSON; nothing else is written to standard output.
 
-TRAIN_EXAMPLES = """\
+All training arguments may be given too; `hexloop train --help` lists them.""",
+    "predict": """\
+Write a checkpoint's predictions on the recipe's test_dataset, or on its eval_dataset
+if there is none, to a file. The metrics are printed as JSON on standard output.
+
+  .npz    arrays `predictions` and `label_ids` of shape (samples, ...); several
+          outputs are predictions_0, predictions_1, ... or predictions_<name>.
+          numpy.load reads it without unpickling anything.
+  .jsonl  a line {"prediction": ..., "label": ...} per sample
+
+All training arguments may be given too; `hexloop train --help` lists them.""",
+    "run": """\
+Run a Python script or module that was written for transformers' Trainer, unmodified:
+hexloop's Trainer, arguments, callbacks and argument parser take the place of
+transformers' for it and for every library that it imports. Its arguments, output and
+exit code are those that it has with `python`.
+
+With --check, it runs twice, once with each library, in new processes and with output
+folders of their own; nothing is published or sent to trackers. Losses, learning
+rates, gradient norms, metrics and final weights are compared to the last bit. A
+program that writes anything outside of its output folder is refused.""",
+    "checkpoints": "List, verify, sign, compare, prune and convert checkpoints outside a run.",
+    "checkpoints list": """\
+List the checkpoints in a folder, and related folders: quarantined and unfinished ones,
+and those that have the name of a checkpoint but are not one. Every byte of each
+checkpoint is read. Nothing is changed.
+
+Exit code: 0 if no checkpoint is bad, 1 if one is.""",
+    "checkpoints verify": """\
+Read every byte of each checkpoint and compare it with the manifest. A folder stands
+for all checkpoints in it. Nothing is changed. With --key, one that is not signed by the
+key is not good.
+
+Exit code: 0 if all are good, 1 if one is not.""",
+    "checkpoints sign": """\
+Verify each checkpoint by its digests and sign it, whatever its signature was: one of a
+run without a key, or an imported one. Sign only what you trust. A folder stands for all
+checkpoints in it; no run may write there at the same time.
+
+Exit code: 0 if all are signed, 1 if one is not good.""",
+    "checkpoints show": """\
+Show which run wrote a checkpoint, at which step, the state of that run, and the files
+with their sizes and digests. Nothing is verified: `hexloop checkpoints verify` does that.""",
+    "checkpoints diff": """\
+Compare two checkpoints: weights, optimizer, other tensors, then every field of the JSON
+documents. Both are verified first. Of tensors that differ, one at a time is in memory.
+
+Values that only identify a run are not compared: the names of runs and sessions, time
+and memory readings, and the two files that are never read back. --strict compares them too.
+
+Exit code: 0 if they are equal, 1 if they differ, 2 if one of them cannot be compared.""",
+    "checkpoints prune": """\
+Remove checkpoints of one run: of those that led to its newest one, all but the last N.
+The newest is verified first; if it is not good, nothing is removed. Checkpoints of other
+runs, of a branch that the run has abandoned, and those that contain a file named
+"protected" are never removed. There is no confirmation; what was removed is printed.
+
+--replaced removes the checkpoints that `hexloop checkpoints list` shows as set aside because
+a later run in the same folder has saved others of their names; with --run, those of one run.
+
+Do not use --leftovers while the run is training: a save in progress is unfinished too,
+and would fail.""",
+    "checkpoints consolidate": """\
+Write a folder with the model alone: its weights as one model.safetensors, however many
+processes saved them, and its configuration and tokenizer if the checkpoint has them.
+One tensor at a time is in memory; neither torch nor the engine that trained needs to be
+installed. The folder appears when it is complete; the checkpoint is not changed.""",
+    "checkpoints import": """\
+Convert a checkpoint of transformers' Trainer (version 4 or 5) to a checkpoint of hexloop
+in OUTPUT_DIR, from which `hexloop train --resume` resumes.
+
+Only tensors, numbers and strings are read: files that would run code when they are
+loaded are refused. training_args.bin is never read: pass the run's arguments again.""",
+    "checkpoints export": """\
+Write a checkpoint as checkpoint-<step> in OUTPUT_DIR, in the format of transformers'
+Trainer, which accepts the folder as resume_from_checkpoint. This is the only place
+where hexloop writes pickled files, as transformers requires them.""",
+    "launch": """\
+Run a recipe or a Python script in several processes that train together, on one
+machine or several. A recipe runs as with `hexloop train`, a file that ends in .py as
+with `python`; arguments after its name are passed to it. Each process reads its rank
+from the environment variables that torchrun sets (RANK, WORLD_SIZE, LOCAL_RANK,
+MASTER_ADDR, ...).
+
+When a process dies, all are stopped, and with --restarts they are started again: a
+recipe resumes from its newest checkpoint. Options must precede the recipe.""",
+    "runs": "Read the journals that runs keep in their output folders.",
+    "runs diff": """\
+Find the step at which two runs diverge, and what diverges first: the data, the random
+generators, the learning rate, the loss, the gradients, the weights or the metrics.
+Everything that both journals contain is compared: logs and saves, and with
+journal='steps' every step.
+
+Exit code: 0 if the runs are equal in everything that was compared, 1 if they diverge.""",
+    "outbox": """\
+What a run publishes on the Hub or logs to trackers is kept in the outbox of its output
+folder until it has arrived. Show what is left there, and finish it or drop it. Tokens are
+those of the environment (such as HF_TOKEN) or of the logins of this machine.
+
+Exit code: 0 if nothing is left, 1 otherwise.""",
+    "report": """\
+Write one HTML page that shows runs, several on the same charts: what was logged over
+the steps, the checkpoints and whether they are good, what each save cost, restarts and
+preemptions, the arguments that differ, results, and how to reproduce and resume.
+
+The page holds everything that it shows and loads nothing. It is made from the files in
+the runs' folders: the journal, the log of report_to=json_lines, and the checkpoints.
+Every byte of each checkpoint is read, unless --quick is given.""",
+    "board": """\
+Show the runs below a folder in a browser, while they train: a list of all, and the
+curves, checkpoints, restarts and arguments of one run or several. Pages keep themselves
+up to date. Nothing in the folder is changed, and only its runs are read.
+
+The address has a token that is new with each start, and can be reached from this machine
+only. From another one, forward the port: ssh -L 8377:127.0.0.1:8377 HOST. Checkpoints
+are listed but not verified: `hexloop checkpoints verify` does that.""",
+    "doctor": """\
+Report what this machine has: devices and the precisions that each supports, the
+adapters of each port including those of installed packages, and versions; and what to
+install for anything missing. Exit code: 1 if something that hexloop needs is missing.""",
+}
+"""The descriptions of commands; that of another one is its help as a sentence."""
+
+EPILOGS = {
+    "train": """\
 examples:
   hexloop train recipe.yaml
   hexloop train recipe.yaml --learning_rate 1e-4 --max_steps 200 --output_dir runs/short
@@ -65,36 +204,10 @@ examples:
   hexloop train recipe.yaml --resume runs/first/checkpoint-500
 
 """
-
-EVALUATE = """\
-Evaluate a checkpoint on the recipe's eval_dataset. The metrics are written to a file
-and printed as JSON; nothing else is written to standard output.
-
-All training arguments may be given too; `hexloop train --help` lists them."""
-
-PREDICT = """\
-Write a checkpoint's predictions on the recipe's test_dataset, or on its eval_dataset
-if there is none, to a file. The metrics are printed as JSON on standard output.
-
-  .npz    arrays `predictions` and `label_ids` of shape (samples, ...); several
-          outputs are predictions_0, predictions_1, ... or predictions_<name>.
-          numpy.load reads it without unpickling anything.
-  .jsonl  a line {"prediction": ..., "label": ...} per sample
-
-All training arguments may be given too; `hexloop train --help` lists them."""
-
-RUN = """\
-Run a Python script or module that was written for transformers' Trainer, unmodified:
-hexloop's Trainer, arguments, callbacks and argument parser take the place of
-transformers' for it and for every library that it imports. Its arguments, output and
-exit code are those that it has with `python`.
-
-With --check, it runs twice, once with each library, in new processes and with output
-folders of their own; nothing is published or sent to trackers. Losses, learning
-rates, gradient norms, metrics and final weights are compared to the last bit. A
-program that writes anything outside of its output folder is refused."""
-
-RUN_EXAMPLES = """\
+    + EXIT_CODES,
+    "evaluate": EXIT_CODES,
+    "predict": EXIT_CODES,
+    "run": """\
 examples:
   hexloop run run_glue.py --task_name mrpc --output_dir out
   hexloop run -m my_project.train --output_dir out
@@ -106,19 +219,8 @@ exit codes:
   those of the program; 2 also if there is no such program.
   With --check: 0 if both libraries agree, 1 if they differ or the program fails,
   2 if they cannot be compared
-"""
-
-LAUNCH = """\
-Run a recipe or a Python script in several processes that train together, on one
-machine or several. A recipe runs as with `hexloop train`, a file that ends in .py as
-with `python`; arguments after its name are passed to it. Each process reads its rank
-from the environment variables that torchrun sets (RANK, WORLD_SIZE, LOCAL_RANK,
-MASTER_ADDR, ...).
-
-When a process dies, all are stopped, and with --restarts they are started again: a
-recipe resumes from its newest checkpoint. Options must precede the recipe."""
-
-LAUNCH_EXAMPLES = """\
+""",
+    "launch": """\
 examples:
   hexloop launch --processes 2 recipe.yaml --max_steps 100
   hexloop launch --processes 2 --restarts 3 --log-folder logs recipe.yaml --resume auto
@@ -130,113 +232,12 @@ exit codes:
   n    that of the process that failed first; 128 + n if signal n killed it.
        A process that exits with 2 (invalid configuration) or 3 (stopped and saved)
        is not restarted
-"""
-
-LIST = """\
-List the checkpoints in a folder, and related folders: quarantined and unfinished ones,
-and those that have the name of a checkpoint but are not one. Every byte of each
-checkpoint is read. Nothing is changed.
-
-Exit code: 0 if no checkpoint is bad, 1 if one is."""
-
-VERIFY = """\
-Read every byte of each checkpoint and compare it with the manifest. A folder stands
-for all checkpoints in it. Nothing is changed. With --key, one that is not signed by the
-key is not good.
-
-Exit code: 0 if all are good, 1 if one is not."""
-
-SIGN = """\
-Verify each checkpoint by its digests and sign it, whatever its signature was: one of a
-run without a key, or an imported one. Sign only what you trust. A folder stands for all
-checkpoints in it; no run may write there at the same time.
-
-Exit code: 0 if all are signed, 1 if one is not good."""
-
-SHOW = """\
-Show which run wrote a checkpoint, at which step, the state of that run, and the files
-with their sizes and digests. Nothing is verified: `hexloop checkpoints verify` does that."""
-
-DIFF = """\
-Compare two checkpoints: weights, optimizer, other tensors, then every field of the JSON
-documents. Both are verified first. Of tensors that differ, one at a time is in memory.
-
-Values that only identify a run are not compared: the names of runs and sessions, time
-and memory readings, and the two files that are never read back. --strict compares them too.
-
-Exit code: 0 if they are equal, 1 if they differ, 2 if one of them cannot be compared."""
-
-PRUNE = """\
-Remove checkpoints of one run: of those that led to its newest one, all but the last N.
-The newest is verified first; if it is not good, nothing is removed. Checkpoints of other
-runs, of a branch that the run has abandoned, and those that contain a file named
-"protected" are never removed. There is no confirmation; what was removed is printed.
-
---replaced removes the checkpoints that `hexloop checkpoints list` shows as set aside because
-a later run in the same folder has saved others of their names; with --run, those of one run.
-
-Do not use --leftovers while the run is training: a save in progress is unfinished too,
-and would fail."""
-
-CONSOLIDATE = """\
-Write a folder with the model alone: its weights as one model.safetensors, however many
-processes saved them, and its configuration and tokenizer if the checkpoint has them.
-One tensor at a time is in memory; neither torch nor the engine that trained needs to be
-installed. The folder appears when it is complete; the checkpoint is not changed."""
-
-IMPORT = """\
-Convert a checkpoint of transformers' Trainer (version 4 or 5) to a checkpoint of hexloop
-in OUTPUT_DIR, from which `hexloop train --resume` resumes.
-
-Only tensors, numbers and strings are read: files that would run code when they are
-loaded are refused. training_args.bin is never read: pass the run's arguments again."""
-
-EXPORT = """\
-Write a checkpoint as checkpoint-<step> in OUTPUT_DIR, in the format of transformers'
-Trainer, which accepts the folder as resume_from_checkpoint. This is the only place
-where hexloop writes pickled files, as transformers requires them."""
-
-RUNS_DIFF = """\
-Find the step at which two runs diverge, and what diverges first: the data, the random
-generators, the learning rate, the loss, the gradients, the weights or the metrics.
-Everything that both journals contain is compared: logs and saves, and with
-journal='steps' every step.
-
-Exit code: 0 if the runs are equal in everything that was compared, 1 if they diverge."""
-
-REPORT = """\
-Write one HTML page that shows runs, several on the same charts: what was logged over
-the steps, the checkpoints and whether they are good, what each save cost, restarts and
-preemptions, the arguments that differ, results, and how to reproduce and resume.
-
-The page holds everything that it shows and loads nothing. It is made from the files in
-the runs' folders: the journal, the log of report_to=json_lines, and the checkpoints.
-Every byte of each checkpoint is read, unless --quick is given."""
-
-REPORT_EXAMPLES = """\
+""",
+    "report": """\
 examples:
   hexloop report runs/digits
   hexloop report runs/a runs/b --out comparison.html
   hexloop report runs/shared@3f2a --quick
-"""
-
-BOARD = """\
-Show the runs below a folder in a browser, while they train: a list of all, and the
-curves, checkpoints, restarts and arguments of one run or several. Pages keep themselves
-up to date. Nothing in the folder is changed, and only its runs are read.
-
-The address has a token that is new with each start, and can be reached from this machine
-only. From another one, forward the port: ssh -L 8377:127.0.0.1:8377 HOST. Checkpoints
-are listed but not verified: `hexloop checkpoints verify` does that."""
-
-DOCTOR = """\
-Report what this machine has: devices and the precisions that each supports, the
-adapters of each port including those of installed packages, and versions; and what to
-install for anything missing. Exit code: 1 if something that hexloop needs is missing."""
-
-OUTBOX = """\
-What a run publishes on the Hub or logs to trackers is kept in the outbox of its output
-folder until it has arrived. Show what is left there, and finish it or drop it. Tokens are
-those of the environment (such as HF_TOKEN) or of the logins of this machine.
-
-Exit code: 0 if nothing is left, 1 otherwise."""
+""",
+}
+"""Examples and exit codes, after the options."""

@@ -17,16 +17,17 @@ from attrs import define, frozen
 import hexloop
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.command_line import ExitCode
-from hexloop.app.command_line.resuming import AUTO, command_text, resume_command, resume_problems, resume_source
+from hexloop.app.command_line.options import AUTO, RESUME, command_text, without_options
 from hexloop.app.printing import print_lines, print_text
 from hexloop.app.recipe import read_recipe
 from hexloop.app.run.checkpoints import finished_at
 from hexloop.app.run.session import RunOutcome
 from hexloop.app.trainer.attributes import folder_of
 from hexloop.app.wiring.adapters import choose_interrupts, choose_storage
-from hexloop.app.wiring.storage import as_location, is_elsewhere, scheme_of
+from hexloop.app.wiring.storage import as_location, is_elsewhere, is_missing, joined, scheme_of, storage_for
 from hexloop.domain.checkpoints.manifest import checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest
+from hexloop.domain.checkpoints.selection import runs_in
 from hexloop.domain.errors import CheckpointError, ConfigurationError, HexloopError, StorageError
 from hexloop.domain.events import CheckpointPublished, Paused, TrainEnded
 from hexloop.domain.run_folder import EARLIER
@@ -78,11 +79,11 @@ def run(options: Namespace) -> ExitCode:
                 f"You chose eval_strategy={strategy!r}, but the recipe has no eval_dataset; add one, or set "
                 "eval_strategy='no'."
             )
-        yield from resume_problems(resume_source(options, arguments), arguments)
+        yield from _resume_problems(_resume_source(options, arguments), arguments)
 
     recipe = read_recipe(options.recipe, ("model", "train_dataset"), options, options.unknown, problems)
     arguments = recipe.arguments
-    source, storage = resume_source(options, arguments), choose_storage(arguments)
+    source, storage = _resume_source(options, arguments), choose_storage(arguments)
     if source == AUTO and (step := finished_at(storage, arguments)) is not None:
         if arguments.process_index == 0:
             print_lines(
@@ -147,7 +148,7 @@ def _push_final_model(trainer: hexloop.Trainer) -> None:
 
 def _write_report(folder: str) -> None:
     """Write the page that shows the run into its folder. A failure is reported, and does not fail the run."""
-    from hexloop.app.command_line.reporting import REPORT, write_report
+    from hexloop.app.command_line.pages import REPORT, write_report
     from hexloop.app.pages.reading import read_runs
 
     try:
@@ -193,11 +194,11 @@ def _closing_line(trainer: hexloop.Trainer, options: Namespace, progress: Progre
     """Return one line with the checkpoints' folder, the files to look at, and the exact command to resume."""
     args, outcome = trainer.args, trainer.outcome
     finished = outcome is not None and outcome.step >= trainer.state.max_steps and not outcome.save_failed
-    if resume_source(options, args) == AUTO and not finished:
+    if _resume_source(options, args) == AUTO and not finished:
         command = command_text(options.argv)
     elif (step := _last_saved(trainer, progress)) is not None:
-        command = resume_command(options.argv, args, step, finished)
-    elif resume_source(options, args):
+        command = _resume_command(options.argv, args, step, finished)
+    elif _resume_source(options, args):
         command = command_text(options.argv)
     else:
         command = ""
@@ -207,6 +208,49 @@ def _closing_line(trainer: hexloop.Trainer, options: Namespace, progress: Progre
     if command:
         parts.append(f"{'train longer' if finished else 'resume'} with: {command}")
     return "; ".join(parts)
+
+
+def _resume_source(options: Namespace, arguments: TrainingArguments) -> str | bool | None:
+    """Return the value of `--resume`, or of the argument `resume_from_checkpoint` if the option is not given."""
+    chosen: str | bool | None = options.resume
+    return arguments.resume_from_checkpoint if chosen is None else chosen
+
+
+def _resume_problems(source: str | bool | None, arguments: TrainingArguments) -> Iterator[str]:
+    """Report a checkpoint to resume from that is missing, or existing ones that a restart would take for the run's."""
+    folder = str(arguments.output_dir)
+    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    if source in (None, False) and restarts != "0" and checkpoint_steps(storage_for(folder)):
+        yield (
+            f"--resume: You chose to start a new run with up to {restarts} restarts, but {folder} already contains "
+            "checkpoints, from which a restart would resume; use --resume auto to resume from them, or choose another "
+            "output_dir."
+        )
+    if source is True and not checkpoint_steps(storage_for(folder)):
+        yield (
+            f"--resume: You chose to resume from the newest checkpoint, but there is none in {folder}; leave --resume "
+            "out to train from the start, or set output_dir."
+        )
+    elif isinstance(source, str) and source != AUTO and is_missing(source):
+        yield f"--resume: You chose to resume from {source!r}, but there is no such folder; name a checkpoint's folder."
+
+
+def _resume_command(argv: Sequence[str], arguments: TrainingArguments, step: int, finished: bool) -> str:
+    """Return the command `argv`, changed so that it resumes from the run's last checkpoint, that of `step`.
+
+    The checkpoint is named only if the folder contains checkpoints of another run. For a run that has `finished`, the
+    number of steps or epochs is doubled, as there is nothing left to do otherwise.
+    """
+    folder = str(arguments.output_dir)
+    alone = len(runs_in(storage_for(folder))) <= 1
+    source = ["--resume", *([] if alone else [joined(folder, checkpoint_name(step))])]
+    if not finished:
+        return command_text([*without_options(argv, RESUME), *source])
+    if arguments.max_steps > 0:
+        longer, value = "max_steps", str(2 * arguments.max_steps)
+    else:
+        longer, value = "num_train_epochs", f"{2 * arguments.num_train_epochs:g}"
+    return command_text([*without_options(argv, (*RESUME, longer)), *source, f"--{longer}", value])
 
 
 def _last_saved(trainer: hexloop.Trainer, progress: Progress) -> int | None:

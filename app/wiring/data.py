@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -49,6 +48,7 @@ from hexloop.adapters.trainable.torch.forward import forward_parameters, used_co
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.data import AcceleratorConfig
 from hexloop.app.callbacks.progress import SkipProgressBar, shows_bars
+from hexloop.app.calling import most_positional
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.order import Order, Sequential, Shard
@@ -338,7 +338,7 @@ def sampler_from(method: Callable[..., Any], dataset: Any) -> Any:
     """
     if is_iterable(dataset):
         return None
-    return method(dataset) if inspect.signature(method).parameters else method()
+    return method(dataset) if most_positional(method) else method()
 
 
 # What the arguments say about batches

@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
+import numpy as np
+
 from hexloop.app.checkpoint_rows import CheckpointRow, format_bytes, metric_of, read_state, rows_of
 from hexloop.app.command_line import ExitCode
 from hexloop.app.command_line.checkpoints import (
@@ -17,7 +19,6 @@ from hexloop.app.command_line.checkpoints import (
     open_folder,
     refuse_missing,
 )
-from hexloop.app.command_line.checkpoints.finiteness import finding_of
 from hexloop.app.printing import print_document, print_lines
 from hexloop.app.wiring.checkpoint_files import CheckpointFiles
 from hexloop.app.wiring.signing import read_key
@@ -25,9 +26,10 @@ from hexloop.app.wiring.storage import joined
 from hexloop.domain.checkpoints.manifest import Manifest, checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest
 from hexloop.domain.checkpoints.survey import CheckpointFolder, FolderStatus, examine, survey
-from hexloop.domain.errors import CheckpointError
+from hexloop.domain.errors import CheckpointError, StorageError
 from hexloop.domain.json_documents import finite_json
 from hexloop.ports.signatures import Signatures
+from hexloop.ports.state import Part
 from hexloop.ports.storage import Storage
 
 COLUMNS = ("name", "step", "age", "size", "metric", "run", "state", "")
@@ -38,6 +40,20 @@ STATE_FIELDS = (
     "best_checkpoint", "due", "seed", "data_seed",
 )  # fmt: skip
 """The fields of the run state that are shown."""
+
+EXPONENTS = {
+    "F64": ("<u8", 0x7FF0000000000000),
+    "F32": ("<u4", 0x7F800000),
+    "F16": ("<u2", 0x7C00),
+    "BF16": ("<u2", 0x7F80),
+}
+"""The bits of a number's exponent, all of which are set in NaN and infinity, and the integer with as many bits."""
+
+CHUNK = 1 << 22
+"""How many numbers are looked at at a time."""
+
+MOST_NAMED = 3
+"""How many tensors are named."""
 
 
 def list_checkpoints(options: Namespace) -> ExitCode:
@@ -182,3 +198,38 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> Itera
             for number, (cell, width) in enumerate(zip(row, widths, strict=False))
         )
         yield "  ".join(cells).rstrip()
+
+
+def finding_of(storage: Storage, name: str) -> str:
+    """Return a sentence about the weights of a checkpoint that are NaN or infinite; "" if there are none.
+
+    The checkpoint was verified just now. What cannot be read is left to the verification.
+    """
+    try:
+        files = CheckpointFiles(storage, name, read_manifest(storage, name).files)
+        parts = [part for path in files.tensor_files().get("model", ()) for part in files.tensors(path)]
+        found = {part.name: count for part in parts if (count := _not_finite(part))}
+    except (CheckpointError, StorageError):
+        return ""
+    if not found:
+        return ""
+    names = ", ".join(list(found)[:MOST_NAMED]) + (", ..." if len(found) > MOST_NAMED else "")
+    return (
+        f"its files are intact, but {sum(found.values()):,} of its weights are not finite, in {len(found)} of "
+        f"{len(parts)} tensors ({names}): a loss or gradient was not finite before it was saved; resume from an "
+        "earlier checkpoint"
+    )
+
+
+def _not_finite(part: Part) -> int:
+    """Return how many numbers of a tensor are NaN or infinite."""
+    if part.dtype not in EXPONENTS:
+        return 0
+    kind, exponent = EXPONENTS[part.dtype]
+    mask = np.array(exponent, dtype=kind)
+    return sum(int(np.count_nonzero(chunk & mask == mask)) for chunk in _chunks(part, kind))
+
+
+def _chunks(part: Part, kind: str) -> Iterator[np.ndarray[tuple[int], np.dtype[np.unsignedinteger]]]:
+    for begin in range(0, part.length, CHUNK):
+        yield np.frombuffer(part.run(begin, min(CHUNK, part.length - begin)), dtype=kind)

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from attrs import frozen
 
-from hexloop.app.command_line.resuming import AUTO, RESUME, without_options
+from hexloop.app.command_line.options import AUTO, RESUME, without_options
 from hexloop.app.devices import count_accelerators
 from hexloop.domain.errors import ConfigurationError
 

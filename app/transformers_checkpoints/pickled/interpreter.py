@@ -1,10 +1,12 @@
 """An interpreter of the few pickle opcodes that files of tensors, numbers, strings and containers need.
 
-The opcodes are those of https://docs.python.org/3/library/pickletools.html, of protocol 2 and later.
+The opcodes are those of https://docs.python.org/3/library/pickletools.html, of protocol 2 and later, and that module
+reads their arguments. Why this is not `pickle.Unpickler`: docs/decisions/0030-an-interpreter-of-pickles.md.
 """
 
 from __future__ import annotations
 
+import pickletools
 import struct
 from collections.abc import Callable
 from typing import Any, BinaryIO
@@ -22,6 +24,9 @@ from hexloop.app.transformers_checkpoints.pickled.descriptions import (
 
 _MARK = object()
 
+_LARGEST = 1 << 31
+"""Bytes of an argument."""
+
 
 class Interpreter:
     """Interprets one pickle. persistent: returns the storage that a persistent id describes."""
@@ -35,149 +40,116 @@ class Interpreter:
         """Return the value. Raises RefusedError if the pickle is damaged, too long, or more than data."""
         try:
             for _ in range(self._most):
-                opcode = self._take(1)[0]
-                if opcode == ord("."):
-                    return self._pop()
-                action = _ACTIONS.get(opcode)
-                if action is None:
-                    refuse(f"its pickle has the opcode {opcode:#x}, which is not read")
-                action(self)
-        except (IndexError, struct.error, UnicodeDecodeError, TypeError, KeyError) as error:
+                code = self.read(1)
+                if code == b".":
+                    return self._pop(1)[0]
+                if code not in _OPCODES:
+                    refuse(f"its pickle has the opcode {code[0]:#x}, which is not read")
+                argument, action = _OPCODES[code]
+                action(self, argument(self) if argument else None)
+        except (IndexError, ValueError, TypeError, KeyError) as error:
             refuse(f"its pickle is damaged ({type(error).__name__})")
         refuse(f"its pickle has more than {self._most} opcodes; document_values raises this limit")
 
-    def _take(self, size: int) -> bytes:
+    def read(self, size: int) -> bytes:
+        """Return the next `size` bytes."""
         found = self._data.read(size) if 0 <= size <= _LARGEST else refuse("its pickle is damaged")
         return found if len(found) == size else refuse("its pickle ends early")
 
-    def _number(self, kind: str) -> int:
-        (number,) = struct.unpack(kind, self._take(struct.calcsize(kind)))
-        return int(number)
+    def _names(self) -> list[str]:
+        lines = [self._data.readline(300) for _ in range(2)]
+        if not all(line.endswith(b"\n") for line in lines):
+            refuse("its pickle is damaged")
+        return [line[:-1].decode("utf-8") for line in lines]
 
-    def _pop(self) -> Any:
-        value = self._stack.pop()
-        return value if value is not _MARK else refuse("its pickle is damaged")
-
-    def _pop_mark(self) -> list[Any]:
-        for position in range(len(self._stack) - 1, -1, -1):
-            if self._stack[position] is _MARK:
-                items = self._stack[position + 1 :]
-                del self._stack[position:]
-                return items
-        refuse("its pickle is damaged")
-
-    def _push(self, value: Any) -> None:
-        self._stack.append(value)
-
-    def _text(self, kind: str) -> None:
-        self._push(self._take(self._number(kind)).decode("utf-8"))
-
-    def _raw(self, kind: str) -> None:
-        self._push(self._take(self._number(kind)))
-
-    def _old_text(self, kind: str) -> None:
-        self._push(self._take(self._number(kind)).decode("latin1"))
-
-    def _whole(self, kind: str) -> None:
-        self._push(self._number(kind))
-
-    def _long(self, kind: str) -> None:
-        size = self._number(kind)
+    def _long(self) -> int:
+        (size,) = struct.unpack("<i", self.read(4))
         if not 0 <= size <= MOST_DIGITS_BYTES:
             refuse(f"it holds an integer of {size} bytes")
-        self._push(int.from_bytes(self._take(size), "little", signed=True))
+        return int.from_bytes(self.read(size), "little", signed=True)
 
-    def _float(self) -> None:
-        self._push(struct.unpack(">d", self._take(8))[0])
+    def _push(self, value: Any) -> None:
+        if isinstance(value, str):
+            value.encode()  # pickle and pickletools let through what is not Unicode
+        self._stack.append(value)
 
-    def _tuple(self, length: int | None = None) -> None:
-        if length is None:
-            self._push(tuple(self._pop_mark()))
-        else:
-            items = [self._pop() for _ in range(length)][::-1]
-            self._push(tuple(items))
+    def _pop(self, count: int | None = None) -> list[Any]:
+        """Remove and return the last items of the stack: `count` of them, or all after the last mark."""
+        start = len(self._stack) - (count or 0)
+        while count is None and self._stack[start - 1] is not _MARK:  # IndexError without a mark
+            start -= 1
+        items = self._stack[start:]
+        if len(items) < (count or 0) or any(each is _MARK for each in items):
+            refuse("its pickle is damaged")
+        del self._stack[start if count else start - 1 :]
+        return items
 
-    def _append(self, several: bool) -> None:
-        items = self._pop_mark() if several else [self._pop()]
+    def _append(self, items: list[Any]) -> None:
         target = self._stack[-1]
         if not isinstance(target, list):
             refuse("its pickle appends to something other than a list")
         target.extend(items)
 
-    def _set(self, several: bool) -> None:
-        items = self._pop_mark() if several else [self._pop(), self._pop()][::-1]
+    def _set(self, items: list[Any]) -> None:
         target = self._stack[-1]
         if not isinstance(target, dict) or len(items) % 2:
             refuse("its pickle sets items of something other than a dictionary")
         for key, value in zip(items[::2], items[1::2], strict=True):
             put(target, key, value)
 
-    def _global(self) -> None:
-        module, name = (self._line() for _ in range(2))
-        self._push(known_name(module, name))
-
-    def _stack_global(self) -> None:
-        name, module = self._pop(), self._pop()
-        self._push(known_name(module, name))
-
-    def _line(self) -> str:
-        line = self._data.readline(300)
-        return line[:-1].decode("utf-8") if line.endswith(b"\n") else refuse("its pickle is damaged")
-
-    def _reduce(self) -> None:
-        arguments, called = self._pop(), self._pop()
+    def _call(self, called: Any, arguments: Any) -> Any:
         if not isinstance(arguments, tuple) or not isinstance(called, Name):
             refuse("its pickle calls something other than the types of tensors and arrays")
-        function = CALLED.get((called.module, called.name))
-        if function is None:
-            refuse(f"it calls {called.module}.{called.name}")
-        self._push(function(*arguments))
+        function = CALLED.get((called.module, called.name)) or refuse(f"it calls {called.module}.{called.name}")
+        return function(*arguments)
 
-    def _build(self) -> None:
-        state = self._pop()
+    def _build(self, state: Any) -> None:
         build(self._stack[-1], state)
 
-    def _persistent_id(self) -> None:
-        self._push(self._persistent(self._pop()))
-
-    def _store(self, kind: str | None) -> None:
-        self._memo[len(self._memo) if kind is None else self._number(kind)] = self._stack[-1]
-
-    def _get(self, kind: str) -> None:
-        self._push(self._memo[self._number(kind)])
+    def _store(self, place: int | None) -> None:
+        self._memo[len(self._memo) if place is None else place] = self._stack[-1]
 
 
-_LARGEST = 1 << 31
+_ACTIONS: dict[str, Callable[[Interpreter, Any], object]] = {
+    **dict.fromkeys(("PROTO", "FRAME"), lambda each, _: None),
+    **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT"), Interpreter._push),
+    **dict.fromkeys(("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"), Interpreter._push),
+    **dict.fromkeys(("BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"), Interpreter._push),
+    "BYTEARRAY8": lambda each, data: each._push(bytes(data)),
+    "NONE": lambda each, _: each._push(None),
+    "NEWTRUE": lambda each, _: each._push(True),
+    "NEWFALSE": lambda each, _: each._push(False),
+    "EMPTY_LIST": lambda each, _: each._push([]),
+    "EMPTY_DICT": lambda each, _: each._push({}),
+    "EMPTY_TUPLE": lambda each, _: each._push(()),
+    "MARK": lambda each, _: each._push(_MARK),
+    "POP": lambda each, _: each._pop(1),
+    "TUPLE": lambda each, _: each._push(tuple(each._pop())),
+    "TUPLE1": lambda each, _: each._push(tuple(each._pop(1))),
+    "TUPLE2": lambda each, _: each._push(tuple(each._pop(2))),
+    "TUPLE3": lambda each, _: each._push(tuple(each._pop(3))),
+    "APPEND": lambda each, _: each._append(each._pop(1)),
+    "APPENDS": lambda each, _: each._append(each._pop()),
+    "SETITEM": lambda each, _: each._set(each._pop(2)),
+    "SETITEMS": lambda each, _: each._set(each._pop()),
+    "GLOBAL": lambda each, names: each._push(known_name(*names)),
+    "STACK_GLOBAL": lambda each, _: each._push(known_name(*each._pop(2))),
+    "REDUCE": lambda each, _: each._push(each._call(*each._pop(2))),
+    "BUILD": lambda each, _: each._build(*each._pop(1)),
+    "BINPERSID": lambda each, _: each._push(each._persistent(*each._pop(1))),
+    **dict.fromkeys(("BINPUT", "LONG_BINPUT", "MEMOIZE"), Interpreter._store),
+    **dict.fromkeys(("BINGET", "LONG_BINGET"), lambda each, place: each._push(each._memo[place])),
+}
+"""What is done with the argument of each opcode that is read."""
 
+_READERS: dict[str, Callable[[Any], Any]] = {"GLOBAL": Interpreter._names, "LONG4": Interpreter._long}
+"""What reads the arguments that `pickletools` reads without a bound."""
 
-def _actions() -> dict[int, Callable[[Interpreter], object]]:
-    of = Interpreter
-    plain: dict[str, Callable[[Interpreter], object]] = {
-        "(": lambda each: of._push(each, _MARK), "N": lambda each: of._push(each, None),
-        "}": lambda each: of._push(each, {}), "]": lambda each: of._push(each, []),
-        ")": lambda each: of._push(each, ()), "t": of._tuple, "G": of._float, "c": of._global, "R": of._reduce,
-        "b": of._build, "Q": of._persistent_id, "0": of._pop,
-        "a": lambda each: of._append(each, False), "e": lambda each: of._append(each, True),
-        "s": lambda each: of._set(each, False), "u": lambda each: of._set(each, True),
-        "X": lambda each: of._text(each, "<I"), "U": lambda each: of._old_text(each, "<B"),
-        "T": lambda each: of._old_text(each, "<i"), "B": lambda each: of._raw(each, "<I"),
-        "C": lambda each: of._raw(each, "<B"), "J": lambda each: of._whole(each, "<i"),
-        "K": lambda each: of._whole(each, "<B"), "M": lambda each: of._whole(each, "<H"),
-        "q": lambda each: of._store(each, "<B"), "r": lambda each: of._store(each, "<I"),
-        "h": lambda each: of._get(each, "<B"), "j": lambda each: of._get(each, "<I"),
-    }  # fmt: skip
-    further: dict[int, Callable[[Interpreter], object]] = {
-        0x80: lambda each: of._take(each, 1),  # protocol
-        0x85: lambda each: of._tuple(each, 1), 0x86: lambda each: of._tuple(each, 2),
-        0x87: lambda each: of._tuple(each, 3), 0x88: lambda each: of._push(each, True),
-        0x89: lambda each: of._push(each, False), 0x8A: lambda each: of._long(each, "<B"),
-        0x8B: lambda each: of._long(each, "<i"), 0x8C: lambda each: of._text(each, "<B"),
-        0x8D: lambda each: of._text(each, "<Q"), 0x8E: lambda each: of._raw(each, "<Q"),
-        0x93: of._stack_global, 0x94: lambda each: of._store(each, None),
-        0x95: lambda each: of._take(each, 8),  # the length of a frame
-        0x96: lambda each: of._raw(each, "<Q"),
-    }  # fmt: skip
-    return {**{ord(opcode): action for opcode, action in plain.items()}, **further}
-
-
-_ACTIONS = _actions()
+_OPCODES = {
+    each.code.encode("latin1"): (
+        _READERS.get(each.name, each.arg.reader if each.arg else None),
+        _ACTIONS[each.name],
+    )
+    for each in pickletools.opcodes
+    if each.name in _ACTIONS
+}

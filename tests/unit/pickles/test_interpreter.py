@@ -9,6 +9,7 @@ import json
 import math
 import pickle  # noqa: TID251 - what is compared with
 import struct
+import sys
 from typing import Any, NoReturn
 
 import pytest
@@ -99,9 +100,25 @@ def recursive() -> list[Any]:
     return value
 
 
+def tower(levels: int) -> bytes:
+    """A dictionary whose key is a tuple of twice a tuple of twice a tuple, so that its hash takes 2**levels steps."""
+    return b"\x80\x02})q\x000" + b"h\x00h\x00\x86q\x000" * levels + b"h\x00Ns."
+
+
+def equal_hashes(count: int) -> bytes:
+    """A dictionary whose keys have one hash, so that setting them takes count**2 steps."""
+    keys = ((number * sys.hash_info.modulus).to_bytes(16, "little") for number in range(count))
+    return b"\x80\x02}(" + b"".join(b"\x8a\x10" + key + b"N" for key in keys) + b"u."
+
+
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
+        (tower(60), "a dictionary has a key that is not"),
+        (equal_hashes(200), "a tuple or a number of more than 64 bits as a key"),
+        (b"\x80\x02(t(.", "its pickle is damaged"),
+        (b"\x80\x02NNt.", "its pickle is damaged"),
+        (pickle.dumps("\ud800", 2), "its pickle is damaged"),
         (pickle.dumps(Command(), 2), "it names posix.system|it names nt.system"),
         (b"\x80\x02cbuiltins\neval\n(X\x01\x00\x00\x001tR.", "it names builtins.eval"),
         (b"\x80\x02cbuiltins\nbytearray\nJ\x00\x00\x00\x60\x85R.", "bytes are made of something else"),

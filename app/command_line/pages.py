@@ -1,11 +1,15 @@
-"""`hexloop report`: one page that shows runs."""
+"""`hexloop report` and `hexloop board`: pages that show runs, written to a file or served while they train."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
+import webbrowser
 from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 from hexloop.app.command_line import ExitCode
@@ -22,7 +26,7 @@ REPORT = "report.html"
 """The name of a report if none is given."""
 
 
-def run(options: Namespace) -> ExitCode:
+def report(options: Namespace) -> ExitCode:
     """Write the page, and print where it is and what is missing in it."""
     target = _target(options.runs, options.out)
     records = read_runs(options.runs, options.quick)
@@ -62,3 +66,30 @@ def _remarks(record: RunRecord) -> list[str]:
         if row.found.status is FolderStatus.BAD:
             remarks.append(f"{record.label}: {row.found.name} is damaged: {reason_text(row)}")
     return remarks
+
+
+def board(options: Namespace) -> ExitCode:
+    """Serve the pages until Ctrl-C. Raises ConfigurationError for a folder or port that cannot be used."""
+    if problems := list(_board_problems(options.folder)):
+        raise ConfigurationError(problems)
+    from hexloop.app.pages.service import Board, serve
+
+    def started(address: str) -> None:
+        print_lines(f"The board is at {address}", "Stop it with Ctrl-C.")
+        if options.open:
+            webbrowser.open(address)
+
+    with suppress(KeyboardInterrupt):
+        asyncio.run(serve(Board(Path(os.path.abspath(options.folder))), options.port, started))
+    return ExitCode.DONE
+
+
+def _board_problems(folder: str) -> list[str]:
+    found = []
+    if is_elsewhere(folder):
+        found.append(f"You chose the folder {folder}; the board shows runs in folders of this machine only.")
+    elif not os.path.isdir(folder):
+        found.append(f"You chose the folder {folder}, but there is no such folder; check its name.")
+    if find_spec("aiohttp") is None:
+        found.append("The board needs the package aiohttp, which is not installed; pip install 'hexloop[board]'.")
+    return found
