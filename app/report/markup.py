@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hexloop.domain.json_documents import finite_json
-from hexloop.domain.printable import printable, printable_lines
-from hexloop.domain.redaction import redact
+from hexloop.domain.redaction import printable, printable_lines, redact
 
 VOID = frozenset({"meta", "img", "input", "link"})
 """Elements without content."""

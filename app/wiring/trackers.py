@@ -24,12 +24,10 @@ from hexloop.domain.background_logger import Receiver
 from hexloop.domain.delivery import Backoff
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.folders import Folder
-from hexloop.domain.printable import printable
-from hexloop.domain.redaction import is_secret_name
+from hexloop.domain.redaction import is_secret_name, printable
 from hexloop.domain.run_folder import OUTBOX
 from hexloop.domain.tracking import Tracking
-from hexloop.ports.logger import Logger
-from hexloop.ports.spool import Spool
+from hexloop.ports.logger import Logger, Spool
 
 LOGS = "logs-"
 """The names of folders with spools in that of outboxes, before the name of their run."""

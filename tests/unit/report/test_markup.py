@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexloop.app.report.markup import Markup, data_block, inline, joined, table, tag
-from hexloop.domain.printable import printable
-from hexloop.domain.redaction import redact
+from hexloop.domain.redaction import printable, redact
 
 
 class Elements(HTMLParser):
