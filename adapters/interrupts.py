@@ -13,8 +13,7 @@ from typing import Protocol, TypeAlias
 from attrs import define, field
 
 from hexloop.domain.errors import ConfigurationError
-from hexloop.ports.clock import Clock
-from hexloop.ports.interrupts import Interrupts
+from hexloop.ports.process import Clock, Interrupts
 
 Handler: TypeAlias = "Callable[[int, FrameType | None], object] | int | None"
 

@@ -21,7 +21,7 @@ from hexloop.domain.journal_index import INDEX, WindowsAhead
 from hexloop.domain.json_documents import finite_json, read_json
 from hexloop.domain.limits import limits
 from hexloop.domain.ranges import Count
-from hexloop.ports.journal import Fact
+from hexloop.ports.logger import Fact
 
 
 @frozen

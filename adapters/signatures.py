@@ -17,7 +17,7 @@ from hexloop.domain.errors import ConfigurationError
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-    from hexloop.ports.signatures import Signatures
+    from hexloop.ports.storage import Signatures
 
 SHORTEST_KEY = 32
 """Bytes of a secret key: the length of the HMAC's digest. A shorter one, such as a password, could be guessed."""

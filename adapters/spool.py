@@ -17,7 +17,7 @@ from typing import Any
 from hexloop.domain.folders import Folder, is_private
 from hexloop.domain.json_documents import read_json
 from hexloop.domain.limits import limits
-from hexloop.ports.spool import Entry
+from hexloop.ports.logger import Entry
 
 NUMBER = "number"
 """The member of a line with the number of its entry."""

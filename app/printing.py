@@ -7,8 +7,7 @@ import os
 import sys
 from typing import TextIO
 
-from hexloop.domain.printable import printable, printable_lines
-from hexloop.domain.redaction import redact, redacted, remember_secrets, secret_values
+from hexloop.domain.redaction import printable, printable_lines, redact, redacted, remember_secrets, secret_values
 
 
 def print_lines(*lines: str, to: TextIO | None = None) -> None:

@@ -16,9 +16,8 @@ from attrs import evolve, field, frozen
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.log_entries import LONGEST_IDENTIFIER, Item, is_for, item_of, run_entry
 from hexloop.domain.redaction import redact
-from hexloop.ports.clock import Clock
-from hexloop.ports.logger import Logger, Outcome, Record, RunInformation, SavedModel
-from hexloop.ports.spool import Spool
+from hexloop.ports.logger import Logger, Outcome, Record, RunInformation, SavedModel, Spool
+from hexloop.ports.process import Clock
 
 IN_MEMORY = 1000
 """Items that wait in memory; further ones are read from the spool."""

@@ -13,8 +13,8 @@ from hexloop.domain import events
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.state import RunState
 from hexloop.domain.wording import Problem
-from hexloop.ports.clock import Clock
-from hexloop.ports.evaluator import Evaluator
+from hexloop.ports.batches import Evaluator
+from hexloop.ports.process import Clock
 
 Batch = TypeVar("Batch")
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable
 
-from hexloop.ports.clock import Clock
-from hexloop.ports.journal import Fact, Journal
-from hexloop.ports.logger import FINISHED, Logger, Outcome, Record, RunInformation
+from hexloop.ports.logger import FINISHED, Fact, Journal, Logger, Outcome, Record, RunInformation
+from hexloop.ports.process import Clock
 
 
 class LoggerGroup:

@@ -19,7 +19,7 @@ from attrs import define, evolve, field, frozen
 from hexloop.domain.errors import NotFiniteError
 from hexloop.domain.events import IrregularWindow
 from hexloop.domain.state import RunState, SkippedWindow
-from hexloop.ports.window_values import WindowValues
+from hexloop.ports.learner import WindowValues
 
 Loss = TypeVar("Loss")
 Window = TypeVar("Window")

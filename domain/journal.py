@@ -32,7 +32,7 @@ from attrs import define, field, frozen
 
 from hexloop.domain.checkpoints.manifest import step_of
 from hexloop.domain.evaluation import is_reading
-from hexloop.ports.journal import Fact
+from hexloop.ports.logger import Fact
 
 
 class ObservationKind(IntEnum):

@@ -8,8 +8,7 @@ from copy import deepcopy
 from attrs import define, evolve, field
 
 from hexloop.domain.state import RunState
-from hexloop.ports.snapshots import Snapshots
-from hexloop.ports.state import Exportable, Part
+from hexloop.ports.state import Exportable, Part, Snapshots
 
 
 @define(eq=False)

@@ -8,8 +8,7 @@ from typing import Any, TypeAlias
 
 from attrs import asdict, evolve, fields
 
-from hexloop.ports.logger import Outcome, Record, RunInformation, SavedModel, Value
-from hexloop.ports.spool import Entry
+from hexloop.ports.logger import Entry, Outcome, Record, RunInformation, SavedModel, Value
 
 Item: TypeAlias = Record | SavedModel | Outcome
 

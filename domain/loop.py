@@ -23,9 +23,8 @@ from hexloop.domain.events import (
 )
 from hexloop.domain.run import Run
 from hexloop.domain.triggers import Interval
+from hexloop.ports.learner import Precision, Trainable
 from hexloop.ports.parallelism import Parallelism
-from hexloop.ports.precision import Precision
-from hexloop.ports.trainable import Trainable
 
 Batch = TypeVar("Batch")
 Loss = TypeVar("Loss")

@@ -21,8 +21,7 @@ from hexloop.domain.checkpoints.manifest import stays_inside
 from hexloop.domain.errors import IrregularFileError, MissingFileError, StorageError
 from hexloop.domain.json_documents import read_bytes, read_json
 from hexloop.domain.limits import limits
-from hexloop.domain.printable import printable
-from hexloop.domain.redaction import redact, redacted
+from hexloop.domain.redaction import printable, redact, redacted
 from hexloop.domain.run_folder import EARLIER, OUTBOX
 from hexloop.ports.storage import Entry, Storage
 

@@ -9,9 +9,8 @@ from attrs import frozen
 
 from hexloop.domain.errors import CheckpointError, StorageError, StorageFullError, UnreadableCheckpointError
 from hexloop.ports.collectives import Collectives, Json, Reduction
-from hexloop.ports.losses import Losses
+from hexloop.ports.learner import Losses, WindowValues
 from hexloop.ports.state import Part
-from hexloop.ports.window_values import WindowValues
 
 Value = TypeVar("Value", bound=Json)
 Loss_contra = TypeVar("Loss_contra", contravariant=True)

@@ -17,10 +17,8 @@ from hexloop.domain.requests import Agreement, LocalAgreement, Requests, SaveReq
 from hexloop.domain.state import RunState
 from hexloop.domain.triggers import ControlFlags, Plan, Triggers
 from hexloop.ports.batches import Batches
-from hexloop.ports.clock import Clock
-from hexloop.ports.learner import Learner
-from hexloop.ports.losses import Losses
-from hexloop.ports.scheduler import Scheduler
+from hexloop.ports.learner import Learner, Losses, Scheduler
+from hexloop.ports.process import Clock
 
 Batch = TypeVar("Batch")
 Loss = TypeVar("Loss")

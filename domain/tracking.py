@@ -15,9 +15,8 @@ from attrs import evolve, frozen
 
 from hexloop.domain.background_logger import BackgroundLogger, Receiver, left_in
 from hexloop.domain.log_entries import Item, entry_of, item_of, remains, run_entry, run_of
-from hexloop.ports.clock import Clock
-from hexloop.ports.logger import Outcome, Record, RunInformation, SavedModel
-from hexloop.ports.spool import Spool
+from hexloop.ports.logger import Outcome, Record, RunInformation, SavedModel, Spool
+from hexloop.ports.process import Clock
 
 SET_UP = 10.0
 """Seconds for which a run waits until its loggers have started."""

@@ -1,1 +1,1 @@
-"""The interfaces between training and the outside world: one small Protocol per file, with its value types."""
+"""The interfaces between training and the outside world: small Protocols with their value types, one subject a file."""

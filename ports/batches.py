@@ -1,4 +1,4 @@
-"""The training data: the batches of an epoch, from any position.
+"""The data: the batches that are trained on, from any position, and an evaluation on held-out ones.
 
 A position counts samples, not batches or steps, so that a run can resume with another batch size or number of
 processes.
@@ -41,3 +41,25 @@ class Batches(Protocol[Batch]):
 
     def load(self, parts: Iterable[Part]) -> None:
         """Load an exported state."""
+
+
+class Evaluator(Protocol[Batch]):
+    """One evaluation on held-out data, a batch at a time, so that the loop can yield events and stop in between.
+
+    An interrupted evaluation is discarded and starts over.
+    """
+
+    def batches(self) -> Generator[Batch, None, None]:
+        """Yield the held-out batches, each sample once, in order."""
+
+    def begin(self) -> None:
+        """Switch the model to evaluation mode and drop earlier predictions."""
+
+    def step(self, batch: Batch) -> int:
+        """Predict one batch, keep what the metrics need, and return the number of samples."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of everything predicted since `begin`, under their full names."""
+
+    def end(self) -> None:
+        """Clean up, and restore the model's mode if this adapter changed it. Called however the evaluation ended."""

@@ -1,13 +1,19 @@
-"""Receivers of metrics: files, the screen, and services that keep the history of runs (trackers)."""
+"""What is recorded of a run: values for loggers, what loggers do not have yet, and notes of what happens."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, Protocol, TypeAlias
 
 from attrs import field, frozen
 
 Value: TypeAlias = "float | int | str | bool | None"
+
+Fact: TypeAlias = "str | int | float | bool | Sequence[Fact] | Mapping[str, Fact] | None"
+"""A JSON value."""
+
+Entry: TypeAlias = Mapping[str, Fact]
+"""A JSON object."""
 
 
 @frozen
@@ -80,7 +86,9 @@ FINISHED = Outcome()
 
 
 class Logger(Protocol):
-    """A receiver of metrics. It may fail: the run warns once and continues without it.
+    """A receiver of metrics: a file, the screen, or a service that keeps the history of runs (a tracker).
+
+    It may fail: the run warns once and continues without it.
 
     Calls come one at a time and in order, from a thread of hexloop's that is not the user's, so a slow logger costs the
     run nothing. If a logger has the attribute `in_loop` and it is true, the loop calls it itself; this is for loggers
@@ -131,3 +139,72 @@ class LinkedLogger(Logger, Protocol):
     @property
     def card_tags(self) -> tuple[str, ...]:
         """The tags of model cards that say where the run is tracked; empty before the page exists."""
+
+
+class Spool(Protocol):
+    """What a run has for its loggers and they do not have yet. Thread-safe.
+
+    It is a list of numbered entries, in order, with a position in it for each receiver.
+
+    Entries, positions and facts outlive the process, unless the spool is in memory. Only what is asked of a spool here
+    is known to it: what the entries mean is the domain's.
+    """
+
+    def append(self, number: int, entry: Entry) -> bool:
+        """Add an entry whose number is above all others; return False if there is no room for it.
+
+        Once this returns True, the death of the process does not lose the entry.
+        """
+
+    def read(self, after: int, most: int) -> Sequence[tuple[int, Entry]]:
+        """Return the first entries with numbers above `after`, at most `most`."""
+
+    def keep(self, wanted: Callable[[Entry], bool]) -> int:
+        """Drop all entries that are not `wanted`; return the largest number that was used, 0 if there is none."""
+
+    def position(self, receiver: str) -> int:
+        """Return the number of the last entry that a receiver has; 0 if it has none."""
+
+    def move(self, receiver: str, number: int) -> None:
+        """Store that a receiver has all entries up to a number. Entries that all receivers have may be dropped."""
+
+    def facts(self, receiver: str) -> Entry | None:
+        """Return what `describe` stored; None if nothing."""
+
+    def describe(self, receiver: str, facts: Entry) -> None:
+        """Store what another process needs to know about a receiver. A described receiver keeps entries it lacks."""
+
+    def receivers(self) -> Sequence[str]:
+        """Return the receivers that are described."""
+
+    def hold(self, name: str, files: Iterable[tuple[str, str]]) -> str:
+        """Keep copies or hard links of files, from path in the folder to path on this machine; return its name.
+
+        Raises OSError if there is no room, or the spool is in memory.
+        """
+
+    def location(self, folder: str) -> str | None:
+        """Return the path on this machine of a folder that `hold` made; None if there is none."""
+
+    def release(self, folder: str) -> None:
+        """Remove a folder that `hold` made; one that is not there is ignored."""
+
+    def close(self, remove: bool) -> None:
+        """Let other processes use it. remove: with everything in it."""
+
+
+class Journal(Protocol):
+    """An append-only list of notes on what happens in a run. It survives the process, however that ends.
+
+    A journal only takes notes: the kind of an event, with plain facts. What is noted, and how two journals are
+    compared, is defined by the domain (`hexloop.domain.journal`).
+    """
+
+    def note(self, kind: str, **facts: Fact) -> None:
+        """Append a note; once this returns, the death of the process does not lose it.
+
+        Thread-safe. No fact may be named "kind". Raises OSError if the note cannot be stored.
+        """
+
+    def close(self) -> None:
+        """Close the journal. A later note reopens it and is appended."""

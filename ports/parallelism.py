@@ -11,10 +11,9 @@ from typing import Protocol, TypeVar
 
 from attrs import frozen
 
-from hexloop.ports.learner import Learner
+from hexloop.ports.learner import Learner, Trainable
 from hexloop.ports.mesh import Mesh, Spread
 from hexloop.ports.state import Exportable, Part
-from hexloop.ports.trainable import Trainable
 
 Model = TypeVar("Model")
 Optimizer = TypeVar("Optimizer")

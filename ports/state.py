@@ -1,4 +1,4 @@
-"""How opaque state is exported and loaded: as a stream of parts, never as a dictionary of whole tensors.
+"""How opaque state is exported, copied and loaded: as a stream of parts, never as a dictionary of whole tensors.
 
 A part is a contiguous range of one named value. A single process yields one part per tensor; a sharded engine yields
 the slices it owns. The domain passes parts between an exporter and a storage and never looks inside.
@@ -6,7 +6,7 @@ the slices it owns. The domain passes parts between an exporter and a storage an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from attrs import field, frozen
@@ -62,4 +62,23 @@ class Exportable(Protocol):
         """Restore an exported state, copying into memory that this object already has.
 
         Raises ValueError, naming the part, if a part is missing, unknown or of another shape.
+        """
+
+
+class Snapshots(Protocol):
+    """Copies of parts at one moment, in reusable memory.
+
+    There is one copy at a time: copying a part again replaces its previous copy.
+    """
+
+    def reserve(self, owners: Mapping[str, Sequence[Part]]) -> Callable[[], None]:
+        """Return a function that allocates memory for these parts before the first copy; another thread may call it.
+
+        Only the names, dtypes and shapes of the parts are used.
+        """
+
+    def take(self, owner: str, parts: Iterable[Part]) -> list[Part]:
+        """Return copies of the parts, whose bytes stay as they are now while the run continues.
+
+        owner: the component that has the parts ("model", "optimizer", ...). Another thread may read the copies.
         """

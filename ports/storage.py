@@ -1,6 +1,6 @@
-"""Storage of checkpoints: files in folders, durable once synced.
+"""Storage of checkpoints: files in folders, durable once synced; their signatures; and what the files contain.
 
-The port is small because the commit protocol belongs to the domain: an adapter moves bytes, returns what it moved (size
+Storage is small because the commit protocol belongs to the domain: an adapter moves bytes, returns what it moved (size
 and digest, computed on the way) and guarantees one thing, stated in its capabilities: what makes a folder appear as a
 whole. Writing and syncing are two operations, because waiting for a disk once for many files takes about as long as for
 one. Paths are relative, with "/" between names. Every failure raises StorageError and leaves what was stored intact.
@@ -8,13 +8,13 @@ one. Paths are relative, with "/" between names. Every failure raises StorageErr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from attrs import field, frozen
 
-from hexloop.ports.signatures import Signatures
+State = TypeVar("State")
 
 PAGE = 4096
 """Bytes: a memory page, or a fraction of one, and a multiple of a disk's block size.
@@ -54,6 +54,24 @@ class Digest(Protocol):
 
     def stored(self) -> Stored:
         """Return the size and digest so far."""
+
+
+class Signatures(Protocol):
+    """Signs and verifies bytes with one key, so that a change without the key is recognized.
+
+    The kind of signature is that of the key, never one that a signature claims. What is signed, and where a signature
+    lies, belongs to the domain.
+    """
+
+    @property
+    def can_sign(self) -> bool:
+        """Whether the key signs; a public key only verifies."""
+
+    def sign(self, data: bytes, /) -> str:
+        """Return the signature as one line of ASCII text. Raises ConfigurationError if the key cannot sign."""
+
+    def verify(self, data: bytes, signature: str, /) -> bool:
+        """Return whether `signature`, any text, is that of `data` by this key. Never raises."""
 
 
 @frozen
@@ -141,3 +159,43 @@ class File:
     path: str
     chunks: Iterable[bytes | memoryview]
     local: str | None = field(default=None, eq=False)
+
+
+class OpenFile(Protocol):
+    """Opens a file of the checkpoint by its relative path."""
+
+    def __call__(self, path: str, start: int = 0, /) -> Iterator[memoryview]:
+        """Yield the bytes from byte `start` on, in order, in chunks."""
+
+
+class Contents(Protocol[State]):
+    """Converts the state of a run and of its components to the files of a checkpoint and back.
+
+    Where they are stored, and when they are valid, is decided elsewhere.
+    """
+
+    @property
+    def loads_together(self) -> bool:
+        """Whether loading is collective, so that ranks wait within it for each other."""
+
+    def files(self, state: State) -> Iterator[File]:
+        """Return every file of a checkpoint of the current state. Collective."""
+
+    def prepare(self) -> Callable[[], None]:
+        """Return a function that makes the first snapshot as fast as the others; it may be called in another thread."""
+
+    def snapshot(self, state: State) -> Callable[[], Iterator[File]]:
+        """Copy the current state, so that the run can continue; each call of the result yields every file of it.
+        Collective.
+
+        The result may be called in another thread, repeatedly until the next snapshot is taken.
+        """
+
+    def restore(self, names: Collection[str], open_file: OpenFile) -> State:
+        """Restore the run from the files and return its state. Collective.
+
+        Raises CheckpointError, changing nothing, if a file is missing or does not fit this run.
+        """
+
+    def restore_weights(self, names: Collection[str], open_file: OpenFile) -> None:
+        """Load only the model's weights."""

@@ -28,10 +28,8 @@ from hexloop.domain.json_documents import json_part
 from hexloop.domain.run_folder import RUN_STATE
 from hexloop.domain.state import RunState
 from hexloop.domain.wording import listed
-from hexloop.ports.contents import OpenFile
-from hexloop.ports.snapshots import Snapshots
-from hexloop.ports.state import JSON, Exportable, Part
-from hexloop.ports.storage import File
+from hexloop.ports.state import JSON, Exportable, Part, Snapshots
+from hexloop.ports.storage import File, OpenFile
 
 MOST_FILES = 3
 """Files that a message lists."""

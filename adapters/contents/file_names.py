@@ -17,11 +17,10 @@ from attrs import evolve, field, frozen
 from hexloop.adapters.contents.safetensors_files import INDEX, MODEL, Stream, is_weights, tensor_parts, weight_paths
 from hexloop.domain.checkpoints.manifest import MANIFEST, marks_unfinished
 from hexloop.domain.errors import CheckpointError
-from hexloop.ports.contents import OpenFile
 from hexloop.ports.mesh import MODEL as MODEL_DIMENSIONS
 from hexloop.ports.mesh import Mesh
 from hexloop.ports.state import JSON, Part
-from hexloop.ports.storage import File
+from hexloop.ports.storage import File, OpenFile
 
 
 class Inheritance(Enum):

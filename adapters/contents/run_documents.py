@@ -19,8 +19,7 @@ from hexloop.adapters.contents.file_names import names_by_component, own_files
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.run_folder import RUN_STATE
 from hexloop.domain.state import RunState, migrate
-from hexloop.ports.contents import OpenFile
-from hexloop.ports.storage import File
+from hexloop.ports.storage import File, OpenFile
 
 STATE, SETUP = "run_state", "run_setup"
 """The names of the documents that belong to no component."""

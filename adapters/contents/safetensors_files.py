@@ -30,9 +30,8 @@ from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import read_json
 from hexloop.domain.limits import limits
 from hexloop.domain.ranks import assign_to_ranks
-from hexloop.ports.contents import OpenFile
 from hexloop.ports.state import Part
-from hexloop.ports.storage import PAGE, File
+from hexloop.ports.storage import PAGE, File, OpenFile
 
 MODEL = "model"
 

@@ -16,8 +16,8 @@ from hexloop.adapters.schemas import KEY, structured
 from hexloop.domain.errors import RunStateError
 from hexloop.domain.json_documents import json_part, only_value
 from hexloop.domain.ranges import Holding, Int32Count, PositiveCount
+from hexloop.ports.learner import Optimizer
 from hexloop.ports.state import Part
-from hexloop.ports.trainable import Optimizer
 
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")

@@ -7,9 +7,8 @@ from typing import Generic, ParamSpec, TypeVar
 
 from attrs import frozen
 
-from hexloop.ports.precision import Precision
+from hexloop.ports.learner import Optimizer, Precision
 from hexloop.ports.state import Part
-from hexloop.ports.trainable import Optimizer
 
 Loss = TypeVar("Loss")
 Result = TypeVar("Result")

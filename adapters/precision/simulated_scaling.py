@@ -9,8 +9,8 @@ from typing import ParamSpec, Protocol, TypeVar, cast
 from hexloop.adapters.schemas import read_part
 from hexloop.domain.json_documents import json_part
 from hexloop.domain.ranges import Count, Positive
+from hexloop.ports.learner import Optimizer
 from hexloop.ports.state import Part
-from hexloop.ports.trainable import Optimizer
 
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from attrs import evolve, frozen
 
-from hexloop.ports.signatures import Signatures
-from hexloop.ports.storage import Entry, Storage, StorageCapabilities, Stored
+from hexloop.ports.storage import Entry, Signatures, Storage, StorageCapabilities, Stored
 
 
 @frozen

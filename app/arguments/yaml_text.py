@@ -14,7 +14,7 @@ import yaml
 
 from hexloop.domain.json_documents import keyed
 from hexloop.domain.limits import limits
-from hexloop.domain.printable import printable
+from hexloop.domain.redaction import printable
 
 
 class InvalidYAMLError(ValueError):

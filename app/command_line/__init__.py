@@ -19,8 +19,7 @@ import hexloop
 from hexloop.app.printing import print_text, remember_secrets_of_environment
 from hexloop.domain.errors import ConfigurationError, HexloopError
 from hexloop.domain.limits import limits_in, reading_limits
-from hexloop.domain.printable import printable_lines
-from hexloop.domain.redaction import redact
+from hexloop.domain.redaction import printable_lines, redact
 
 
 class ExitCode(IntEnum):

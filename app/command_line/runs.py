@@ -27,7 +27,7 @@ from hexloop.domain.journal import (
     observed_in,
 )
 from hexloop.domain.run_folder import JOURNAL, own_file
-from hexloop.ports.journal import Fact
+from hexloop.ports.logger import Fact
 
 WIDTH = 60
 """How many characters of a value are printed."""

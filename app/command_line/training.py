@@ -31,7 +31,7 @@ from hexloop.domain.checkpoints.selection import runs_in
 from hexloop.domain.errors import CheckpointError, ConfigurationError, HexloopError, StorageError
 from hexloop.domain.events import CheckpointPublished, Paused, TrainEnded
 from hexloop.domain.run_folder import EARLIER
-from hexloop.ports.interrupts import Interrupts
+from hexloop.ports.process import Interrupts
 
 SIGNALS = ("SIGINT", "SIGTERM")
 """The signals that stop a run if its arguments do not name any."""

@@ -16,7 +16,7 @@ from hexloop.app.control.files import Action, CommandFolder, RefusedCommand, Run
 from hexloop.app.wiring.adapters import Adapters
 from hexloop.domain.events import AnyEvent, Paused
 from hexloop.domain.requests import Requests, SaveRequest
-from hexloop.ports.journal import Journal
+from hexloop.ports.logger import Journal
 
 LOGGER = logging.getLogger("hexloop")
 

@@ -14,7 +14,7 @@ from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.transfer import shallow_copy
 from hexloop.domain.events import Evaluated
 from hexloop.domain.run import Evaluation
-from hexloop.ports.precision import HALF_FORMATS
+from hexloop.ports.learner import HALF_FORMATS
 
 
 class OpaquelyEvaluated(Evaluated):

@@ -23,8 +23,7 @@ from hexloop.app.wiring.losses import (
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.transfer import shallow_copy
 from hexloop.domain.errors import ConfigurationError
-from hexloop.ports.learner import Learner
-from hexloop.ports.precision import HALF_FORMATS
+from hexloop.ports.learner import HALF_FORMATS, Learner
 
 
 def with_overridden_steps(parts: TrainerParts, made: RunLearner, model: Any) -> RunLearner:

@@ -14,8 +14,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from hexloop.domain.printable import printable, printable_lines
-from hexloop.domain.redaction import redact
+from hexloop.domain.redaction import printable, printable_lines, redact
 
 
 def page(**values: Any) -> str:

@@ -31,7 +31,7 @@ from hexloop.domain.events import (
 )
 from hexloop.domain.run import Run
 from hexloop.ports.collectives import Collectives, Reduction
-from hexloop.ports.journal import Fact, Journal
+from hexloop.ports.logger import Fact, Journal
 
 Transfer = Callable[[Any], Any]
 

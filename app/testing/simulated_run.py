@@ -19,7 +19,7 @@ from hexloop.domain.loop import StandardLearner
 from hexloop.domain.run import Run
 from hexloop.domain.schedules import Linear
 from hexloop.domain.triggers import Interval, Trigger, Triggers, make_plan
-from hexloop.ports.precision import Precision
+from hexloop.ports.learner import Precision
 from hexloop.ports.state import Exportable
 from hexloop.ports.storage import Storage
 

@@ -23,9 +23,8 @@ from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import json_value, read_bytes, read_json
 from hexloop.domain.run_folder import RUN_STATE, TRAINER_STATE
 from hexloop.domain.state import RunState
-from hexloop.ports.signatures import Signatures
 from hexloop.ports.state import Part
-from hexloop.ports.storage import TRAINING_ARGUMENTS
+from hexloop.ports.storage import TRAINING_ARGUMENTS, Signatures
 
 NOT_COPIED = frozenset({TRAINING_ARGUMENTS, "model.json"})
 """Files of the model that transformers does not use."""

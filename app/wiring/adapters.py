@@ -46,18 +46,15 @@ from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.fail_safe import FailSafeJournal
 from hexloop.domain.run_folder import JOURNAL, LOG, own_file
 from hexloop.domain.wording import Problem, did_you_mean, shown
-from hexloop.ports.background import Background
-from hexloop.ports.clock import Clock
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.device import Device
 from hexloop.ports.engine import Engine
 from hexloop.ports.hub import Hub
-from hexloop.ports.interrupts import Interrupts
-from hexloop.ports.journal import Journal
-from hexloop.ports.logger import Logger
+from hexloop.ports.learner import Precision
+from hexloop.ports.logger import Journal, Logger
 from hexloop.ports.mesh import DATA, Mesh, flat_mesh
 from hexloop.ports.parallelism import Parallelism
-from hexloop.ports.precision import Precision
+from hexloop.ports.process import Background, Clock, Interrupts
 from hexloop.ports.storage import Storage
 
 __all__ = ["checked_notes", "line_batches"]

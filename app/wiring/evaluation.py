@@ -35,7 +35,7 @@ from hexloop.app.wiring.storage import WorkingFolder
 from hexloop.app.wiring.tensors import data_group, tensor_gatherer
 from hexloop.app.wiring.transfer import batch_transfer
 from hexloop.domain.errors import ConfigurationError
-from hexloop.ports.precision import HALF_FORMATS
+from hexloop.ports.learner import HALF_FORMATS
 
 __all__ = ["EvalLoopOutput", "PredictionOutput", "TorchEvaluator"]
 """Adapters' names that the rest of the app gets from here."""

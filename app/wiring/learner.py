@@ -27,10 +27,8 @@ from hexloop.domain.errors import ConfigurationError, DataError
 from hexloop.domain.loop import StandardLearner
 from hexloop.domain.ranks import SharedLosses, SharedWindowValues
 from hexloop.domain.run import windows
-from hexloop.ports.learner import Learner
-from hexloop.ports.losses import Losses
+from hexloop.ports.learner import Learner, Losses, WindowValues
 from hexloop.ports.parallelism import OwnUpdate
-from hexloop.ports.window_values import WindowValues
 
 Windows = Callable[[Generator[Any, None, None], int], Generator[list[Any], None, None]]
 

@@ -31,7 +31,7 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.wiring.adapters import Adapters
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.tensors import data_group
-from hexloop.ports.precision import HALF_FORMATS
+from hexloop.ports.learner import HALF_FORMATS
 
 __all__ = ["in_full_precision", "resolved_count"]
 """Adapters' names that the rest of the app gets from here."""

@@ -37,7 +37,7 @@ from hexloop.domain.events import AnyEvent, EpochBegan
 from hexloop.domain.loop import StandardLearner
 from hexloop.domain.schedules import ADAPTIVE, Shape, build_adaptive, build_shape
 from hexloop.ports.device import Device
-from hexloop.ports.scheduler import Scheduler
+from hexloop.ports.learner import Scheduler
 
 __all__ = [
     "add_embedding_noise",

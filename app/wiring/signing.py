@@ -10,8 +10,7 @@ from hexloop.adapters.signatures import signatures_of
 from hexloop.domain.checkpoints.signatures import CRYPTOGRAPHIC, SIGNING_DIGEST
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.regular_files import read_file
-from hexloop.ports.signatures import Signatures
-from hexloop.ports.storage import Storage
+from hexloop.ports.storage import Signatures, Storage
 
 
 def read_key(path: str | os.PathLike[str] | None, source: str = "checkpoint_key") -> Signatures | None:

@@ -27,8 +27,7 @@ from hexloop.domain.checkpoints.signatures import SIGNING_DIGEST
 from hexloop.domain.errors import ConfigurationError, StorageError
 from hexloop.domain.redaction import user_of, without_user
 from hexloop.domain.run_folder import EARLIER, OUTBOX
-from hexloop.ports.signatures import Signatures
-from hexloop.ports.storage import Storage
+from hexloop.ports.storage import Signatures, Storage
 
 _CHAIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?:::|://.*::[A-Za-z][A-Za-z0-9+.-]+://)")
 """A chain of URLs, as fsspec accepts it, such as simplecache::s3://bucket or zip://inner::https://host/outer.zip."""

@@ -28,12 +28,10 @@ from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.domain.folders import Folder
 from hexloop.domain.limits import limits
 from hexloop.domain.log_entries import run_of
-from hexloop.domain.printable import printable
-from hexloop.domain.redaction import is_secret_name, redact
+from hexloop.domain.redaction import is_secret_name, printable, redact
 from hexloop.domain.run_folder import OUTBOX
 from hexloop.domain.tracking import Left, Tracking
-from hexloop.ports.logger import Logger
-from hexloop.ports.spool import Spool
+from hexloop.ports.logger import Logger, Spool
 
 LOGS = "logs-"
 """The names of folders with spools in that of outboxes, before the name of their run."""

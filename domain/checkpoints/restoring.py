@@ -24,8 +24,7 @@ from hexloop.domain.errors import (
 from hexloop.domain.ranks import run_on_all_ranks, run_on_rank0
 from hexloop.domain.state import RunState
 from hexloop.ports.collectives import Collectives, Json
-from hexloop.ports.contents import Contents
-from hexloop.ports.storage import Storage
+from hexloop.ports.storage import Contents, Storage
 
 Loaded = TypeVar("Loaded")
 

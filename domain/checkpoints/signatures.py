@@ -13,8 +13,7 @@ from hexloop.domain.checkpoints.blocks import algorithm_of
 from hexloop.domain.checkpoints.manifest import Manifest, unseal
 from hexloop.domain.errors import ConfigurationError, IrregularFileError, MissingFileError, SignatureError
 from hexloop.domain.json_documents import read_bytes
-from hexloop.ports.signatures import Signatures
-from hexloop.ports.storage import Storage, Stored
+from hexloop.ports.storage import Signatures, Storage, Stored
 
 SIGNATURE = "manifest.signature"
 """The file with the signature of the manifest that it is beside."""

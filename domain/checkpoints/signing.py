@@ -9,8 +9,7 @@ from hexloop.domain.checkpoints.manifest import MANIFEST, Manifest
 from hexloop.domain.checkpoints.reading import Checkpoint, is_published, verify
 from hexloop.domain.checkpoints.signatures import SIGNATURE, SIGNING_DIGEST, forgeable, signature_of
 from hexloop.domain.json_documents import read_bytes
-from hexloop.ports.signatures import Signatures
-from hexloop.ports.storage import Storage, Stored
+from hexloop.ports.storage import Signatures, Storage, Stored
 
 EARLIER = "unsigned-manifest.json"
 """A copy of the manifest while it is replaced."""

@@ -28,10 +28,9 @@ from hexloop.domain.errors import CheckpointError, StorageError, StorageFullErro
 from hexloop.domain.events import AnyEvent, CheckpointPublished, Saved, SaveFailed, SaveSkipped, SaveWaits
 from hexloop.domain.ranks import run_on_rank0
 from hexloop.domain.state import RunState
-from hexloop.ports.background import Background, Task
 from hexloop.ports.collectives import Collectives
-from hexloop.ports.contents import Contents
-from hexloop.ports.storage import Storage
+from hexloop.ports.process import Background, Task
+from hexloop.ports.storage import Contents, Storage
 
 MAX_FAILURES = 3
 """How many saves may fail in a row before the run fails."""

@@ -6,7 +6,7 @@ import pytest
 
 from hexloop.adapters.clock import ManualClock, SystemClock
 from hexloop.app.testing.contracts.environment import ClockContract
-from hexloop.ports.clock import Clock
+from hexloop.ports.process import Clock
 
 
 class TestSystemClock(ClockContract):

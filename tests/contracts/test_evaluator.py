@@ -9,7 +9,7 @@ import pytest
 from hexloop.adapters.evaluator import LeastSquaresEvaluator
 from hexloop.adapters.trainable.least_squares import LinearModel, Row
 from hexloop.app.testing.contracts.data import EvaluatorContract
-from hexloop.ports.evaluator import Evaluator
+from hexloop.ports.batches import Evaluator
 from tests.contracts.least_squares import ROWS
 
 

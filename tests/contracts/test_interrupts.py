@@ -20,7 +20,7 @@ from hexloop.adapters.interrupts import (
     SignalInterrupts,
 )
 from hexloop.app.testing.contracts.environment import InterruptsContract
-from hexloop.ports.interrupts import Interrupts
+from hexloop.ports.process import Interrupts
 
 
 class TestManualInterrupts(InterruptsContract):

@@ -10,7 +10,7 @@ from hexloop.adapters.clock import ManualClock
 from hexloop.adapters.journal import JsonLinesJournal, MemoryJournal, NoJournal, read
 from hexloop.app.testing.contracts.environment import JournalContract
 from hexloop.domain.fail_safe import FailSafeJournal
-from hexloop.ports.journal import Fact, Journal
+from hexloop.ports.logger import Fact, Journal
 
 
 class TestMemoryJournal(JournalContract):

@@ -8,7 +8,7 @@ from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.adapters.precision.simulated_scaling import SimulatedScaling
 from hexloop.adapters.trainable.least_squares import LeastSquares, Row, Scalar
 from hexloop.app.testing.contracts.devices import PrecisionContract
-from hexloop.ports.precision import Precision
+from hexloop.ports.learner import Precision
 from tests.contracts.least_squares import ROWS, small_trainable
 
 Batch = Sequence[Row]

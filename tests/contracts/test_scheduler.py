@@ -8,7 +8,7 @@ from typing import ClassVar
 from hexloop.adapters.scheduler import ConstantRates, ScheduledRates
 from hexloop.app.testing.contracts.learning import SchedulerContract
 from hexloop.domain.schedules import Linear
-from hexloop.ports.scheduler import Scheduler
+from hexloop.ports.learner import Scheduler
 
 BASE_RATES = (0.1, 0.02)
 

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hexloop.adapters.signatures import signatures_of
 from hexloop.app.testing.contracts.environment import SignaturesContract
 from hexloop.domain.errors import ConfigurationError
-from hexloop.ports.signatures import Signatures
+from hexloop.ports.storage import Signatures
 
 SECRET = bytes(range(32))
 PLAIN = serialization.NoEncryption()

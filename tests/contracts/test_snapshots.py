@@ -13,8 +13,7 @@ from hexloop.adapters.snapshots import InMemorySnapshots
 from hexloop.adapters.snapshots.torch import PIECE, TorchSnapshots
 from hexloop.adapters.trainable.torch.serialization import tensor_part
 from hexloop.app.testing.contracts.state import SnapshotsContract
-from hexloop.ports.snapshots import Snapshots
-from hexloop.ports.state import Part
+from hexloop.ports.state import Part, Snapshots
 from hexloop.ports.storage import PAGE
 
 

@@ -50,13 +50,10 @@ from hexloop.app.testing.contracts.state import ExportableContract, Kept
 from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.loop import StandardLearner
 from hexloop.domain.schedules import Linear
-from hexloop.ports.batches import Batches
+from hexloop.ports.batches import Batches, Evaluator
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.device import Device
-from hexloop.ports.evaluator import Evaluator
-from hexloop.ports.learner import Learner
-from hexloop.ports.precision import Precision
-from hexloop.ports.scheduler import Scheduler
+from hexloop.ports.learner import Learner, Precision, Scheduler
 
 # The suites convert losses to numbers, although they have a graph.
 pytestmark = pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True:UserWarning")

@@ -8,7 +8,7 @@ from hexloop.adapters.collectives import SingleProcessCollectives
 from hexloop.adapters.trainable.least_squares import LeastSquares, Row, Scalar, least_squares
 from hexloop.adapters.trainable.least_squares.sharded import ShardedLeastSquares, sharded_least_squares
 from hexloop.app.testing.contracts.learning import TrainableContract
-from hexloop.ports.trainable import Trainable
+from hexloop.ports.learner import Trainable
 from tests.contracts.least_squares import PLANE, ROWS, WINDOW, small_trainable
 
 Batch = Sequence[Row]

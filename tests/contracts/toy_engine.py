@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
 from hexloop.ports.engine import Engine, EngineRow
+from hexloop.ports.learner import Trainable
 from hexloop.ports.parallelism import ParallelismCapabilities
 from hexloop.ports.state import Part
-from hexloop.ports.trainable import Trainable
 
 
 class Copied(nn.Module):

@@ -22,7 +22,7 @@ from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
 from hexloop.adapters.trainable.torch.serialization import DTYPES, read_tensor, tensor_part
 from hexloop.ports.batches import Padding
-from hexloop.ports.trainable import Optimizer
+from hexloop.ports.learner import Optimizer
 
 # Losses
 

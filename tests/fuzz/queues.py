@@ -29,7 +29,7 @@ from hexloop.domain.checkpoints.manifest import MANIFEST
 from hexloop.domain.errors import HexloopError
 from hexloop.domain.log_entries import Item, entry_of, remains, run_entry, run_of
 from hexloop.domain.outbox import Intent, Outbox, is_within
-from hexloop.domain.printable import printable
+from hexloop.domain.redaction import printable
 from hexloop.domain.run_folder import OUTBOX
 from hexloop.ports.logger import Outcome, Record, RunInformation, SavedModel
 from tests.fuzz.targets import Target, changed_json, folder

@@ -52,8 +52,7 @@ from hexloop.domain.checkpoints.manifest import (
 from hexloop.domain.errors import CheckpointError, ConfigurationError, HexloopError
 from hexloop.domain.journal import compare, timelines
 from hexloop.domain.json_documents import json_part, read_json
-from hexloop.domain.printable import printable, printable_lines
-from hexloop.domain.redaction import redact, redacted
+from hexloop.domain.redaction import printable, printable_lines, redact, redacted
 from hexloop.domain.state import RunState
 from hexloop.ports.state import Part
 from tests.end_to_end.small.models import net

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from hexloop.domain import redaction
 from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError
-from hexloop.domain.printable import printable, printable_lines
 from hexloop.domain.redaction import (
     REMOVED,
     is_secret_name,
+    printable,
+    printable_lines,
     redact,
     redacted,
     remember_secrets,

@@ -10,7 +10,7 @@ from attrs import frozen
 
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.json_documents import json_part, only_value
-from hexloop.ports.precision import Precision
+from hexloop.ports.learner import Precision
 
 
 def is_shown() -> bool:

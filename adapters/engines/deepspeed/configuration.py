@@ -14,7 +14,7 @@ from hexloop.adapters.engines.arguments import EngineArguments
 from hexloop.adapters.engines.deepspeed.launcher import launched_configuration, launched_value
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import shown
-from hexloop.ports.precision import HALF_FORMATS
+from hexloop.ports.learner import HALF_FORMATS
 
 AUTO = "auto"
 """The value that leaves an entry to the arguments."""

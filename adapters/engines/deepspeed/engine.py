@@ -34,10 +34,10 @@ from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
 from hexloop.domain.errors import CollectiveError, ConfigurationError
 from hexloop.ports.device import Device
 from hexloop.ports.engine import Engine, RunFacts
+from hexloop.ports.learner import Trainable
 from hexloop.ports.mesh import flat_mesh
 from hexloop.ports.parallelism import ParallelismCapabilities
 from hexloop.ports.state import Exportable
-from hexloop.ports.trainable import Trainable
 
 
 @frozen

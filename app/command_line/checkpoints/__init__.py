@@ -9,8 +9,7 @@ from hexloop.app.wiring.storage import is_missing, split_location, storage_for
 from hexloop.domain.checkpoints.manifest import MANIFEST, checkpoint_name, is_set_aside, marks_unfinished, step_of
 from hexloop.domain.checkpoints.reading import checkpoint_steps
 from hexloop.domain.errors import ConfigurationError
-from hexloop.ports.signatures import Signatures
-from hexloop.ports.storage import Storage
+from hexloop.ports.storage import Signatures, Storage
 
 
 @frozen

@@ -28,9 +28,8 @@ from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest
 from hexloop.domain.checkpoints.survey import CheckpointFolder, FolderStatus, examine, survey
 from hexloop.domain.errors import CheckpointError, StorageError
 from hexloop.domain.json_documents import finite_json
-from hexloop.ports.signatures import Signatures
 from hexloop.ports.state import Part
-from hexloop.ports.storage import Storage
+from hexloop.ports.storage import Signatures, Storage
 
 COLUMNS = ("name", "step", "age", "size", "metric", "run", "state", "")
 RIGHT_ALIGNED = (1, 2, 3)

@@ -8,8 +8,7 @@ from typing import Generic, TypeVar
 import pytest
 
 from hexloop.app.testing.contracts.state import kept
-from hexloop.ports.batches import Batches
-from hexloop.ports.evaluator import Evaluator
+from hexloop.ports.batches import Batches, Evaluator
 
 Batch = TypeVar("Batch")
 

@@ -10,8 +10,7 @@ import pytest
 
 from hexloop.app.testing.contracts.state import contents, kept
 from hexloop.ports.device import Device
-from hexloop.ports.precision import Precision
-from hexloop.ports.trainable import Trainable
+from hexloop.ports.learner import Precision, Trainable
 
 
 class DeviceContract:

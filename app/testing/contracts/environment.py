@@ -11,12 +11,9 @@ from typing import Literal
 
 import pytest
 
-from hexloop.ports.background import Background
-from hexloop.ports.clock import Clock
-from hexloop.ports.interrupts import Interrupts
-from hexloop.ports.journal import Fact, Journal
-from hexloop.ports.logger import Logger, Outcome, Record, RunInformation, Value
-from hexloop.ports.signatures import Signatures
+from hexloop.ports.logger import Fact, Journal, Logger, Outcome, Record, RunInformation, Value
+from hexloop.ports.process import Background, Clock, Interrupts
+from hexloop.ports.storage import Signatures
 
 
 class BackgroundContract:

@@ -9,11 +9,7 @@ from typing import Any, Generic, TypeVar, cast
 import pytest
 
 from hexloop.app.testing.contracts.state import contents, kept
-from hexloop.ports.learner import Learner
-from hexloop.ports.losses import Losses
-from hexloop.ports.scheduler import Scheduler
-from hexloop.ports.trainable import Trainable
-from hexloop.ports.window_values import WindowValues
+from hexloop.ports.learner import Learner, Losses, Scheduler, Trainable, WindowValues
 
 Batch = TypeVar("Batch")
 Loss = TypeVar("Loss")

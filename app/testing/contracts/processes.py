@@ -20,9 +20,8 @@ from hexloop.domain.loop import StandardLearner
 from hexloop.ports.collectives import Collectives, Json, Reduction
 from hexloop.ports.device import Device
 from hexloop.ports.engine import Engine, RunFacts
-from hexloop.ports.learner import Learner
+from hexloop.ports.learner import Learner, Trainable
 from hexloop.ports.parallelism import OwnState, OwnUpdate, Parallelism, Sharding
-from hexloop.ports.trainable import Trainable
 
 Result = TypeVar("Result")
 

@@ -14,8 +14,7 @@ from attrs import evolve, frozen
 
 from hexloop.domain.json_documents import json_part
 from hexloop.ports.collectives import Collectives
-from hexloop.ports.snapshots import Snapshots
-from hexloop.ports.state import JSON, Exportable, Part
+from hexloop.ports.state import JSON, Exportable, Part, Snapshots
 
 BITS = {"BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16}
 BITS |= {"I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, JSON: 8}

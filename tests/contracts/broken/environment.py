@@ -12,12 +12,11 @@ import pytest
 
 from hexloop.adapters.background import InlineTask
 from hexloop.adapters.trainable.least_squares import Row
+from hexloop.ports.batches import Evaluator
 from hexloop.ports.collectives import Collectives, Json
 from hexloop.ports.device import Device
-from hexloop.ports.evaluator import Evaluator
-from hexloop.ports.interrupts import Interrupts
-from hexloop.ports.journal import Fact, Journal
-from hexloop.ports.logger import Logger, Record
+from hexloop.ports.logger import Fact, Journal, Logger, Record
+from hexloop.ports.process import Interrupts
 from hexloop.ports.state import Part
 from hexloop.testing import (
     BackgroundContract,

@@ -10,8 +10,7 @@ import pytest
 from hexloop.domain.json_documents import json_part
 from hexloop.ports.batches import Batches
 from hexloop.ports.collectives import Collectives
-from hexloop.ports.snapshots import Snapshots
-from hexloop.ports.state import Part
+from hexloop.ports.state import Part, Snapshots
 from hexloop.testing import (
     BatchesContract,
     ExportableContract,

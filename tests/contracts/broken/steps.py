@@ -13,8 +13,8 @@ from hexloop.adapters.trainable.least_squares import Row, Scalar
 from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.json_documents import only_value
 from hexloop.domain.loop import StandardLearner
+from hexloop.ports.learner import Optimizer
 from hexloop.ports.state import Part
-from hexloop.ports.trainable import Optimizer
 from hexloop.testing import (
     LeastSquares,
     PlainPrecision,

@@ -9,8 +9,7 @@ from attrs import asdict
 
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.state import RunState
-from hexloop.ports.contents import OpenFile
-from hexloop.ports.storage import File
+from hexloop.ports.storage import File, OpenFile
 
 
 def do_nothing() -> None:

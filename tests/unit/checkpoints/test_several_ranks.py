@@ -35,8 +35,7 @@ from hexloop.domain.ranks import run_on_all_ranks, run_on_rank0
 from hexloop.domain.requests import Requests, make_agreement
 from hexloop.domain.state import RunState
 from hexloop.ports.collectives import Collectives
-from hexloop.ports.contents import OpenFile
-from hexloop.ports.storage import File, Publication, Storage
+from hexloop.ports.storage import File, OpenFile, Publication, Storage
 from tests.unit.checkpoints.gated_storage import PATIENCE
 from tests.unit.checkpoints.small_contents import SmallContents
 from tests.unit.checkpoints.small_store import checkpoint_names, names, tree

@@ -29,7 +29,7 @@ from hexloop.domain.run import Evaluation, Run
 from hexloop.domain.schedules import ADAPTIVE, SHAPES, build_shape
 from hexloop.domain.state import RunState
 from hexloop.domain.triggers import Interval, Trigger, Triggers
-from hexloop.ports.scheduler import Scheduler
+from hexloop.ports.learner import Scheduler
 from hexloop.ports.storage import Storage
 from hexloop.testing import (
     InMemoryBatches,

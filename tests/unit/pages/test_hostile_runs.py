@@ -15,7 +15,7 @@ from hexloop.app.pages.page import content_of, report_page
 from hexloop.app.pages.reading import RunRecord
 from hexloop.app.pages.results import Results
 from hexloop.app.pages.watching import RunListing
-from hexloop.domain.printable import printable
+from hexloop.domain.redaction import printable
 from tests.unit.pages.test_templates import HOSTILE, Elements
 
 NOW = 1e9 + 60

@@ -20,8 +20,7 @@ from markupsafe import Markup
 from hexloop.app.pages.page import Content, Frame, Section, page_of
 from hexloop.app.pages.templates import inline, section
 from hexloop.domain.json_documents import finite_json
-from hexloop.domain.printable import printable, printable_lines
-from hexloop.domain.redaction import redact
+from hexloop.domain.redaction import printable, printable_lines, redact
 
 HOSTILE = (
     "</script><script>alert(1)</script><img src=x onerror=alert(2)>",

@@ -19,8 +19,7 @@ from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.limits import reading_limits
 from hexloop.domain.log_entries import entry_of
 from hexloop.domain.tracking import UNKNOWN_END, Left, Tracking
-from hexloop.ports.logger import FINISHED, Logger, Outcome, Record, RunInformation, SavedModel
-from hexloop.ports.spool import Spool
+from hexloop.ports.logger import FINISHED, Logger, Outcome, Record, RunInformation, SavedModel, Spool
 
 RUN = RunInformation("a run", {"learning_rate": 0.1}, "out", 100, run="r1")
 PATIENCE = 20.0
