@@ -1,4 +1,4 @@
-"""Settings of every test process, made before torch is imported; the hypothesis profile; the mark `one_in`."""
+"""Settings of every test process, made before torch is imported; how many examples; the mark `one_in`."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import os
 from collections import Counter
 
 import pytest
-from hypothesis import settings
+
+from tests.examples import choose_profile
 
 # One thread per process: tests run in parallel on few cores, and float sums keep their order.
 # No xet: the loopback hub of the tests speaks the hub's plain protocol.
 for name in ("OMP_NUM_THREADS", "HF_HUB_DISABLE_XET"):
     os.environ.setdefault(name, "1")
 
-# No test fails for being slow on a busy machine; pytest-timeout ends a test that hangs.
-settings.register_profile("hexloop", deadline=None)
-settings.load_profile("hexloop")
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose how many examples properties are tried with, before the tests are imported."""
+    choose_profile(config.getoption("markexpr"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -17,6 +17,7 @@ from hexloop.adapters.collectives.simulated import SimulatedCollectives, Simulat
 from hexloop.adapters.collectives.torch.tensors import NUMERIC, TensorRanks
 from hexloop.domain.errors import CollectiveError, DataError
 from tests.engines.processes import in_processes
+from tests.examples import examples
 
 Result = TypeVar("Result")
 Steps = Callable[[TensorRanks], Any]
@@ -85,7 +86,7 @@ VALUES = st.recursive(
 
 
 @given(values=st.lists(VALUES, min_size=2, max_size=4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_values_of_any_structure_are_exchanged(values: list[Any]) -> None:
     """Each rank receives what every rank has: other numbers of tensors, types, dimensions, or None."""
 
@@ -102,7 +103,7 @@ def test_values_of_any_structure_are_exchanged(values: list[Any]) -> None:
 
 
 @given(batches=st.lists(st.integers(0, 4), min_size=2, max_size=4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_ranks_with_different_numbers_of_batches_all_raise(batches: list[int]) -> None:
     """The error names a rank without more batches and one with more; equal numbers are accepted."""
 

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hexloop.app.arguments.parser import HfArgumentParser
+from tests.examples import examples
 from tests.unit.arguments.parser_classes import Plain
 
 NEEDED = ["--name", "n", "--needed", "blue"]
@@ -63,7 +64,7 @@ def test_one_option(chunk: str) -> None:
     assert outcome(OURS, words) == outcome(THEIRS, words)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from([chunk for chunks in CHUNKS.values() for chunk in chunks]), max_size=8), st.booleans())
 def test_any_command_line(capsys: pytest.CaptureFixture[str], chunks: list[str], complete: bool) -> None:
     """Any number of options in any order, with repetitions, means the same in both libraries."""

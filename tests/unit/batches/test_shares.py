@@ -27,6 +27,7 @@ from hexloop.domain.errors import DataError
 from hexloop.domain.order import Shard
 from hexloop.ports.batches import Padding
 from hexloop.ports.mesh import Place
+from tests.examples import examples
 
 Foreign = type[ExternalBatches]
 
@@ -89,7 +90,7 @@ SIZES = {"count": st.integers(1, 60), "size": st.integers(1, 7), "world": st.int
 
 @pytest.mark.parametrize("kind", [ExternalBatches, SampledBatches])
 @given(**SIZES, splits=st.booleans(), drops=st.booleans())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_external_batches_are_assigned_in_turn(
     kind: Foreign, count: int, size: int, world: int, splits: bool, drops: bool
 ) -> None:
@@ -107,7 +108,7 @@ def test_external_batches_are_assigned_in_turn(
 
 @pytest.mark.parametrize("kind", [ExternalBatches, SampledBatches])
 @given(**SIZES, taken=st.integers(0, 10))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_shuffled_external_batches_resume(kind: Foreign, count: int, size: int, world: int, taken: int) -> None:
     """All processes draw the same order, a new one in each epoch, and a resumed process continues in it."""
     loader = DataLoader(Numbers(count), size, shuffle=True, collate_fn=collate)
@@ -131,7 +132,7 @@ def test_shuffled_external_batches_resume(kind: Foreign, count: int, size: int, 
 
 @pytest.mark.parametrize("kind", [ExternalBatches, SampledBatches])
 @given(**SIZES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_positions_count_the_rows_of_all_processes(kind: Foreign, count: int, size: int, world: int) -> None:
     """Each process counts each of its batches, including padding, as the rows of all processes in it."""
     for each in foreign(kind, DataLoader(Numbers(count), size, collate_fn=collate), world):
@@ -143,7 +144,7 @@ def test_positions_count_the_rows_of_all_processes(kind: Foreign, count: int, si
 
 
 @given(**SIZES, in_turns=st.booleans(), position=st.integers(0, 3))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_a_stream_is_distributed_row_by_row(count: int, size: int, world: int, in_turns: bool, position: int) -> None:
     """Each row occurs once and in order, from any batch on; batches that stay whole are assigned in turn."""
     together = size * world

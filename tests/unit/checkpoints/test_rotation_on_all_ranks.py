@@ -20,6 +20,7 @@ from hexloop.domain.events import CheckpointPublished
 from hexloop.domain.state import RunState
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.storage import Storage
+from tests.examples import examples
 from tests.unit.checkpoints.small_store import names
 from tests.unit.checkpoints.test_several_ranks import RankContents
 
@@ -61,7 +62,7 @@ def kept_after(script: Sequence[Act], size: int, limit: int, storage: Storage, i
 
 
 @given(acts, st.integers(1, 3), st.booleans())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_several_ranks_keep_what_one_rank_keeps(script: list[Act], limit: int, in_background: bool) -> None:
     """Whichever is the best and whatever is removed by hand, the checkpoints are those of a single process."""
     alone = kept_after(script, 1, limit, MemoryStorage(), in_background)

@@ -36,6 +36,7 @@ from hexloop.domain.requests import Requests, make_agreement
 from hexloop.domain.state import RunState
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.storage import File, OpenFile, Publication, Storage
+from tests.examples import examples
 from tests.unit.checkpoints.gated_storage import PATIENCE
 from tests.unit.checkpoints.small_contents import SmallContents
 from tests.unit.checkpoints.small_store import checkpoint_names, names, tree
@@ -314,7 +315,7 @@ def test_unreadable_is_distinguished_from_damaged_on_every_rank() -> None:
 
 
 @given(st.integers(2, 5), st.lists(st.integers(0, 30), min_size=5, max_size=5))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_a_save_is_reported_at_the_same_boundary_on_all_ranks(size: int, slowness: list[int]) -> None:
     """All ranks report the checkpoint at the same boundary, once all have written, however long each takes.
 

@@ -14,6 +14,7 @@ from hexloop.domain.errors import CollectiveError
 from hexloop.domain.requests import Requests, SharedAgreement
 from hexloop.ports.collectives import Collectives, Json, Reduction
 from hexloop.testing import Delay, Drop, Kill, RankKilled, SimulatedWorld
+from tests.examples import examples
 
 
 def sum_of_ranks(rank: Collectives) -> float:
@@ -190,7 +191,7 @@ def agree(asked_at: dict[int, int], boundaries: int) -> Callable[[Collectives], 
     return run_rank
 
 
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=examples(10))
 @given(
     asked_at=st.dictionaries(st.integers(0, 999), st.integers(0, 4), max_size=3),
     seed=st.integers(0, 1000),

@@ -25,6 +25,7 @@ from hexloop.domain.state import RunState
 from hexloop.domain.triggers import ControlFlags
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.mesh import flat_mesh
+from tests.examples import examples
 
 ROWS = [((float(number), 1.0), 2.0 * number) for number in range(12)]
 SEEN = (EpochBegan, EpochEnded, Logged, Saved, Evaluated)
@@ -73,7 +74,7 @@ def flags(ranks: st.SearchStrategy[frozenset[int]]) -> st.SearchStrategy[list[De
     return st.lists(decision, max_size=4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(flags(st.frozensets(st.integers(0, 3), min_size=1)), st.integers(2, 4))
 def test_all_ranks_act_the_same_at_the_same_steps(decisions: list[Decision], size: int) -> None:
     """Whichever ranks set which flags at whichever event, no rank waits forever."""
@@ -81,7 +82,7 @@ def test_all_ranks_act_the_same_at_the_same_steps(decisions: list[Decision], siz
     assert done == [done[0]] * size
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(flags(st.just(frozenset(range(3)))))
 def test_a_flag_set_on_all_ranks_acts_as_in_one_process(decisions: list[Decision]) -> None:
     """It takes effect at the same step as in a single process."""

@@ -24,6 +24,7 @@ from hexloop.domain.state import RunState
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.state import Exportable
 from hexloop.testing import InMemoryBatches, InMemorySnapshots
+from tests.examples import examples
 from tests.unit.loop.small import ROWS, Small, every, make_small, resume
 
 LEAVES_OUT = [Reaction.SKIP, Reaction.ROLLBACK]
@@ -83,7 +84,7 @@ def planted(sizes: dict[str, int], bad: dict[int, float]) -> tuple[list[Any], li
     return with_bad(rows, window, bad), without(rows, window, [*bad]), bad
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(SIZES, PLANTED, INTERVALS, st.sampled_from(LEAVES_OUT))
 def test_the_result_is_that_of_data_without_the_windows(
     sizes: dict[str, int], bad: dict[int, float], triggers: Any, reaction: Reaction
@@ -101,7 +102,7 @@ def test_the_result_is_that_of_data_without_the_windows(
     assert all(event.reaction == reaction.value and event.back_to is not None for event in reported)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(SIZES, PLANTED, INTERVALS, st.sampled_from(LEAVES_OUT), st.data())
 def test_a_resumed_run_leaves_out_the_same_windows(
     sizes: dict[str, int], bad: dict[int, float], triggers: Any, reaction: Reaction, data: st.DataObject
@@ -365,7 +366,7 @@ def test_a_run_that_no_longer_leaves_out_keeps_to_its_list() -> None:
     assert all(map(math.isfinite, resumed.parameters))
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 @given(st.dictionaries(st.integers(0, 6), st.tuples(st.integers(0, 2), st.sampled_from(BAD)), max_size=4))
 def test_what_one_rank_finds_all_ranks_leave_out(bad: dict[int, tuple[int, float]]) -> None:
     """Every rank trains the same steps, although the value that is not finite is only in one rank's share."""

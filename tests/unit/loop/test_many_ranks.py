@@ -29,6 +29,7 @@ from hexloop.domain.state import RunState
 from hexloop.domain.triggers import Interval, Trigger, Triggers
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.mesh import flat_mesh
+from tests.examples import examples
 
 ROWS = [((float(number), 1.0), 2.0 * number) for number in range(8)]
 EVERY_STEP = Trigger(Interval.STEPS, 1)
@@ -104,7 +105,7 @@ def check(size: int, metrics: list[float], stops: dict[int, int]) -> None:
         assert verify(storage, f"checkpoint-{step}").manifest.world_size == size
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     st.integers(2, 8),
     st.lists(st.floats(0, 1), min_size=1, max_size=5),
@@ -146,7 +147,7 @@ def test_a_thousand_ranks_learn_which_one_failed(failed: int) -> None:
     assert world.now == 0.0
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.integers(2, 6), st.integers(0, 5), st.integers(1, 60))
 def test_a_rank_that_dies_leaves_only_complete_checkpoints(size: int, dead: int, operation: int) -> None:
     """At whichever message it dies, the other ranks raise an error that names it, and checkpoints are complete."""

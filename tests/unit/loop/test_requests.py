@@ -36,6 +36,7 @@ from hexloop.domain.requests import (
 from hexloop.domain.run import NoCheckpoints
 from hexloop.domain.state import RunState
 from hexloop.testing import Effect, Fault, FaultyStorage, SimulatedWorld, SingleProcessCollectives
+from tests.examples import examples
 from tests.unit.checkpoints.gated_storage import GatedStorage
 from tests.unit.loop.small import Small, every, make_small, names, resume
 
@@ -204,7 +205,7 @@ def test_one_process_agrees_with_itself() -> None:
     assert agreement.agreed_requests() == AgreedRequests(stop=True)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     st.integers(2, 6), st.integers(0, 5), st.sampled_from(["request_stop", "request_save", "pause"]), st.integers(0, 6)
 )

@@ -23,6 +23,7 @@ from hexloop.domain.events import (
 from hexloop.domain.loop import train
 from hexloop.domain.triggers import Interval, Trigger, Triggers
 from hexloop.testing import MemoryStorage
+from tests.examples import examples
 from tests.unit.loop.small import ROWS, Small, every, make_small, names, resume
 
 CLOCK_READINGS = ("runtime", "second")
@@ -53,7 +54,7 @@ SIZES = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(RHYTHMS, SIZES, st.integers(1, 16), st.data())
 def test_a_resumed_run_equals_an_uninterrupted_one(
     triggers: Triggers, sizes: dict[str, Any], rows: int, data: st.DataObject

@@ -10,11 +10,12 @@ from hexloop.adapters.losses import PlainLosses
 from hexloop.domain.ranks import SharedLosses
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.state import Part
+from tests.examples import examples
 
 shares = st.lists(st.lists(st.integers(-1000, 1000).map(float), max_size=5), min_size=2, max_size=5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(shares)
 def test_every_process_gets_the_total(losses: list[list[float]]) -> None:
     """All processes get the same total of what each added, and then start again from zero."""

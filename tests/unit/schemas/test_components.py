@@ -52,6 +52,7 @@ from hexloop.domain.schedules import build_shape
 from hexloop.domain.state import RunState
 from hexloop.ports.state import Exportable
 from tests.contracts.keepers import Keeper
+from tests.examples import examples
 from tests.unit.schemas.json_values import VALUES
 
 
@@ -257,7 +258,7 @@ def changed(document: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 @pytest.mark.filterwarnings("ignore:To resume exactly")
 @pytest.mark.parametrize("kind", COMPONENTS)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(source=st.data())
 def test_any_value_in_any_field_is_loaded_or_refused(kind: str, source: st.DataObject) -> None:
     """A refusal is a CheckpointError that names component and file; what is loaded can be used."""
