@@ -23,9 +23,8 @@ from hexloop.app.run.saving import ArgumentsFile, companion_files, warn_of_other
 from hexloop.app.wiring.determinism import environment_of
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.saved_setup import finish_in
-from hexloop.app.wiring.signing import refuse_public_key
 from hexloop.app.wiring.state import CheckpointContents, contents_for
-from hexloop.app.wiring.storage import is_elsewhere, joined, refuse_unreachable
+from hexloop.app.wiring.storage import is_elsewhere, joined, refuse_public_key, refuse_unreachable
 from hexloop.domain.checkpoints.commit import CheckpointPolicy
 from hexloop.domain.checkpoints.manifest import checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest, verify

@@ -39,8 +39,14 @@ from hexloop.app.engines import engine_for, find_plugin, plugin_names
 from hexloop.app.joining import join
 from hexloop.app.rules import rules_of
 from hexloop.app.wiring.combinations import Setting, refused_combinations
-from hexloop.app.wiring.signing import read_key, refuse_forgeable_digests
-from hexloop.app.wiring.storage import WorkingFolder, is_elsewhere, joined, storage_for
+from hexloop.app.wiring.storage import (
+    WorkingFolder,
+    is_elsewhere,
+    joined,
+    read_key,
+    refuse_forgeable_digests,
+    storage_for,
+)
 from hexloop.app.wiring.trackers import logging_folder, named_loggers
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.fail_safe import FailSafeJournal

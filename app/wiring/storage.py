@@ -1,4 +1,4 @@
-"""The storage of a path or URL: hexloop's own, an installed package's, or fsspec's.
+"""The storage of a path or URL: hexloop's own, an installed package's, or fsspec's; and the key that signs what is in it.
 
 To add a storage for a URL scheme, add a file to `hexloop.adapters.storage` and a row to `STORAGES`. An installed
 package offers one through the entry point group "hexloop.storages".
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import uuid
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,14 +20,16 @@ from urllib.request import url2pathname
 from attrs import field, frozen
 
 from hexloop.adapters.contents.run_documents import SETUP, RunDocuments
+from hexloop.adapters.signatures import signatures_of
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.adapters.storage.signed import SignedStorage
 from hexloop.app.engines import find_plugin, plugin_names
 from hexloop.app.wiring.saved_setup import check_setup
 from hexloop.domain.checkpoints.manifest import checkpoint_name, step_of
-from hexloop.domain.checkpoints.signatures import SIGNING_DIGEST
+from hexloop.domain.checkpoints.signatures import CRYPTOGRAPHIC, SIGNING_DIGEST
 from hexloop.domain.errors import ConfigurationError, StorageError
 from hexloop.domain.redaction import user_of, without_user
+from hexloop.domain.regular_files import read_file
 from hexloop.domain.run_folder import EARLIER, OUTBOX
 from hexloop.ports.storage import Signatures, Storage
 
@@ -257,3 +261,57 @@ def chunks_of(path: Path, start: int = 0) -> Iterator[memoryview]:
         file.seek(start)
         while chunk := file.read(CHUNK):
             yield memoryview(chunk)
+
+
+def read_key(path: str | os.PathLike[str] | None, source: str = "checkpoint_key") -> Signatures | None:
+    """Return the signatures by the key in a file; None without a file. Warns if other users may read or replace it.
+
+    source: the argument or option that names the file, for messages, which do not repeat its path.
+    Raises ConfigurationError if the file cannot be read or holds no key.
+    """
+    if path is None:
+        return None
+    path = os.path.expanduser(os.fspath(path))
+    try:
+        key = read_file(path, "note_bytes")
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+    except OSError as error:
+        reason = error.strerror or "it is not a regular file"
+        raise ConfigurationError(f"The file that {source} names cannot be read: {reason}. Name a key file.") from error
+    try:
+        signatures = signatures_of(key)
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"The file that {source} names is not a key: {problem}." for problem in error.problems
+        ) from error
+    others = stat.S_IRWXG | stat.S_IRWXO if signatures.can_sign else stat.S_IWGRP | stat.S_IWOTH
+    if os.name == "posix" and mode & others:
+        warnings.warn(
+            f"Other users can {'read' if signatures.can_sign else 'replace'} the key file that {source} names (its "
+            f"permissions are {mode:o}), and with it sign checkpoints. Restrict it: chmod 600",
+            stacklevel=2,
+        )
+    return signatures
+
+
+def refuse_forgeable_digests(storage: Storage) -> None:
+    """Raise ConfigurationError if a storage that the caller passed computes digests that a signature cannot rely on.
+
+    Of a storage that does not state its digest, this is known only when it has written something.
+    """
+    digest = storage.capabilities.digest
+    if digest is not None and digest not in CRYPTOGRAPHIC:
+        raise ConfigurationError(
+            f"You chose checkpoint_key, but storage={storage.capabilities.location} computes digests of the kind "
+            f"{digest}, which can be forged; configure the storage with digest={SIGNING_DIGEST!r}."
+        )
+
+
+def refuse_public_key(storage: Storage) -> None:
+    """Raise ConfigurationError if checkpoints are to be signed and the key only verifies."""
+    signatures = storage.capabilities.signatures
+    if signatures is not None and not signatures.can_sign:
+        raise ConfigurationError(
+            "The file that checkpoint_key names holds a public key, which only verifies checkpoints. A run that saves "
+            "signs them: name the private key, or set save_strategy='no'."
+        )

@@ -19,8 +19,7 @@ from hexloop.app.command_line.checkpoints import (
 )
 from hexloop.app.printing import print_document, print_lines
 from hexloop.app.wiring.checkpoint_files import CheckpointFiles
-from hexloop.app.wiring.signing import read_key
-from hexloop.app.wiring.storage import as_location, has_unsent_files, joined, split_location, storage_for
+from hexloop.app.wiring.storage import as_location, has_unsent_files, joined, read_key, split_location, storage_for
 from hexloop.domain.checkpoints.commit import CheckpointPolicy
 from hexloop.domain.checkpoints.manifest import MANIFEST, checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps

@@ -21,8 +21,7 @@ from hexloop.app.command_line.checkpoints import (
 )
 from hexloop.app.printing import print_document, print_lines
 from hexloop.app.wiring.checkpoint_files import CheckpointFiles
-from hexloop.app.wiring.signing import read_key
-from hexloop.app.wiring.storage import joined
+from hexloop.app.wiring.storage import joined, read_key
 from hexloop.domain.checkpoints.manifest import Manifest, checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest
 from hexloop.domain.checkpoints.survey import CheckpointFolder, FolderStatus, examine, survey
