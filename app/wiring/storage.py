@@ -1,4 +1,4 @@
-"""The storage of a path or URL: hexloop's own, an installed package's, or fsspec's; and the key that signs what is in it.
+"""The storage of a path or URL (hexloop's own, an installed package's, or fsspec's), and the key that signs in it.
 
 To add a storage for a URL scheme, add a file to `hexloop.adapters.storage` and a row to `STORAGES`. An installed
 package offers one through the entry point group "hexloop.storages".
