@@ -14,7 +14,7 @@ from hexloop import __version__
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.parser import add_arguments
 from hexloop.app.command_line.help_texts import DESCRIPTIONS, EPILOGS, EXIT_CODES, TOP, USAGES
-from hexloop.app.run.run_information import LAUNCHED_AS
+from hexloop.app.run.command import LAUNCHED_AS
 
 ARGUMENT_NAMES = frozenset(TrainingArguments.__dataclass_fields__)
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hexloop.app.run.run_information import LAUNCHED_AS, LONGEST, command_of_process
+from hexloop.app.run.command import LAUNCHED_AS, LONGEST, command_of_process
 
 PYTHON = "/venv/bin/python3.12"
 

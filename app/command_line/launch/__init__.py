@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from hexloop.app.callbacks.console import COPIED_TO_TERMINAL
 from hexloop.app.command_line.launch.plan import LaunchPlan, read_plan
-from hexloop.app.run.run_information import LAUNCHED_AS
+from hexloop.app.run.command import LAUNCHED_AS
 from hexloop.domain.errors import CollectiveError
 
 VARIABLES = {
