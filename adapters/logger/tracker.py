@@ -35,22 +35,37 @@ class Tracker:
             require(*self.package)
         self._run: Any = None  # what the library calls its run, between `start` and `finish`
         self._is_own = False
+        self._starting: str | None = None  # the run for which `_run` was opened, until it is described
         self._last: dict[str, int] = {}
 
     def start(self, run: RunInformation) -> str | None:
-        """Start a run of the tracker, continue that of `run.tracked_as`, or take the user's; return its identity."""
-        self.finish()
-        self._last = {}
-        self._run, self._is_own = self._open(run)
-        return None if self._run is None else self._describe(run)
+        """Start a run of the tracker, continue that of `run.tracked_as`, or take the user's; return its identity.
+
+        A call that failed may be repeated: it uses the run that it opened.
+        """
+        if self._run is None or self._starting != run.run:
+            try:
+                self.finish()
+            finally:  # the next attempt does not try it again
+                self._run = None
+            self._last = {}
+            self._run, self._is_own = self._open(run)
+            self._starting = run.run
+        identity = None if self._run is None else self._describe(run)
+        self._starting = None
+        return identity
 
     def finish(self, outcome: Outcome = FINISHED) -> None:
-        """Log how the run ended, and end it in the tracker; a run of the user's stays open."""
-        run, self._run = self._run, None
-        if run is not None:
-            self._log_outcome(run, outcome)
-            if self._is_own:
-                self._close(run, outcome)
+        """Log how the run ended, and end it in the tracker; a run of the user's stays open.
+
+        A call that failed may be repeated.
+        """
+        if self._run is None:
+            return
+        self._log_outcome(self._run, outcome)
+        if self._is_own:
+            self._close(self._run, outcome)
+        self._run = self._starting = None
 
     def _open(self, run: RunInformation) -> tuple[Any, bool]:
         """Return a run of the library, and whether it is the logger's own. None: nothing is to be logged."""

@@ -23,6 +23,7 @@ class Keeping(Tracker):
     def __init__(self, given: list[object] | None = None, last: int = -1, is_off: bool = False) -> None:
         super().__init__()
         self.given, self.last, self.is_off = given, last, is_off
+        self.failures: list[Exception] = []
         self.runs: list[list[object]] = []
         self.asked: list[str] = []
 
@@ -33,6 +34,8 @@ class Keeping(Tracker):
         return self.runs[-1], self.given is None
 
     def _describe(self, run: RunInformation) -> str | None:
+        if self.failures:
+            raise self.failures.pop()
         self._run.append(run.name)
         return run.tracked_as or "an id"
 
@@ -49,6 +52,8 @@ class Keeping(Tracker):
         run.append(values_of(outcome))
 
     def _close(self, run: Any, outcome: Outcome) -> None:
+        if self.failures:
+            raise self.failures.pop()
         run.append(f"closed as {outcome.kind}")
 
 
@@ -66,6 +71,38 @@ def test_an_own_run_is_closed() -> None:
     tracker.finish()
     values = {"hexloop/outcome": "failed", "hexloop/problem": "ValueError: no"}
     assert tracker.runs == [["a run", values, "closed as failed"]]
+
+
+def test_a_start_that_failed_is_repeated_on_the_same_run() -> None:
+    """The run that it opened is not ended as finished, and no second one is opened."""
+    tracker = Keeping()
+    tracker.failures = [ConnectionError("gone")]
+    with pytest.raises(ConnectionError):
+        tracker.start(RunInformation("a run", run="one"))
+    assert tracker.start(RunInformation("a run", run="one")) == "an id"
+    assert tracker.runs == [["a run"]]
+
+
+def test_a_finish_that_failed_is_repeated() -> None:
+    """The run is closed by the second call."""
+    tracker = Keeping()
+    tracker.start(RunInformation("a run"))
+    tracker.failures = [ConnectionError("gone")]
+    with pytest.raises(ConnectionError):
+        tracker.finish()
+    tracker.finish()
+    assert tracker.runs[0][-1] == "closed as finished"
+
+
+def test_a_run_that_cannot_be_finished_does_not_prevent_the_next() -> None:
+    """The start that finds it fails once."""
+    tracker = Keeping()
+    tracker.start(RunInformation("a run", run="one"))
+    tracker.failures = [ConnectionError("gone")]
+    with pytest.raises(ConnectionError):
+        tracker.start(RunInformation("another", run="two"))
+    tracker.start(RunInformation("another", run="two"))
+    assert tracker.runs[1] == ["another"]
 
 
 def test_a_run_of_the_users_stays_open() -> None:
