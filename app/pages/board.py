@@ -12,8 +12,8 @@ from attrs import evolve
 
 from hexloop.app.checkpoint_rows import format_age
 from hexloop.app.control.files import Action, CommandFolder
-from hexloop.app.pages.history import CommandRecord, Outcome, Session
-from hexloop.app.pages.page import Content, Frame, Section, page_of
+from hexloop.app.pages.history import CommandRecord, RecordedSession, RunEnding
+from hexloop.app.pages.page import PageContent, PageFrame, Section, page_of
 from hexloop.app.pages.reading import RunRecord
 from hexloop.app.pages.sections import NOT_KNOWN, RUNNING_FOR, moment, state_of
 from hexloop.app.pages.templates import section
@@ -40,31 +40,31 @@ MOST_COMMANDS = 20
 LABELS = {Action.PAUSE: "Pause", Action.RESUME: "Resume", Action.SAVE: "Save", Action.STOP: "Save and stop"}
 
 
-def list_content(root: Path, runs: Sequence[RunListing], cut: bool, now: float) -> Content:
+def list_content(root: Path, runs: Sequence[RunListing], cut: bool, now: float) -> PageContent:
     """Return the list of the runs in a folder. cut: whether there are more. now: in seconds since the epoch."""
     rows = [_row(number, each, now) for number, each in enumerate(runs)]
     shown = section("runs", folder=str(root), runs=rows, cut=cut)
-    return Content(f"Runs in {root.name or root}", [Section("runs", "Runs", shown)], {"runs": [], "charts": []})
+    return PageContent(f"Runs in {root.name or root}", [Section("runs", "Runs", shown)], {"runs": [], "charts": []})
 
 
-def list_page(content: Content, version: str) -> str:
+def list_page(content: PageContent, version: str) -> str:
     """Return the page with the list of the runs. version: of what it shows."""
-    return page_of(content, Frame(POLICY, "report.css", ["board.js"], attributes=_attributes("updates", version)))
+    return page_of(content, PageFrame(POLICY, "report.css", ["board.js"], attributes=_attributes("updates", version)))
 
 
-def runs_page(content: Content, folders: Sequence[str], version: str) -> str:
+def runs_page(content: PageContent, folders: Sequence[str], version: str) -> str:
     """Return the page of runs. folders: by which the board knows them."""
     attributes = _attributes(f"updates?{address_of(folders)}", version)
-    return page_of(content, Frame(POLICY, "report.css", SCRIPTS, links=[("All runs", ".")], attributes=attributes))
+    return page_of(content, PageFrame(POLICY, "report.css", SCRIPTS, links=[("All runs", ".")], attributes=attributes))
 
 
-def lines_page(content: Content, folder: str) -> str:
+def lines_page(content: PageContent, folder: str) -> str:
     """Return a page with lines of a run. It does not change while it is read."""
     links = [("All runs", "."), ("The run", f"runs?{address_of([folder])}")]
-    return page_of(content, Frame(POLICY, "report.css", [], links=links))
+    return page_of(content, PageFrame(POLICY, "report.css", [], links=links))
 
 
-def update_of(content: Content, version: str) -> dict[str, Any]:
+def update_of(content: PageContent, version: str) -> dict[str, Any]:
     """Return what a page that is open needs to show the present content. Charts are in the document."""
     sections = {each.identifier: str(each.content) for each in content.sections if each.identifier not in DRAWN}
     return {"version": version, "sections": sections, "document": content.document}
@@ -102,7 +102,9 @@ def _attributes(updates: str, version: str) -> dict[str, str]:
     return {"data-updates": updates, "data-version": version}
 
 
-def with_controls(content: Content, folders: Sequence[str], records: Sequence[RunRecord], now: float) -> Content:
+def with_controls(
+    content: PageContent, folders: Sequence[str], records: Sequence[RunRecord], now: float
+) -> PageContent:
     """Return what a page shows, with the controls of its runs after the first section."""
     runs = [_control(folder, record, now) for folder, record in zip(folders, records, strict=True)]
     first, *rest = content.sections
@@ -135,11 +137,11 @@ def give_command(runs: WatchedRuns, document: Any, now: float) -> int:
 def obstacle(record: RunRecord, now: float) -> str:
     """Return why a run cannot be commanded, "" if it can be."""
     history = record.history
-    sessions: list[Session] = history.sessions.entries
+    sessions: list[RecordedSession] = history.sessions.entries
     allowed = history.settings.get("board_control")
     if not sessions or allowed is None:
         return "it does not read commands, because it has no journal or is of an earlier release"
-    if sessions[-1].outcome is not Outcome.LOST:
+    if sessions[-1].outcome is not RunEnding.LOST:
         return "it has ended"
     if allowed is not True:
         return "it was started with board_control=False"

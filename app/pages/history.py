@@ -35,7 +35,7 @@ DONE = {
 }
 
 
-class Outcome(Enum):
+class RunEnding(Enum):
     """How a session of a run ended; the values are shown to users."""
 
     FINISHED = "finished"
@@ -45,7 +45,7 @@ class Outcome(Enum):
 
 
 @define
-class Session:
+class RecordedSession:
     """A process's part of a run, from a start to an end. Times are in seconds since the epoch, None if unknown.
 
     first, last: the step it started or resumed at, and the last one that it reported. seen: when it reported last.
@@ -56,7 +56,7 @@ class Session:
     first: int
     last: int
     seen: float | None
-    outcome: Outcome = Outcome.LOST
+    outcome: RunEnding = RunEnding.LOST
     reasons: tuple[str, ...] = ()
     repeated: int = 0
 
@@ -235,7 +235,7 @@ class RunHistory:
         self.paused_at = None
         self._forget_after(step)
         repeated = max(self.last_step - step, 0) if self.sessions.entries else 0
-        self.sessions.append(Session(time, step, step, time, repeated=repeated))
+        self.sessions.append(RecordedSession(time, step, step, time, repeated=repeated))
         self.last_step = step
         settings = note.get("settings")
         self.settings = settings if isinstance(settings, Mapping) else self.settings
@@ -249,10 +249,10 @@ class RunHistory:
         for each in self.series.values():
             each.forget_after(step)
 
-    def _session(self, time: float | None) -> Session:
+    def _session(self, time: float | None) -> RecordedSession:
         if not self.sessions.entries:  # the start of the journal is missing
-            self.sessions.append(Session(None, 0, 0, time))
-        session: Session = self.sessions.entries[-1]
+            self.sessions.append(RecordedSession(None, 0, 0, time))
+        session: RecordedSession = self.sessions.entries[-1]
         return session
 
     def _log(self, step: int, time: float | None, values: object) -> None:
@@ -364,10 +364,10 @@ def irregular_step(note: Mapping[str, Any]) -> IrregularStep | None:
     return IrregularStep(step, what, shown, named, done, step_in(note.get("back_to")))
 
 
-def _end(session: Session, note: Mapping[str, Any]) -> None:
+def _end(session: RecordedSession, note: Mapping[str, Any]) -> None:
     reasons = note.get("reasons")
     session.reasons = tuple(str(each)[:LONGEST_TEXT] for each in reasons[:10]) if isinstance(reasons, list) else ()
     if "stopped" not in note:  # an error ended it
-        session.outcome = Outcome.FAILED
+        session.outcome = RunEnding.FAILED
     else:
-        session.outcome = Outcome.STOPPED if note["stopped"] else Outcome.FINISHED
+        session.outcome = RunEnding.STOPPED if note["stopped"] else RunEnding.FINISHED

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 from attrs import evolve, frozen
 
 from hexloop.app.pages.history import number_of
-from hexloop.app.pages.page import Content, Section
+from hexloop.app.pages.page import PageContent, Section
 from hexloop.app.pages.sections import moment
 from hexloop.app.pages.templates import section
 from hexloop.domain.folders import open_in_run
@@ -86,7 +86,7 @@ def last_lines(path: Path, end: int | None = None, most: int = MOST_LINES) -> Li
     return LinesPart([_readable(line) for line in lines[-most:]], start, start + sum(map(len, lines[-most:])), size)
 
 
-def with_last_lines(content: Content, folder: str, path: Path) -> Content:
+def with_last_lines(content: PageContent, folder: str, path: Path) -> PageContent:
     """Return what the page of one run shows, with the last lines of its journal or log as another section."""
     try:
         names = files_with_lines(path)
@@ -101,7 +101,7 @@ def with_last_lines(content: Content, folder: str, path: Path) -> Content:
     return evolve(content, sections=[*others, lines, last])
 
 
-def lines_content(folder: str, name: str, part: LinesPart) -> Content:
+def lines_content(folder: str, name: str, part: LinesPart) -> PageContent:
     """Return a page of the lines of a file, with links to earlier and later ones."""
     links = []
     if part.start > 0:
@@ -112,7 +112,7 @@ def lines_content(folder: str, name: str, part: LinesPart) -> Content:
         links.append(("Last lines", f"lines?{_query(folder, name)}", ""))
     where = f"Bytes {part.start:,} to {part.end:,} of {part.size:,}. Times are in UTC."
     shown = section("lines_of_file", lines_shown=part.lines, links=links, where=where)
-    return Content(f"{name} of {folder}", [Section("lines", "Lines", shown)], {"runs": [], "charts": []})
+    return PageContent(f"{name} of {folder}", [Section("lines", "Lines", shown)], {"runs": [], "charts": []})
 
 
 def _query(folder: str, name: str, before: int | None = None) -> str:

@@ -49,7 +49,7 @@ class Section:
 
 
 @frozen
-class Content:
+class PageContent:
     """What a page shows. document: what its scripts read."""
 
     title: str
@@ -58,7 +58,7 @@ class Content:
 
 
 @frozen
-class Frame:
+class PageFrame:
     """What surrounds the content of a page. policy: its Content-Security-Policy.
 
     is_alone: whether `style` and `scripts` are sources, which become part of the page, or names of files beside it.
@@ -84,10 +84,10 @@ def report_page(records: Sequence[RunRecord], now: float) -> str:
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
     written = f"Written by hexloop {__version__} on {moment(now)} UTC. Times are in UTC; ages are as of then."
-    return page_of(content_of(records, now), Frame(policy, style, [source for source, _ in scripts], True, written))
+    return page_of(content_of(records, now), PageFrame(policy, style, [source for source, _ in scripts], True, written))
 
 
-def content_of(records: Sequence[RunRecord], now: float) -> Content:
+def content_of(records: Sequence[RunRecord], now: float) -> PageContent:
     """Return what a page shows of runs. now: in seconds since the epoch."""
     labels = [record.label for record in records]
     charts = charts_of(records)
@@ -108,10 +108,10 @@ def content_of(records: Sequence[RunRecord], now: float) -> Content:
     ]
     drawn = [chart_data(chart, name) for name, chart in named]
     document = {"runs": list(map(clean, labels)), "charts": drawn, "search": search_data(search)}
-    return Content(_title(labels), [each for each in sections if each.content], document)
+    return PageContent(_title(labels), [each for each in sections if each.content], document)
 
 
-def page_of(content: Content, frame: Frame) -> str:
+def page_of(content: PageContent, frame: PageFrame) -> str:
     """Return a whole page."""
     licences = [asset(f"echarts/{name}") for name in ("NOTICE", "LICENSE-zrender", "LICENSE-d3")]
     return templates.page(

@@ -15,7 +15,7 @@ from hexloop.app.arguments.recorded import settings_of, untouched
 from hexloop.app.callbacks.console import duration_text
 from hexloop.app.checkpoint_rows import CheckpointRow, format_age, format_bytes
 from hexloop.app.environment import DistributedEnvironment
-from hexloop.app.pages.history import IrregularStep, Outcome, RunHistory, Save, Session, number_of
+from hexloop.app.pages.history import IrregularStep, RecordedSession, RunEnding, RunHistory, Save, number_of
 from hexloop.app.pages.reading import RunRecord
 from hexloop.app.pages.templates import section
 from hexloop.app.wiring.storage import joined as path_joined
@@ -43,7 +43,12 @@ WIDTH, HEIGHT = 1000, 28
 RUNNING_FOR = 600.0
 """Seconds without a report after which a run is taken for lost."""
 
-CLASSES = {Outcome.FINISHED: "finished", Outcome.STOPPED: "stopped", Outcome.FAILED: "failed", Outcome.LOST: "lost"}
+CLASSES = {
+    RunEnding.FINISHED: "finished",
+    RunEnding.STOPPED: "stopped",
+    RunEnding.FAILED: "failed",
+    RunEnding.LOST: "lost",
+}
 """How the bar of a session is drawn."""
 
 NOT_KNOWN = "-"
@@ -59,13 +64,13 @@ def moment(seconds: float | None) -> str:
         return "-"
 
 
-def outcome_of(session: Session, now: float) -> str:
+def outcome_of(session: RecordedSession, now: float) -> str:
     """Return how a session ended, in words, or that it may still run."""
-    if session.outcome is Outcome.LOST and session.seen is not None and now - session.seen < RUNNING_FOR:
+    if session.outcome is RunEnding.LOST and session.seen is not None and now - session.seen < RUNNING_FOR:
         return "running, or killed a moment ago"
     words = {
-        Outcome.LOST: "killed, or its machine failed: it did not report its end",
-        Outcome.FAILED: "ended by an error",
+        RunEnding.LOST: "killed, or its machine failed: it did not report its end",
+        RunEnding.FAILED: "ended by an error",
     }.get(session.outcome, session.outcome.value)
     return f"{words}: {'; '.join(session.reasons)}" if session.reasons else words
 
@@ -81,21 +86,21 @@ def overview_section(records: Sequence[RunRecord], now: float) -> Markup:
 
 def state_of(history: RunHistory, total: int | None, now: float) -> str:
     """Return what a run is doing, or how it ended, in words."""
-    sessions: list[Session] = history.sessions.entries
+    sessions: list[RecordedSession] = history.sessions.entries
     if not sessions:
         return "unknown: there is no journal"
     words = outcome_of(sessions[-1], now)
-    if history.paused_at is not None and sessions[-1].outcome is Outcome.LOST:
+    if history.paused_at is not None and sessions[-1].outcome is RunEnding.LOST:
         silent = now - (history.seen or 0.0) >= RUNNING_FOR
         return f"paused at step {history.paused_at:,}{', or killed since' if silent else ''}"
-    if sessions[-1].outcome is Outcome.FINISHED and total and history.last_step < total:
+    if sessions[-1].outcome is RunEnding.FINISHED and total and history.last_step < total:
         return "finished early"
     return words
 
 
 def _facts(record: RunRecord, now: float) -> dict[str, str]:
     history, total = record.history, record.total_steps
-    sessions: list[Session] = history.sessions.entries
+    sessions: list[RecordedSession] = history.sessions.entries
     trained = sum(each.seconds or 0.0 for each in sessions)
     facts = {
         "state": state_of(history, total, now),
@@ -213,7 +218,7 @@ def _bar(record: RunRecord, start: float, end: float, now: float) -> dict[str, A
 
 
 def _session_rows(record: RunRecord, now: float) -> Iterator[tuple[str, ...]]:
-    before: Session | None = None
+    before: RecordedSession | None = None
     for each in record.history.sessions.entries[-MOST_ROWS:]:
         pause = "-"
         if before is not None and before.seen is not None and each.began is not None:
@@ -367,7 +372,7 @@ def _ways(record: RunRecord) -> Iterator[tuple[str, str]]:
         yield "The run's seeds (its command was not recorded):", known
     if versions:
         yield "Results are bit-identical only where these are the same:", versions
-    finished = any(each.outcome is Outcome.FINISHED for each in record.history.sessions.entries[-1:])
+    finished = any(each.outcome is RunEnding.FINISHED for each in record.history.sessions.entries[-1:])
     start = "The run is finished. With more steps or epochs, it" if finished else "It"
     if newest is None:
         yield (

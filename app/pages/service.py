@@ -30,7 +30,7 @@ from hexloop.app.pages.board import (
     with_controls,
 )
 from hexloop.app.pages.lines import files_with_lines, last_lines, lines_content, with_last_lines
-from hexloop.app.pages.page import Content, asset, content_of
+from hexloop.app.pages.page import PageContent, asset, content_of
 from hexloop.app.pages.reading import RunRecord
 from hexloop.app.pages.watching import WatchedRuns
 from hexloop.domain.errors import ConfigurationError
@@ -238,7 +238,7 @@ class Board:
     def _chosen(self, request: web.Request) -> list[str]:
         return list(dict.fromkeys(request.query.getall("run", [])))
 
-    def _listed(self) -> Content:
+    def _listed(self) -> PageContent:
         runs, cut = self._runs.listing()
         return list_content(self.root, runs, cut, time.time())
 
@@ -271,10 +271,10 @@ class Board:
             raise ConfigurationError(f"The run {folder} has no file {name!r:.200} with lines to show.")
         return lines_page(lines_content(folder, name, last_lines(path / name, before)), folder)
 
-    def _content(self, folders: list[str]) -> Content:
+    def _content(self, folders: list[str]) -> PageContent:
         now = time.time()
 
-        def build(records: list[RunRecord]) -> Content:
+        def build(records: list[RunRecord]) -> PageContent:
             return with_controls(content_of(records, now), folders, records, now)
 
         content = self._runs.show(folders, build)
@@ -313,6 +313,6 @@ def _html(page: bytes) -> web.Response:
     return web.Response(body=page, content_type="text/html", charset="utf-8")
 
 
-def _digest(content: Content) -> str:
+def _digest(content: PageContent) -> str:
     shown = "".join(str(each.content) for each in content.sections)
     return hashlib.blake2b(shown.encode("utf-8", "replace"), digest_size=8).hexdigest()

@@ -32,7 +32,7 @@ DATA = ("data", "batches")
 
 
 @define
-class RunRecord:
+class RecordedRun:
     """What two runs are compared by. All values are JSON.
 
     steps: the inputs and results of each step. started_at: the step after which the recording started.
@@ -51,15 +51,15 @@ class RunRecord:
         return max(self.steps, default=self.started_at)
 
 
-def to_json(record: RunRecord) -> str:
+def to_json(record: RecordedRun) -> str:
     """Return the record as JSON."""
     return json.dumps(asdict(record))
 
 
-def from_json(text: str) -> RunRecord:
+def from_json(text: str) -> RecordedRun:
     """Return the record that `to_json` wrote."""
     document = json.loads(text)
-    return RunRecord(**{**document, "steps": {int(step): recorded for step, recorded in document["steps"].items()}})
+    return RecordedRun(**{**document, "steps": {int(step): recorded for step, recorded in document["steps"].items()}})
 
 
 def step_is(step: int) -> Cut:
@@ -67,13 +67,13 @@ def step_is(step: int) -> Cut:
     return lambda event: isinstance(event, StepEnded) and event.step == step
 
 
-def record_run(subject: Any, resume: bool = False, cut: Cut | None = None, stop: bool = False) -> RunRecord:
+def record_run(subject: Any, resume: bool = False, cut: Cut | None = None, stop: bool = False) -> RecordedRun:
     """Drive a Trainer or a Run to its end, or to the first event at which `cut` returns True, and record it.
 
     At that event a checkpoint is requested, and the run is abandoned as soon as it is complete. With `stop`, the run is
     stopped in the regular way instead.
     """
-    record, batches, asked = RunRecord(), list[dict[str, str]](), None
+    record, batches, asked = RecordedRun(), list[dict[str, str]](), None
     with closing(_events(subject, resume)) as events:
         for event in events:
             run = subject if isinstance(subject, Run) else _session(subject).run
@@ -152,7 +152,7 @@ def _digests(path: str, value: Any) -> Iterator[tuple[str, str]]:
         yield path, hashlib.blake2b(repr(value).encode(), digest_size=8).hexdigest()
 
 
-def _record_end(record: RunRecord, subject: Any, run: Run[Any, Any]) -> None:
+def _record_end(record: RecordedRun, subject: Any, run: Run[Any, Any]) -> None:
     """Record everything that a checkpoint would contain now."""
     for file in _files(subject, run):
         data = b"".join(bytes(chunk) for chunk in file.chunks)

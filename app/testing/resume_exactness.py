@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hexloop.app.testing.recording import RunRecord, from_json, record_run, step_is, to_json
+from hexloop.app.testing.recording import RecordedRun, from_json, record_run, step_is, to_json
 
 Job = Callable[[str], Any]
 """Builds a Trainer, or a `Run` whose `checkpoints` is a CheckpointStore, that saves to the folder it is given."""
@@ -57,7 +57,7 @@ def name_of(job: Callable[..., Any]) -> str | None:
     return f"{module}:{function}" if _attribute(sys.modules[module], function) is job else None
 
 
-def record_in_new_process(name: str, folder: str) -> RunRecord:
+def record_in_new_process(name: str, folder: str) -> RecordedRun:
     """Resume the job `name` in a new process. Raises RuntimeError with the process's output if it fails."""
     with tempfile.TemporaryDirectory() as temporary:
         path = os.path.join(temporary, "record.json")
@@ -96,19 +96,19 @@ def _stops(stops: Iterable[int | Sequence[int]] | None, last: int, seed: int) ->
     return chosen
 
 
-def _compare(job: Job, name: str | None, whole: RunRecord, cuts: Sequence[int], folder: str) -> None:
+def _compare(job: Job, name: str | None, whole: RecordedRun, cuts: Sequence[int], folder: str) -> None:
     steps: dict[int, Any] = {}
     for number, cut in enumerate(cuts):
         part = record_run(job(folder), resume=number > 0, cut=step_is(cut))
         steps = _joined(steps, part)
     rest = record_run(job(folder), resume=True) if name is None else record_in_new_process(name, folder)
-    resumed = RunRecord(_joined(steps, rest), rest.started_at, rest.values, rest.tensors)
+    resumed = RecordedRun(_joined(steps, rest), rest.started_at, rest.values, rest.tensors)
     difference = first_difference(whole, resumed, cuts)
     if difference is not None:
         raise AssertionError(difference)
 
 
-def _joined(steps: dict[int, Any], rest: RunRecord) -> dict[int, Any]:
+def _joined(steps: dict[int, Any], rest: RecordedRun) -> dict[int, Any]:
     """Return the steps up to where `rest` starts, followed by its own."""
     return {step: recorded for step, recorded in steps.items() if step <= rest.started_at} | rest.steps
 
@@ -127,7 +127,7 @@ ADVICE = {
 UNSAVED = "The run depends on state that is not in a checkpoint: let a callback keep it in its state()."
 
 
-def first_difference(whole: RunRecord, resumed: RunRecord, cuts: Sequence[int]) -> str | None:
+def first_difference(whole: RecordedRun, resumed: RecordedRun, cuts: Sequence[int]) -> str | None:
     """Describe the first difference between two runs, the second of which was interrupted. None if they are equal."""
     found = _first_differing_step(whole, resumed)
     ends = list(_other_tensors(whole, resumed))
@@ -152,7 +152,7 @@ def first_difference(whole: RunRecord, resumed: RunRecord, cuts: Sequence[int]) 
     return f"{where} from step {step} on: {text}. {at_the_end} {ADVICE.get(what, UNSAVED)}"
 
 
-def _first_differing_step(whole: RunRecord, resumed: RunRecord) -> tuple[int, str, str] | None:
+def _first_differing_step(whole: RecordedRun, resumed: RecordedRun) -> tuple[int, str, str] | None:
     """Return the first step at which two runs differ, what differs first in it, and a description of all that does."""
     for step in sorted(whole.steps.keys() | resumed.steps.keys()):
         one, other = whole.steps.get(step), resumed.steps.get(step)
@@ -178,7 +178,7 @@ def _shown(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _other_tensors(whole: RunRecord, resumed: RunRecord) -> Iterator[str]:
+def _other_tensors(whole: RecordedRun, resumed: RecordedRun) -> Iterator[str]:
     """Describe the tensors that differ, the model's first."""
     names = whole.tensors.keys() | resumed.tensors.keys()
     for name in sorted(names, key=lambda name: (not name.startswith("model"), name)):

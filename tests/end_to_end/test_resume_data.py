@@ -19,7 +19,7 @@ from hexloop import EarlyStoppingCallback, Trainer, default_data_collator
 from hexloop.adapters.batches.torch.stream import StreamLoader
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.app.callbacks.progress import SkipProgressBar
-from hexloop.app.testing.recording import Cut, RunRecord, record_run, step_is
+from hexloop.app.testing.recording import Cut, RecordedRun, record_run, step_is
 from hexloop.app.testing.resume_exactness import first_difference
 from hexloop.domain.errors import DataError
 from hexloop.domain.events import StepBegan, StepEnded
@@ -37,7 +37,7 @@ def assert_exact(make: Any, step: int | None = None, cut: Cut | None = None) -> 
     first = record_run(make(storage), cut=cut or step_is(step or 1))
     rest = record_run(make(storage), resume=True)
     kept = {number: each for number, each in first.steps.items() if number <= rest.started_at}
-    joined = RunRecord(kept | rest.steps, rest.started_at, rest.values, rest.tensors)
+    joined = RecordedRun(kept | rest.steps, rest.started_at, rest.values, rest.tensors)
     assert first_difference(whole, joined, [0]) is None
 
 

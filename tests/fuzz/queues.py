@@ -18,8 +18,7 @@ from attrs import asdict, evolve
 
 from hexloop.adapters.spool import ENTRIES, FACTS, NUMBER, POSITION, FileSpool
 from hexloop.adapters.storage.local import LocalStorage
-from hexloop.adapters.storage.tiered.storage import Action as Transfer
-from hexloop.adapters.storage.tiered.storage import Remote
+from hexloop.adapters.storage.tiered.storage import Remote, TierAction
 from hexloop.app.control.files import Action, CommandFolder, RefusedCommand, RunCommand
 from hexloop.app.wiring.outboxes import HUB, PUSH, dropped_in, intents_of, names_in, open_outbox
 from hexloop.app.wiring.pushes import Push, subject_of
@@ -146,7 +145,7 @@ def transfer(data: bytes) -> None:
     place.mkdir(parents=True)
     (place / move().name).write_bytes(data)
     fast, slow = LocalStorage(state / "fast"), LocalStorage(state / "slow")
-    outbox = Outbox(fast, actions=frozenset(Transfer))
+    outbox = Outbox(fast, actions=frozenset(TierAction))
     before, sent = _bytes_in(state / "fast"), _bytes_in(state / "slow")
     there = dict(sent)
     for each in outbox.pending():
@@ -164,14 +163,14 @@ def transfer(data: bytes) -> None:
 
 def move() -> Intent:
     """A checkpoint that is to be renamed in the slow tier."""
-    return Intent(1, Transfer.MOVE, "checkpoint-1", target="checkpoint-3")
+    return Intent(1, TierAction.MOVE, "checkpoint-1", target="checkpoint-3")
 
 
 def _transfers() -> list[bytes]:
     kinds = [
-        move(), Intent(1, Transfer.SEND, "checkpoint-1", "checkpoint-1"), Intent(1, Transfer.REMOVE, "checkpoint-2"),
-        Intent(1, Transfer.SEND, "checkpoint-4", f"{OUTBOX}/held-1"), Intent(1, Transfer.REMOVE, ""),
-        Intent(1, Transfer.MOVE, "checkpoint-1", target=""), Intent(1, Transfer.SEND, "all", ".hexloop"),
+        move(), Intent(1, TierAction.SEND, "checkpoint-1", "checkpoint-1"), Intent(1, TierAction.REMOVE, "checkpoint-2"),
+        Intent(1, TierAction.SEND, "checkpoint-4", f"{OUTBOX}/held-1"), Intent(1, TierAction.REMOVE, ""),
+        Intent(1, TierAction.MOVE, "checkpoint-1", target=""), Intent(1, TierAction.SEND, "all", ".hexloop"),
     ]  # fmt: skip
     return [json.dumps(asdict(each)).encode() for each in kinds]
 

@@ -36,7 +36,7 @@ from hexloop.app.pages import journal_lines
 from hexloop.app.pages.journal_lines import RunLines, journal_note
 from hexloop.app.pages.page import content_of
 from hexloop.app.pages.reading import RunRecord
-from hexloop.app.transformers_checkpoints.pickled.descriptions import RefusedError
+from hexloop.app.transformers_checkpoints.pickled.descriptions import RefusedPickleError
 from hexloop.app.transformers_checkpoints.pickled.program import read_file
 from hexloop.app.wiring.storage import as_location, joined, split_location, storage_for
 from hexloop.domain import journal_index
@@ -261,7 +261,7 @@ def pickle(data: bytes) -> None:
     """A pickled file is refused, or is described by JSON that is not much longer than it."""
     try:
         value = read_file(io.BytesIO(data), LIMITS)
-    except (RefusedError, RecursionError, OverflowError, OSError):
+    except (RefusedPickleError, RecursionError, OverflowError, OSError):
         return  # those that the program of the process reports as refusals
     json.dumps(value)
 

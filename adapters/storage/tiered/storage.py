@@ -27,7 +27,7 @@ UNRESPONSIVE_SECONDS = 60.0
 """Seconds for which a slow tier that did not respond is not asked for listings again."""
 
 
-class Action(StrEnum):
+class TierAction(StrEnum):
     """What to do to the slow tier.
 
     SEND: upload the intent's `source`, a path of the fast tier, to `path`. MOVE: rename `path` to `target`. REMOVE:
@@ -68,7 +68,7 @@ class TieredStorage:
             )
         self._fast, self._slow = fast, slow
         move_earlier_outbox(fast)
-        self._outbox = Outbox(fast, takes_over=sends, actions=frozenset(Action))
+        self._outbox = Outbox(fast, takes_over=sends, actions=frozenset(TierAction))
         self._remote = Remote(fast, slow, self._outbox)
         self._uploader = Delivery(self._outbox, self._remote.carry_out, Backoff(pauses), limit)
         self._sends = sends
@@ -117,7 +117,7 @@ class TieredStorage:
         self._refuse_existing(path)
         if _is_local_only(path):
             return self._fast.write(path, chunks)
-        stored = self._outbox.during(partial(self._fast.write, path, chunks), Action.SEND, path, source=path)
+        stored = self._outbox.during(partial(self._fast.write, path, chunks), TierAction.SEND, path, source=path)
         self._wake()
         return stored
 
@@ -151,14 +151,14 @@ class TieredStorage:
             return
         if _is_local_only(source) and not _is_local_only(destination):
             move = partial(self._outbox.moving, source, destination)
-            self._outbox.during(move, Action.SEND, destination, source=destination)
+            self._outbox.during(move, TierAction.SEND, destination, source=destination)
         else:
             known = self._remote.expects(source)
             self._outbox.moving(source, destination)
             if known and _is_local_only(destination):
-                self._outbox.add(Action.REMOVE, source)
+                self._outbox.add(TierAction.REMOVE, source)
             elif known:
-                self._outbox.add(Action.MOVE, source, destination)
+                self._outbox.add(TierAction.MOVE, source, destination)
         self._wake()
 
     def remove(self, path: str) -> None:
@@ -168,7 +168,7 @@ class TieredStorage:
         if exists(self._fast, path):
             self._remove_here(path)
         if known:
-            self._outbox.add(Action.REMOVE, path)
+            self._outbox.add(TierAction.REMOVE, path)
         self._wake()
 
     def digest(self, path: str) -> Stored:
@@ -236,7 +236,7 @@ class Remote:
 
     def list(self, folder: str) -> tuple[Entry, ...]:
         """Return the names in a folder. Raises StorageError if the slow tier does not respond and is needed."""
-        leaving = [intent.path for intent in self._outbox.pending() if intent.action != Action.SEND]
+        leaving = [intent.path for intent in self._outbox.pending() if intent.action != TierAction.SEND]
         prefix = f"{folder}/" if folder else ""
         return tuple(
             entry
@@ -251,7 +251,7 @@ class Remote:
 
     def expects(self, path: str) -> bool:
         """Return whether there is something at `path`, or will be after all intents."""
-        sent = (intent.path for intent in self._outbox.pending() if intent.action == Action.SEND)
+        sent = (intent.path for intent in self._outbox.pending() if intent.action == TierAction.SEND)
         return any(is_within(each, path) or is_within(path, each) for each in sent) or self.has(path)
 
     def carry_out(self, intent: Intent) -> None:
@@ -259,10 +259,10 @@ class Remote:
         if not _is_possible(intent):
             _logger.warning("%s in %s is not carried out: no program of hexloop has made it.", intent.name, OUTBOX)
             return
-        if intent.action == Action.MOVE:
+        if intent.action == TierAction.MOVE:
             self.move(intent.path, intent.target)
             return
-        if intent.action == Action.REMOVE:
+        if intent.action == TierAction.REMOVE:
             with self._changing():
                 self._slow.remove(f"{intent.path}/{MANIFEST}")
                 self._slow.remove(intent.path)
@@ -356,9 +356,9 @@ def _is_local_only(path: str) -> bool:
 
 def _is_possible(intent: Intent) -> bool:
     """Return whether hexloop can have made an intent. Others may write to the folder that has the outbox."""
-    if intent.action == Action.REMOVE:
+    if intent.action == TierAction.REMOVE:
         return bool(intent.path) and not is_within(intent.path, OUTBOX) and not is_within(OUTBOX, intent.path)
-    if intent.action == Action.MOVE:
+    if intent.action == TierAction.MOVE:
         return not any(not path or _is_local_only(path) for path in (intent.path, intent.target))
     is_source = bool(intent.source) and not is_within(OUTBOX, intent.source)
     return is_source and bool(intent.path) and not _is_local_only(intent.path)

@@ -1,6 +1,6 @@
 """The output of the worker processes: read from pipes, labelled with the rank, printed and written to log files.
 
-`Attempt` reads the pipes, an `OutputStream` splits what it reads into lines and progress bars, and the `Screen` prints
+`LaunchAttempt` reads the pipes, an `OutputStream` splits what it reads into lines and progress bars, and the `Screen` prints
 them: lines above one progress bar.
 """
 
@@ -254,7 +254,7 @@ PAUSE = 0.5
 
 
 @define
-class Attempt:
+class LaunchAttempt:
     """The pipes of all local workers of one attempt, and the thread that reads them."""
 
     screen: Screen
@@ -347,7 +347,7 @@ class WorkerOutput(LogsSpecs):
     def __init__(self, screen: Screen, log_folder: str | None) -> None:
         super().__init__(log_folder)
         self.screen = screen
-        self.attempt: Attempt | None = None
+        self.attempt: LaunchAttempt | None = None
         self._files: dict[int, BinaryIO] = {}
 
     @property
@@ -357,7 +357,7 @@ class WorkerOutput(LogsSpecs):
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Create the pipes of the workers, given their environment variables by local rank."""
-        self.attempt = Attempt(self.screen)
+        self.attempt = LaunchAttempt(self.screen)
         paths: dict[int, dict[int, str]] = {stream: {} for stream in STREAMS}
         for local_rank, variables in envs.items():
             variables["TORCHELASTIC_ERROR_FILE"] = ""
@@ -368,7 +368,7 @@ class WorkerOutput(LogsSpecs):
         return LogsDest(paths[1], paths[2], error_files=dict.fromkeys(envs, os.devnull))
 
     def end(self, last: int | None = None) -> None:
-        """Print all remaining output of the last attempt; see `Attempt.end`."""
+        """Print all remaining output of the last attempt; see `LaunchAttempt.end`."""
         if self.attempt is not None:
             attempt, self.attempt = self.attempt, None
             attempt.end(last)

@@ -31,13 +31,13 @@ SIZES = {
 NUMPY_TYPES = {kind + size for kind, sizes in {"u": "1248", "i": "1248", "f": "248"}.items() for size in sizes} | {"b1"}
 
 
-class RefusedError(Exception):
+class RefusedPickleError(Exception):
     """A file that is damaged, or holds something other than data. The message is a clause about it."""
 
 
 def refuse(reason: str) -> NoReturn:
-    """Raise RefusedError."""
-    raise RefusedError(reason)
+    """Raise RefusedPickleError."""
+    raise RefusedPickleError(reason)
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ NAMED = {("numpy", "ndarray"), ("torch.storage", "UntypedStorage"), ("torch.stor
 
 
 def known_name(module: Any, name: Any) -> Any:
-    """Return what stands for a global. Raises RefusedError for any other."""
+    """Return what stands for a global. Raises RefusedPickleError for any other."""
     key = (module, name)
     if module == "torch" and name in SIZES:
         return Described("dtype", {"name": name})
@@ -216,7 +216,7 @@ MOST_UNUSUAL = 100
 
 
 def put(target: dict[Any, Any], key: Any, value: Any) -> None:
-    """Set an item. Raises RefusedError for a key that is not a plain value.
+    """Set an item. Raises RefusedPickleError for a key that is not a plain value.
 
     Files can hold many tuples, or many large numbers, with equal hashes, each of which is compared with all the others.
     """

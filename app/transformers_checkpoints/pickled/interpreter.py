@@ -37,7 +37,7 @@ class Interpreter:
         self._memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        """Return the value. Raises RefusedError if the pickle is damaged, too long, or more than data."""
+        """Return the value. Raises RefusedPickleError if the pickle is damaged, too long, or more than data."""
         try:
             for _ in range(self._most):
                 code = self.read(1)

@@ -23,7 +23,7 @@ from hexloop.app.transformers_checkpoints.pickled.descriptions import (
     STORAGES,
     Described,
     Name,
-    RefusedError,
+    RefusedPickleError,
     StoredBytes,
     refuse,
 )
@@ -36,7 +36,7 @@ LEGACY = 0x1950A86A20F9469CFC6C
 
 
 def read_file(file: BinaryIO, limits: dict[str, int]) -> Any:
-    """Return the value in a file that torch wrote. Raises RefusedError."""
+    """Return the value in a file that torch wrote. Raises RefusedPickleError."""
     size = file.seek(0, io.SEEK_END)
     file.seek(0)
     value = _read_archive(file, size, limits) if file.read(2) == b"PK" else _read_legacy(file, size, limits)
@@ -219,7 +219,7 @@ def answers(request: dict[str, Any]) -> Iterator[list[Any]]:
         try:
             with open(source, "rb") as file:
                 yield [name, "value", read_file(file, request["limits"])]
-        except RefusedError as refusal:
+        except RefusedPickleError as refusal:
             yield [name, "refused", str(refusal)]
         except MemoryError:
             yield [name, "refused", "reading it takes too much memory; the limit import_memory_bytes raises this"]

@@ -11,12 +11,12 @@ import json
 import sys
 from pathlib import Path
 
-from hexloop.app.testing.recording import RunRecord, from_json, record_run, to_json
+from hexloop.app.testing.recording import RecordedRun, from_json, record_run, to_json
 from tests.end_to_end.resume.cases import interruptions, make_trainer
 from tests.end_to_end.resume.covering import Choice
 
 
-def read(folder: Path, part: str) -> RunRecord:
+def read(folder: Path, part: str) -> RecordedRun:
     """Return what a process recorded of a case."""
     return from_json((folder / f"{part}.json").read_text())
 

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from hexloop.adapters.scheduler import ScheduledRates
 from hexloop.adapters.scheduler.torch.run_schedules import GreedyLR, MetricScheduler
 from hexloop.adapters.trainable.least_squares import Row
-from hexloop.app.testing.recording import Cut, RunRecord, record_run, step_is
+from hexloop.app.testing.recording import Cut, RecordedRun, record_run, step_is
 from hexloop.app.testing.resume_exactness import first_difference
 from hexloop.domain import evaluation
 from hexloop.domain.checkpoints.store import CheckpointStore
@@ -253,11 +253,11 @@ def cut_after(step: int) -> Way:
     return lambda last: [(step_is(step), False)]
 
 
-def joined(steps: dict[int, Any], rest: RunRecord) -> dict[int, Any]:
+def joined(steps: dict[int, Any], rest: RecordedRun) -> dict[int, Any]:
     return {step: noted for step, noted in steps.items() if step <= rest.started_at} | rest.steps
 
 
-def interrupted(kind: Kind, way: Way, last: int) -> RunRecord:
+def interrupted(kind: Kind, way: Way, last: int) -> RecordedRun:
     """Return what is recorded of a run that was interrupted and then finished."""
     storage, steps = MemoryStorage(), dict[int, Any]()
     for number, (cut, stop) in enumerate(way(last)):
@@ -272,7 +272,7 @@ PRODUCT = list(product(DATA, [*SHAPES, *ADAPTIVE], STEPS, [False, True], [False,
 
 
 def assert_resumes_exactly(chosen: Sequence[tuple[Any, ...]]) -> None:
-    whole: dict[Kind, RunRecord] = {}
+    whole: dict[Kind, RecordedRun] = {}
     for *each, way in chosen:
         kind = Kind(*each)
         if kind not in whole:

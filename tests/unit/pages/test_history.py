@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.app.pages.history import MOST_EVENTS, MOST_SERIES, Outcome, RunHistory
+from hexloop.app.pages.history import MOST_EVENTS, MOST_SERIES, RunEnding, RunHistory
 
 
 def taken(*notes: dict[str, Any]) -> RunHistory:
@@ -50,7 +50,12 @@ def test_a_resumed_run_repeats_steps() -> None:
     assert points(history, "void") == []
     assert points(RunHistory("", series={"time": history.times}), "time") == [(2, 12.0), (4, 22.0), (6, 33.0)]
     sessions = history.sessions.entries
-    assert [each.outcome for each in sessions] == [Outcome.LOST, Outcome.STOPPED, Outcome.FINISHED, Outcome.FAILED]
+    assert [each.outcome for each in sessions] == [
+        RunEnding.LOST,
+        RunEnding.STOPPED,
+        RunEnding.FINISHED,
+        RunEnding.FAILED,
+    ]
     assert [(each.first, each.last, each.repeated) for each in sessions] == [(0, 4, 0), (2, 4, 2), (4, 6, 0), (6, 6, 0)]
     assert [each.seconds for each in sessions] == [4.0, 3.0, 4.0, 1.0]
     assert sessions[1].reasons == ("signal SIGTERM",)

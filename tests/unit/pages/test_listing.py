@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hexloop.app.pages import watching
-from hexloop.app.pages.history import Outcome
+from hexloop.app.pages.history import RunEnding
 from hexloop.app.pages.watching import RunIndex
 
 
@@ -41,7 +41,7 @@ def test_runs_are_found_with_what_they_are_doing(tmp_path: Path) -> None:
     assert [each.folder for each in found] == ["group/two", "one", "three"]
     assert [each.history.last_step for each in found] == [3, 5, 4]
     assert [each.last_loss for each in found] == [1 / 3, 0.2, 2.0]
-    assert found[0].history.sessions.entries[-1].outcome is Outcome.LOST
+    assert found[0].history.sessions.entries[-1].outcome is RunEnding.LOST
 
 
 def test_only_changed_runs_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

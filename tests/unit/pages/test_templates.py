@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from jinja2 import UndefinedError
 from markupsafe import Markup
 
-from hexloop.app.pages.page import Content, Frame, Section, page_of
+from hexloop.app.pages.page import PageContent, PageFrame, Section, page_of
 from hexloop.app.pages.templates import inline, section
 from hexloop.domain.json_documents import finite_json
 from hexloop.domain.redaction import printable, printable_lines, redact
@@ -78,7 +78,9 @@ def test_no_text_becomes_an_element(text: str) -> None:
 @given(st.text())
 def test_no_text_changes_a_page(text: str) -> None:
     """Its title, headings, addresses, attributes of its body and data are read back; nothing is added to it."""
-    frame = Frame("default-src 'none'", "report.css", ["a.js"], links=[(text, text)], attributes={"data-version": text})
+    frame = PageFrame(
+        "default-src 'none'", "report.css", ["a.js"], links=[(text, text)], attributes={"data-version": text}
+    )
     page = page_of(content_with(text), frame)
     harmless = Elements(page_of(content_with("harmless"), evolve(frame, links=[("a", "b")])))
     parsed, shown = Elements(page), printable(redact(text))
@@ -90,9 +92,9 @@ def test_no_text_changes_a_page(text: str) -> None:
     assert html.unescape(title) == f"{shown} - hexloop"
 
 
-def content_with(text: str) -> Content:
+def content_with(text: str) -> PageContent:
     """Return a content with a text in every place."""
-    return Content(text, [Section("a", text, Markup("<i>"))], {"runs": [text]})
+    return PageContent(text, [Section("a", text, Markup("<i>"))], {"runs": [text]})
 
 
 @hostile_examples
@@ -151,7 +153,7 @@ DOCUMENTS = st.recursive(
 def test_data_cannot_end_its_block(document: Any) -> None:
     """Whatever texts it has; it is read back equal."""
     hostile = ["</script><script>alert(1)</script><!-- \u2028", *HOSTILE[:-1]]
-    page = page_of(Content("", [], {"given": document, "hostile": hostile}), Frame("", "report.css", []))
+    page = page_of(PageContent("", [], {"given": document, "hostile": hostile}), PageFrame("", "report.css", []))
     (block,) = page.split('<script type="application/json" id="report-data">')[1:]
     inside = block.partition("</script>")[0]
     assert not set("<>&\u2028") & set(inside)
@@ -162,7 +164,7 @@ def test_data_cannot_end_its_block(document: Any) -> None:
 def test_inline_sources_have_their_digest() -> None:
     """As the policy of the page needs it; a source that would end its element is refused."""
     source, digest = inline("script", "let a = 1 && 2;")
-    page = page_of(Content("", [], {}), Frame("", "", [source], is_alone=True))
+    page = page_of(PageContent("", [], {}), PageFrame("", "", [source], is_alone=True))
     assert "<script>let a = 1 && 2;</script>" in page
     assert digest == f"'sha256-{base64.b64encode(hashlib.sha256(b'let a = 1 && 2;').digest()).decode()}'"
     for hostile in ("'</SCRIPT>'", "'<!--'"):

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.app.transformers_checkpoints.pickled.descriptions import RefusedError
+from hexloop.app.transformers_checkpoints.pickled.descriptions import RefusedPickleError
 from hexloop.app.transformers_checkpoints.pickled.interpreter import Interpreter
 from hexloop.app.transformers_checkpoints.pickled.program import encoded, read_file
 
@@ -35,7 +35,7 @@ PROTOCOLS = st.integers(2, 5)
 
 
 def no_storage(key: Any) -> NoReturn:
-    raise RefusedError("no storage")
+    raise RefusedPickleError("no storage")
 
 
 def interpreted(data: bytes) -> Any:
@@ -67,14 +67,14 @@ def test_a_damaged_pickle_is_read_or_refused(value: Any, protocol: int, data: st
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(spoiled)))
         spoiled[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
-    with contextlib.suppress(RefusedError):
+    with contextlib.suppress(RefusedPickleError):
         json.dumps(encoded(interpreted(bytes(spoiled)), len(spoiled), LIMITS))
 
 
 @given(st.binary(max_size=300), st.sampled_from([b"", b"PK\x03\x04", b"\x80\x02"]))
 def test_any_bytes_are_read_or_refused(data: bytes, start: bytes) -> None:
     """An archive, an older file, or neither."""
-    with pytest.raises(RefusedError):
+    with pytest.raises(RefusedPickleError):
         read_file(io.BytesIO(start + data), LIMITS)
 
 
@@ -141,5 +141,5 @@ def equal_hashes(count: int) -> bytes:
 )
 def test_anything_else_is_refused(data: bytes, reason: str) -> None:
     """Code, amplification, endless structures and damaged pickles, each with its reason."""
-    with pytest.raises(RefusedError, match=reason):
+    with pytest.raises(RefusedPickleError, match=reason):
         encoded(interpreted(data), len(data), LIMITS)
