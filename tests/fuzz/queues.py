@@ -168,7 +168,8 @@ def move() -> Intent:
 
 def _transfers() -> list[bytes]:
     kinds = [
-        move(), Intent(1, TierAction.SEND, "checkpoint-1", "checkpoint-1"), Intent(1, TierAction.REMOVE, "checkpoint-2"),
+        move(), Intent(1, TierAction.SEND, "checkpoint-1", "checkpoint-1"),
+        Intent(1, TierAction.REMOVE, "checkpoint-2"),
         Intent(1, TierAction.SEND, "checkpoint-4", f"{OUTBOX}/held-1"), Intent(1, TierAction.REMOVE, ""),
         Intent(1, TierAction.MOVE, "checkpoint-1", target=""), Intent(1, TierAction.SEND, "all", ".hexloop"),
     ]  # fmt: skip

@@ -1,7 +1,7 @@
 """The output of the worker processes: read from pipes, labelled with the rank, printed and written to log files.
 
-`LaunchAttempt` reads the pipes, an `OutputStream` splits what it reads into lines and progress bars, and the `Screen` prints
-them: lines above one progress bar.
+`LaunchAttempt` reads the pipes, an `OutputStream` splits what it reads into lines and progress bars, and the `Screen`
+prints them: lines above one progress bar.
 """
 
 from __future__ import annotations
