@@ -195,7 +195,7 @@ def restore(parts: TrainerParts, run: Run[Any, Any], store: RunCheckpoints, resu
     """
     if resume_from is None or resume_from is False:
         return
-    from hexloop.app.transformers_checkpoints.files import refuse_transformers_checkpoint
+    from hexloop.app.wiring.transformers_checkpoints.files import refuse_transformers_checkpoint
 
     if resume_from is not True:
         refuse_transformers_checkpoint(str(resume_from))

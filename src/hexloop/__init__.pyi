@@ -47,8 +47,8 @@ from .app.callbacks.trackers import (
 from .app.takeover import Takeover as Takeover, takeover as takeover
 from .domain.limits import reading_limits as reading_limits
 from .app.wiring.model import zero3_init as zero3_init
-from .app.transformers_checkpoints.exporting import export_checkpoint as export_checkpoint
-from .app.transformers_checkpoints.importing import import_checkpoint as import_checkpoint
+from .app.wiring.transformers_checkpoints.exporting import export_checkpoint as export_checkpoint
+from .app.wiring.transformers_checkpoints.importing import import_checkpoint as import_checkpoint
 from .app.wiring.storage import get_last_checkpoint as get_last_checkpoint
 from .app.arguments.parser import HfArg as HfArg, HfArgumentParser as HfArgumentParser
 from .app.wiring.determinism import enable_full_determinism as enable_full_determinism, set_seed as set_seed

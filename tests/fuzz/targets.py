@@ -36,9 +36,9 @@ from hexloop.app.pages import journal_lines
 from hexloop.app.pages.journal_lines import RunLines, journal_note
 from hexloop.app.pages.page import content_of
 from hexloop.app.pages.reading import RunRecord
-from hexloop.app.transformers_checkpoints.pickled.descriptions import RefusedPickleError
-from hexloop.app.transformers_checkpoints.pickled.program import read_file
 from hexloop.app.wiring.storage import as_location, joined, split_location, storage_for
+from hexloop.app.wiring.transformers_checkpoints.pickled.descriptions import RefusedPickleError
+from hexloop.app.wiring.transformers_checkpoints.pickled.program import read_file
 from hexloop.domain import journal_index
 from hexloop.domain.checkpoints.manifest import (
     Manifest,

@@ -138,7 +138,7 @@ def consolidate(options: Namespace) -> ExitCode:
 
 def import_(options: Namespace) -> ExitCode:
     """Convert a checkpoint of transformers' Trainer, and print how to resume from it."""
-    from hexloop.app.transformers_checkpoints.importing import import_checkpoint
+    from hexloop.app.wiring.transformers_checkpoints.importing import import_checkpoint
 
     written = import_checkpoint(
         options.folder,
@@ -155,8 +155,8 @@ def import_(options: Namespace) -> ExitCode:
 
 def export(options: Namespace) -> ExitCode:
     """Convert a checkpoint to the format of transformers' Trainer; print its location and where its files are from."""
-    from hexloop.app.transformers_checkpoints.exporting import export_checkpoint
-    from hexloop.app.transformers_checkpoints.files import WRITTEN_FROM
+    from hexloop.app.wiring.transformers_checkpoints.exporting import export_checkpoint
+    from hexloop.app.wiring.transformers_checkpoints.files import WRITTEN_FROM
 
     target = export_checkpoint(options.checkpoint, options.to, read_key(options.key, "--key"))
     sources = [f"  {name}: from {source}" for name, source in WRITTEN_FROM.items() if name in os.listdir(target)]

@@ -18,7 +18,9 @@ from hexloop.adapters.contents.safetensors_files import MODEL, is_weights
 from hexloop.adapters.device.torch import encode_state
 from hexloop.adapters.trainable.torch.parameter_groups import numbered_parts
 from hexloop.adapters.trainable.torch.serialization import tensor_part
-from hexloop.app.transformers_checkpoints.files import (
+from hexloop.app.wiring.adapters import cpu_device
+from hexloop.app.wiring.storage import storage_for
+from hexloop.app.wiring.transformers_checkpoints.files import (
     ARGUMENTS,
     OPTIMIZER,
     RANDOM,
@@ -28,10 +30,8 @@ from hexloop.app.transformers_checkpoints.files import (
     WEIGHTS,
     WEIGHTS_INDEX,
 )
-from hexloop.app.transformers_checkpoints.reading import PickledFiles, open_regular, pickled_files
-from hexloop.app.transformers_checkpoints.trainer_states import run_state
-from hexloop.app.wiring.adapters import cpu_device
-from hexloop.app.wiring.storage import storage_for
+from hexloop.app.wiring.transformers_checkpoints.reading import PickledFiles, open_regular, pickled_files
+from hexloop.app.wiring.transformers_checkpoints.trainer_states import run_state
 from hexloop.domain.checkpoints.manifest import MANIFEST, checkpoint_name
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.errors import CheckpointError, StorageError

@@ -17,7 +17,7 @@ import zipfile
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from hexloop.app.transformers_checkpoints.pickled.descriptions import (
+from hexloop.app.wiring.transformers_checkpoints.pickled.descriptions import (
     MOST_DIGITS_BYTES,
     SIZES,
     STORAGES,
@@ -27,7 +27,7 @@ from hexloop.app.transformers_checkpoints.pickled.descriptions import (
     StoredBytes,
     refuse,
 )
-from hexloop.app.transformers_checkpoints.pickled.interpreter import Interpreter
+from hexloop.app.wiring.transformers_checkpoints.pickled.interpreter import Interpreter
 
 LEGACY = 0x1950A86A20F9469CFC6C
 """The number at the start of files of torch before 1.6."""

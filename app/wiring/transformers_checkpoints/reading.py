@@ -28,7 +28,7 @@ from hexloop.domain.limits import limits
 
 _PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from hexloop.app.transformers_checkpoints.pickled.program import main; main()"
+    "from hexloop.app.wiring.transformers_checkpoints.pickled.program import main; main()"
 )
 
 

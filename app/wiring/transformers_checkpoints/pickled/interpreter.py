@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
-from hexloop.app.transformers_checkpoints.pickled.descriptions import (
+from hexloop.app.wiring.transformers_checkpoints.pickled.descriptions import (
     CALLED,
     MOST_DIGITS_BYTES,
     Name,

@@ -15,9 +15,9 @@ import torch
 
 from hexloop.adapters.device.torch import decode_state
 from hexloop.adapters.trainable.torch.parameter_groups import state_dict_of
-from hexloop.app.transformers_checkpoints.files import OPTIMIZER, RANDOM, SCALER, SCHEDULER, write_pickled
 from hexloop.app.wiring.checkpoint_files import CheckpointFiles, is_run_file
 from hexloop.app.wiring.storage import storage_for
+from hexloop.app.wiring.transformers_checkpoints.files import OPTIMIZER, RANDOM, SCALER, SCHEDULER, write_pickled
 from hexloop.domain.checkpoints.selection import open_checkpoint
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import json_value, read_bytes, read_json
