@@ -1,7 +1,8 @@
-"""The files of a checkpoint, read outside a run."""
+"""The files of a checkpoint, read outside a run, and how far two of its tensors are apart."""
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -187,6 +188,64 @@ def torch_dtype(name: str) -> torch.dtype:
     from hexloop.adapters.trainable.torch.serialization import TYPES
 
     return TYPES[name]
+
+
+@frozen
+class Largest:
+    """The largest absolute difference between two tensors, with its index and both elements."""
+
+    difference: float
+    index: tuple[int, ...]
+    values: tuple[Any, Any]
+
+
+BLOCK = 1 << 20
+"""Elements that are compared at a time."""
+
+
+def largest_difference(
+    first: memoryview, second: memoryview, dtype: str, shape: tuple[int, ...]
+) -> tuple[int, Largest | None]:
+    """Return how many elements differ, and the largest difference, None if no value differs. NaN counts as largest."""
+    import numpy as np
+    import torch
+
+    kind = torch_dtype(dtype)
+    width, count, largest = kind.itemsize, 0, None
+    for start in range(0, math.prod(shape), BLOCK):
+        block = slice(start * width, (start + BLOCK) * width)
+        raw = [torch.frombuffer(view[block], dtype=torch.uint8) for view in (first, second)]
+        unequal = (raw[0] != raw[1]).view(-1, width).any(dim=1)
+        if not unequal.any():
+            continue
+        count += int(unequal.sum())
+        one, other = (each.view(kind) for each in raw)
+        distances = _distances(one, other, unequal)
+        most = int(distances.argmax())
+        difference = float(distances[most])
+        if difference and (largest is None or _is_larger(difference, largest.difference)):
+            index = tuple(int(each) for each in np.unravel_index(start + most, shape))
+            largest = Largest(difference, index, (one[most].item(), other[most].item()))
+    return count, largest
+
+
+def _distances(one: torch.Tensor, other: torch.Tensor, unequal: torch.Tensor) -> torch.Tensor:
+    """Return the absolute difference of each element; 0 if both are the same or both are NaN."""
+    import torch
+
+    if one.is_complex():
+        one, other, least = one.to(torch.complex128), other.to(torch.complex128), 0.0
+    else:
+        # Integers too large for a double to distinguish differ by at least 1.
+        least = 0.0 if one.is_floating_point() else 1.0
+        one, other = one.double(), other.double()
+    distances = (one - other).abs().clamp(min=least)
+    return torch.where(unequal & ~(one.isnan() & other.isnan()), distances, 0.0)
+
+
+def _is_larger(difference: float, largest: float) -> bool:
+    """Return whether a difference is larger than the largest so far; NaN is larger than any number."""
+    return not math.isnan(largest) and not difference <= largest
 
 
 def _order(path: str) -> tuple[bool, bool, bool, str]:

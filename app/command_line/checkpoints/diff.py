@@ -6,15 +6,14 @@ import json
 import math
 from argparse import Namespace
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-import numpy as np
 from attrs import asdict, frozen
 
 from hexloop.app.command_line import ExitCode
 from hexloop.app.command_line.checkpoints import open_checkpoints
 from hexloop.app.printing import print_document, print_lines
-from hexloop.app.wiring.checkpoint_files import CheckpointFiles
+from hexloop.app.wiring.checkpoint_files import CheckpointFiles, Largest, largest_difference
 from hexloop.domain.checkpoints.manifest import MANIFEST, Manifest
 from hexloop.domain.checkpoints.reading import verify
 from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError
@@ -23,10 +22,6 @@ from hexloop.domain.json_documents import finite_json
 from hexloop.domain.run_folder import RUN_STATE, TRAINER_STATE
 from hexloop.ports.state import Part
 from hexloop.ports.storage import TRAINING_ARGUMENTS
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 NEVER_READ = (TRAINER_STATE, TRAINING_ARGUMENTS)
 """Files that are written for people and tools and never read back."""
@@ -37,9 +32,6 @@ IDENTITY = {MANIFEST: ("run", "session", "ancestors", "parent"), RUN_STATE: ("ru
 MAX_VALUE_LENGTH = 60
 """How many characters of a value are printed."""
 
-BLOCK = 1 << 20
-"""Elements that are compared at a time."""
-
 LONG_LIST = 16
 """Lists of at least this many numbers are compared as one field."""
 
@@ -48,15 +40,6 @@ FieldName: TypeAlias = tuple[str | int, ...]
 
 MISSING = object()
 """A placeholder for a missing field."""
-
-
-@frozen
-class Largest:
-    """The largest absolute difference between two tensors, with its index and both elements."""
-
-    difference: float
-    index: tuple[int, ...]
-    values: tuple[Any, Any]
 
 
 @frozen
@@ -285,56 +268,12 @@ def compare_tensors(group: str, name: str, one: Part | None, other: Part | None)
     first, second = one.read().cast("B"), other.read().cast("B")
     if first == second:
         return None
-    count, largest = _largest(first, second, one.dtype, one.shape)
+    count, largest = largest_difference(first, second, one.dtype, one.shape)
     return TensorDifference(group, name, kinds, (count, math.prod(one.shape)), largest)
 
 
 def _kind(part: Part | None) -> str | None:
     return None if part is None else f"{part.dtype} {list(part.shape)}"
-
-
-def _largest(first: memoryview, second: memoryview, dtype: str, shape: tuple[int, ...]) -> tuple[int, Largest | None]:
-    """Return how many elements differ, and the largest difference, None if no value differs. NaN counts as largest."""
-    import torch
-
-    from hexloop.app.wiring.checkpoint_files import torch_dtype
-
-    kind = torch_dtype(dtype)
-    width, count, largest = kind.itemsize, 0, None
-    for start in range(0, math.prod(shape), BLOCK):
-        block = slice(start * width, (start + BLOCK) * width)
-        raw = [torch.frombuffer(view[block], dtype=torch.uint8) for view in (first, second)]
-        unequal = (raw[0] != raw[1]).view(-1, width).any(dim=1)
-        if not unequal.any():
-            continue
-        count += int(unequal.sum())
-        one, other = (each.view(kind) for each in raw)
-        distances = _distances(one, other, unequal)
-        most = int(distances.argmax())
-        difference = float(distances[most])
-        if difference and (largest is None or _is_larger(difference, largest.difference)):
-            index = tuple(int(each) for each in np.unravel_index(start + most, shape))
-            largest = Largest(difference, index, (one[most].item(), other[most].item()))
-    return count, largest
-
-
-def _distances(one: Tensor, other: Tensor, unequal: Tensor) -> Tensor:
-    """Return the absolute difference of each element; 0 if both are the same or both are NaN."""
-    import torch
-
-    if one.is_complex():
-        one, other, least = one.to(torch.complex128), other.to(torch.complex128), 0.0
-    else:
-        # Integers too large for a double to distinguish differ by at least 1.
-        least = 0.0 if one.is_floating_point() else 1.0
-        one, other = one.double(), other.double()
-    distances = (one - other).abs().clamp(min=least)
-    return torch.where(unequal & ~(one.isnan() & other.isnan()), distances, 0.0)
-
-
-def _is_larger(difference: float, largest: float) -> bool:
-    """Return whether a difference is larger than the largest so far; NaN is larger than any number."""
-    return not math.isnan(largest) and not difference <= largest
 
 
 def _are_long_lists(one: list[Any], other: list[Any]) -> bool:
