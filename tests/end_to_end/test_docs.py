@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import hexloop.adapters
+import hexloop.ports
 from hexloop.app.command_line.options import read_options
 from tests.end_to_end.pages import ROOT, Block, blocks_of, commands_of, refreshed
 
@@ -147,10 +148,9 @@ def test_every_listed_adapter_is_imported_from_its_module() -> None:
 
 def test_every_adapter_is_listed() -> None:
     """Each class in hexloop.adapters with the methods of a port that can be passed to the Trainer."""
-    members = {
-        port: {name for name in vars(getattr(import_module(f"hexloop.ports.{port.lower()}"), port)) if name[0] != "_"}
-        for port in INJECTED
-    }
+    modules = [import_module(found.name) for found in pkgutil.iter_modules(hexloop.ports.__path__, "hexloop.ports.")]
+    ports_of = {name: kind for module in modules for name, kind in vars(module).items()}
+    members = {port: {name for name in vars(ports_of[port]) if name[0] != "_"} for port in INJECTED}
     listed, missing = listed_adapters(), []
     for found in pkgutil.walk_packages(hexloop.adapters.__path__, "hexloop.adapters."):
         module = import_module(found.name)

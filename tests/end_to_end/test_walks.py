@@ -23,8 +23,8 @@ FOLDERS = ("app", "domain", "adapters")
 STARTS = {"TrainerData.get_train_dataloader", "training_data"}
 """What a run calls to get from its data set to its batches."""
 
-ASIDE = {"TrainerHooks._collect_parts"}
-"""Collects what the user passed, data or not."""
+ASIDE = {"TrainerAttributes._collect_parts", "is_standard", "rules_of"}
+"""Collects what the user passed, data or not; and looks up whose method or behaviour is in force."""
 
 MOST_FILES = 10
 
