@@ -12,6 +12,7 @@ from hexloop.app.wiring.evaluation import TorchEvaluator, make_evaluator, standa
 from hexloop.app.wiring.losses import with_forward_in_half
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.transfer import shallow_copy
+from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.events import Evaluated
 from hexloop.domain.run import Evaluation
 from hexloop.ports.learner import HALF_FORMATS
@@ -66,17 +67,25 @@ def prediction_step(parts: TrainerParts) -> Callable[..., Any]:
 def looped_by_override(
     parts: TrainerParts, loader: Any, loss_only: bool | None, ignore_keys: list[str] | None, prefix: str
 ) -> Any:
-    """Return what the user's `evaluation_loop` returns; None if there is none."""
+    """Return what the user's `evaluation_loop` returns; None if there is none.
+
+    Raises ConfigurationError if it returns None itself.
+    """
     loop = parts.hooks.evaluation_loop.override
     if loop is None:
         return None
-    return loop(
+    output = loop(
         loader,
         description="Evaluation",
         prediction_loss_only=loss_only,
         ignore_keys=ignore_keys,
         metric_key_prefix=prefix,
     )
+    if output is None:
+        raise ConfigurationError(
+            "The overridden evaluation_loop returned None; let it return an EvalLoopOutput, such as that of super()."
+        )
+    return output
 
 
 def _counted_by_override(parts: TrainerParts) -> Callable[[list[Any]], Any] | None:

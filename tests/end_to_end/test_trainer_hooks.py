@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader
 
-from hexloop import EvalLoopOutput, Trainer, TrainerCallback, default_data_collator
+from hexloop import ConfigurationError, EvalLoopOutput, Trainer, TrainerCallback, default_data_collator
 from tests.end_to_end.small.models import Net, net, rows
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
 
@@ -282,6 +282,18 @@ def test_an_overridden_evaluation_loop_is_used(tmp_path: Path) -> None:
 
     assert trainer.state.best_metric == 4.0
     assert [entry["eval_own"] for entry in trainer.state.log_history if "eval_own" in entry] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_an_evaluation_loop_without_a_result_is_an_error(tmp_path: Path) -> None:
+    """The standard evaluation does not take its place."""
+
+    class Own(Counting):
+        def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+            super().evaluation_loop(*args, **kwargs)
+
+    trainer = small_trainer(tmp_path, Own, {"eval_dataset": rows(4)})
+    with pytest.raises(ConfigurationError, match="evaluation_loop returned None"):
+        trainer.evaluate()
 
 
 def test_an_overridden_evaluate_is_used(tmp_path: Path) -> None:
