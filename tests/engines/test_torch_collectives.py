@@ -6,8 +6,11 @@ import logging
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar, cast
 
 import pytest
@@ -18,7 +21,7 @@ from hexloop.adapters.collectives.torch.mailbox import CAPACITY
 from hexloop.app.testing.contracts.processes import CollectivesContract
 from hexloop.domain.errors import CollectiveError
 from hexloop.ports.collectives import Collectives, Reduction
-from tests.engines.processes import in_processes
+from tests.engines.processes import PATIENCE, QUIET, free_port, in_processes
 
 Result = TypeVar("Result")
 
@@ -171,6 +174,70 @@ def test_no_rank_waits_at_exit_for_collectives_that_others_never_join(backend: s
         return dist.is_initialized()
 
     assert in_processes(2, lambda _rank: end(TorchCollectives(TIMEOUT))) == [fails, fails]
+
+
+PEER_CLOSES_AT_EXIT = """
+import atexit
+import os
+import signal
+import sys
+import time
+
+import torch.distributed as dist
+
+from hexloop.adapters.collectives.torch import TorchCollectives
+from hexloop.ports.collectives import Reduction
+
+rank, pause = int(sys.argv[1]), float(sys.argv[2])
+
+
+def close(*_):
+    for descriptor in range(3, 1000):
+        try:
+            if os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):
+                os.close(descriptor)
+        except OSError:
+            pass
+
+
+def exit_with_the_peer():
+    os.kill(peer, signal.SIGUSR1)
+    ends_at = time.monotonic() + pause
+    while time.monotonic() < ends_at:
+        pass
+
+
+signal.signal(signal.SIGUSR1, close)
+dist.init_process_group("gloo", rank=rank, world_size=2)
+collectives = TorchCollectives(20)
+peer = collectives.gather(os.getpid())[1]
+if rank == 1:
+    time.sleep(60)
+atexit.register(exit_with_the_peer)
+collectives.start_reduction([1.0] * 100, Reduction.SUM)
+time.sleep(0.3)
+"""
+"""Rank 0 leaves the interpreter just as the connections to its peer close, with a reduction in flight."""
+
+
+@pytest.mark.matrix
+def test_the_interpreter_ends_while_a_peer_closes_its_connections(tmp_path: Path) -> None:
+    """The thread of gloo that notices it does not free the operation in flight, which would abort the process."""
+    script = tmp_path / "script.py"
+    script.write_text(PEER_CLOSES_AT_EXIT)
+    codes = []
+    for number in range(8):
+        environment = {**os.environ, **QUIET, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        first, second = (
+            subprocess.Popen([sys.executable, script, rank, str(number % 3 / 1000)], env=environment)
+            for rank in ("0", "1")
+        )
+        try:
+            codes.append(first.wait(PATIENCE))
+        finally:
+            second.kill()
+            second.wait()
+    assert codes == [0] * 8
 
 
 def waits(ranks: Collectives, operation: Callable[[Collectives], object]) -> list[str]:

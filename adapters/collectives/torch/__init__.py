@@ -32,6 +32,13 @@ OPERATIONS = {
 LEAVE_TIMEOUT = 5.0
 """Seconds that a process waits at its end for the others to reach theirs."""
 
+UNFINISHED: set[Any] = set()
+"""Operations that have not finished, or have failed.
+
+The last owner of an operation frees its tensors, which takes the GIL. If that is a thread of gloo, because a peer has
+exited, while the interpreter ends, Python ends the thread inside of a destructor, which aborts the process.
+"""
+
 
 class TorchCollectives:
     """Collectives adapter on the host, over a process group of its own, so that it overlaps with the training step.
@@ -92,6 +99,7 @@ class TorchCollectives:
         numbers, operation = torch.tensor(values, dtype=torch.float64), _description(reduction, len(values))
         with self._monitor.explaining(operation):
             work = dist.all_reduce(numbers, OPERATIONS[reduction], self._group, async_op=True)
+        UNFINISHED.add(work)
         return PendingReduction(partial(self._wait, work, numbers, operation))
 
     def gather(self, value: Json) -> list[Json]:
@@ -140,6 +148,7 @@ class TorchCollectives:
         with suppress(Exception):
             if not self._failed:
                 ending = dist.all_reduce(torch.zeros(1), group=self._group, async_op=True)
+                UNFINISHED.add(ending)
                 all_arrived = ending.wait(timedelta(seconds=LEAVE_TIMEOUT))
                 self._monitor.close()
         self._monitor.wait_until_silent()
@@ -169,6 +178,7 @@ class TorchCollectives:
     def _wait(self, work: Any, numbers: Tensor, operation: str) -> tuple[float, ...]:
         with self._monitor.explaining(operation):
             work.wait()
+        UNFINISHED.discard(work)
         return tuple(numbers.tolist())
 
     def _draw_name(self) -> str:
@@ -234,6 +244,7 @@ def leave_all(groups: list[TorchCollectives], backend: str) -> None:
     ends = [collectives.leave() for collectives in groups]
     groups.clear()
     if ends and all(ends):
+        UNFINISHED.clear()
         with suppress(Exception):  # a peer that left earlier has closed the connection
             dist.destroy_process_group()
     elif "nccl" not in backend:
