@@ -50,7 +50,7 @@ def leave(
         publisher.wait(intent, 0.05)
     publisher.close()
     for thread in threading.enumerate():
-        if thread.name == "hexloop upload":
+        if thread.name == "hexloop push":
             thread.join()  # it may be in an attempt, after which it notes the failure in the entry
     return intent
 
