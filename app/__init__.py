@@ -1,1 +1,1 @@
-"""The public API: Trainer, arguments, callbacks, recipes, command line, test kit, and the wiring of adapters."""
+"""The public API: Trainer, arguments, callbacks, recipes, command line, test kit, and the assembly of adapters."""

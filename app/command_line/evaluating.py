@@ -16,12 +16,12 @@ import numpy as np
 
 import hexloop
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.assembly.storage import is_elsewhere, is_missing, joined, split_location, storage_for
+from hexloop.app.assembly.torch.checkpoint_files import CheckpointFiles, load_model_weights
 from hexloop.app.command_line import ExitCode
 from hexloop.app.printing import print_lines, print_text
 from hexloop.app.recipe import Recipe, read_recipe
 from hexloop.app.trainer.attributes import folder_of
-from hexloop.app.wiring.checkpoint_files import CheckpointFiles, load_model_weights
-from hexloop.app.wiring.storage import is_elsewhere, is_missing, joined, split_location, storage_for
 from hexloop.domain.checkpoints.manifest import Lineage
 from hexloop.domain.checkpoints.reading import Checkpoint, checkpoint_steps
 from hexloop.domain.checkpoints.selection import find_checkpoint, last_run, newest, open_checkpoint

@@ -13,9 +13,7 @@ from typing import Any
 
 from attrs import asdict
 
-from hexloop.app.command_line import ExitCode
-from hexloop.app.printing import print_document, print_lines
-from hexloop.app.wiring.outboxes import (
+from hexloop.app.assembly.outboxes import (
     Destinations,
     Dropped,
     destinations_of,
@@ -25,10 +23,12 @@ from hexloop.app.wiring.outboxes import (
     names_in,
     state_folder,
 )
-from hexloop.app.wiring.publishing import HubPublisher
-from hexloop.app.wiring.pushes import FOLDER_SCHEME, HUGGING_FACE, Push, hub_at, subject_of
-from hexloop.app.wiring.storage import has_unsent_files, is_missing, storage_for
-from hexloop.app.wiring.trackers import deliver_logs, drop_logs, spools_in, waiting_logs
+from hexloop.app.assembly.publishing import HubPublisher
+from hexloop.app.assembly.pushes import FOLDER_SCHEME, HUGGING_FACE, Push, hub_at, subject_of
+from hexloop.app.assembly.storage import has_unsent_files, is_missing, storage_for
+from hexloop.app.assembly.trackers import deliver_logs, drop_logs, spools_in, waiting_logs
+from hexloop.app.command_line import ExitCode
+from hexloop.app.printing import print_document, print_lines
 from hexloop.domain.errors import ConfigurationError, RunStateError, StorageError
 from hexloop.domain.outbox import Intent
 

@@ -12,12 +12,12 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+from hexloop.app.assembly.storage import is_elsewhere
 from hexloop.app.command_line import ExitCode
 from hexloop.app.pages.page import report_page
 from hexloop.app.pages.reading import RunRecord, read_runs
 from hexloop.app.pages.sections import reason_text
 from hexloop.app.printing import print_lines
-from hexloop.app.wiring.storage import is_elsewhere
 from hexloop.domain.checkpoints.survey import FolderStatus
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.regular_files import write_atomically

@@ -13,9 +13,9 @@ from typing import Any
 
 from attrs import define, field
 
+from hexloop.app.assembly.adapters import checked_notes, line_batches
 from hexloop.app.command_line import ExitCode
 from hexloop.app.printing import print_document, print_lines
-from hexloop.app.wiring.adapters import checked_notes, line_batches
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.journal import (
     MOST_NAMES,

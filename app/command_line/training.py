@@ -16,6 +16,8 @@ from attrs import define, frozen
 
 import hexloop
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.assembly.adapters import choose_interrupts, choose_storage
+from hexloop.app.assembly.storage import as_location, is_elsewhere, is_missing, joined, scheme_of, storage_for
 from hexloop.app.command_line import ExitCode
 from hexloop.app.command_line.options import AUTO, RESUME, command_text, without_options
 from hexloop.app.printing import print_lines, print_text
@@ -23,8 +25,6 @@ from hexloop.app.recipe import read_recipe
 from hexloop.app.run.checkpoints import finished_at
 from hexloop.app.run.session import RunOutcome
 from hexloop.app.trainer.attributes import folder_of
-from hexloop.app.wiring.adapters import choose_interrupts, choose_storage
-from hexloop.app.wiring.storage import as_location, is_elsewhere, is_missing, joined, scheme_of, storage_for
 from hexloop.domain.checkpoints.manifest import checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest
 from hexloop.domain.checkpoints.selection import runs_in

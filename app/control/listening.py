@@ -12,8 +12,8 @@ from typing import Any
 from attrs import define, field
 
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.assembly.adapters import Adapters
 from hexloop.app.control.files import Action, CommandFolder, RefusedCommand, RunCommand
-from hexloop.app.wiring.adapters import Adapters
 from hexloop.domain.events import AnyEvent, Paused
 from hexloop.domain.requests import Requests, SaveRequest
 from hexloop.ports.logger import Journal

@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, cast
 
+from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.assembly.torch.evaluation import TorchEvaluator, make_evaluator, standard_prediction_step
+from hexloop.app.assembly.torch.losses import with_forward_in_half
+from hexloop.app.assembly.torch.transfer import shallow_copy
 from hexloop.app.overrides.steps import run_loss
-from hexloop.app.wiring.evaluation import TorchEvaluator, make_evaluator, standard_prediction_step
-from hexloop.app.wiring.losses import with_forward_in_half
-from hexloop.app.wiring.parts import TrainerParts
-from hexloop.app.wiring.transfer import shallow_copy
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.events import Evaluated
 from hexloop.domain.run import Evaluation

@@ -10,12 +10,12 @@ from typing import Any
 
 from attrs import define, field, frozen
 
+from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.assembly.torch.data import example_count
+from hexloop.app.assembly.torch.learner import SummedLoss, undrained
+from hexloop.app.assembly.torch.model import best_metric
 from hexloop.app.calling import fitted_by_name, most_positional
 from hexloop.app.hooks import Hook
-from hexloop.app.wiring.data import example_count
-from hexloop.app.wiring.learner import SummedLoss, undrained
-from hexloop.app.wiring.model import best_metric
-from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.events import AnyEvent, EpochEnded, Paused, StepEnded, TrainEnded

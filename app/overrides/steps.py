@@ -10,9 +10,9 @@ from typing import Any
 
 from attrs import evolve
 
-from hexloop.app.calling import accepts, fitted
-from hexloop.app.wiring.learner import RunLearner, SynchronisingLearner, Windows, WindowState
-from hexloop.app.wiring.losses import (
+from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.assembly.torch.learner import RunLearner, SynchronisingLearner, Windows, WindowState
+from hexloop.app.assembly.torch.losses import (
     LossChoice,
     in_full_precision,
     is_only_forward_in_half,
@@ -20,8 +20,8 @@ from hexloop.app.wiring.losses import (
     standard_loss,
     with_forward_in_half,
 )
-from hexloop.app.wiring.parts import TrainerParts
-from hexloop.app.wiring.transfer import shallow_copy
+from hexloop.app.assembly.torch.transfer import shallow_copy
+from hexloop.app.calling import accepts, fitted
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.learner import HALF_FORMATS, Learner
 

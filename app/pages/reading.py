@@ -10,11 +10,11 @@ from typing import Any
 
 from attrs import define, evolve, field, frozen
 
+from hexloop.app.assembly.storage import as_location, is_elsewhere, is_missing, storage_for
 from hexloop.app.checkpoint_rows import CheckpointRow, rows_of, with_digest_of
 from hexloop.app.pages.history import RunHistory, step_in
 from hexloop.app.pages.journal_lines import Convert, RunLines, journal_note, log_note
 from hexloop.app.pages.results import Results, results_in
-from hexloop.app.wiring.storage import as_location, is_elsewhere, is_missing, storage_for
 from hexloop.domain.checkpoints.manifest import checkpoint_name, step_of
 from hexloop.domain.checkpoints.reading import checkpoint_steps
 from hexloop.domain.checkpoints.survey import FolderStatus, survey

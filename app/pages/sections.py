@@ -12,13 +12,13 @@ from markupsafe import Markup
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.recorded import settings_of, untouched
+from hexloop.app.assembly.storage import joined as path_joined
 from hexloop.app.callbacks.console import duration_text
 from hexloop.app.checkpoint_rows import CheckpointRow, format_age, format_bytes
 from hexloop.app.environment import DistributedEnvironment
 from hexloop.app.pages.history import IrregularStep, RecordedSession, RunEnding, RunHistory, Save, number_of
 from hexloop.app.pages.reading import RunRecord
 from hexloop.app.pages.templates import section
-from hexloop.app.wiring.storage import joined as path_joined
 from hexloop.domain.checkpoints.survey import FolderStatus
 from hexloop.domain.redaction import is_secret_name, redacted
 

@@ -68,7 +68,7 @@ class Recipe:
 
     def make(self, name: str) -> Any:
         """Make the part `name`. The random generators are seeded first, so that parts do not affect each other."""
-        from hexloop.app.wiring.adapters import choose_device
+        from hexloop.app.assembly.adapters import choose_device
 
         choose_device(self.arguments).seed(self.arguments.seed)
         try:
@@ -210,7 +210,7 @@ def _arguments(document: Document, kind: type[TrainingArguments]) -> TrainingArg
 
 def _adapter_problems(arguments: TrainingArguments) -> Iterator[str]:
     """Return what the available adapters cannot do."""
-    from hexloop.app.wiring.adapters import choose_adapters
+    from hexloop.app.assembly.adapters import choose_adapters
 
     try:
         choose_adapters(arguments, {})

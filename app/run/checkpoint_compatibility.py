@@ -11,14 +11,14 @@ from typing import Any
 
 from attrs import evolve
 
+from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.assembly.saved_setup import check_setup
+from hexloop.app.assembly.storage import as_location, split_location, storage_for
+from hexloop.app.assembly.torch.data import global_batch_size
+from hexloop.app.assembly.torch.model import stretch_schedule
+from hexloop.app.assembly.torch.saved_weights import saved_state
+from hexloop.app.assembly.torch.state import group_sizes, names_without_decay, own_class
 from hexloop.app.callbacks import wrong_states
-from hexloop.app.wiring.data import global_batch_size
-from hexloop.app.wiring.model import stretch_schedule
-from hexloop.app.wiring.parts import TrainerParts
-from hexloop.app.wiring.saved_setup import check_setup
-from hexloop.app.wiring.saved_weights import saved_state
-from hexloop.app.wiring.state import group_sizes, names_without_decay, own_class
-from hexloop.app.wiring.storage import as_location, split_location, storage_for
 from hexloop.domain.checkpoints.selection import newest_first, publish_staged, readable_manifests
 from hexloop.domain.errors import StorageError
 from hexloop.domain.run import Run

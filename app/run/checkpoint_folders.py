@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.wiring.parts import TrainerParts
-from hexloop.app.wiring.storage import storage_for
+from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.assembly.storage import storage_for
 from hexloop.domain.checkpoints.commit import CheckpointPolicy
 from hexloop.domain.checkpoints.selection import runs_in
 from hexloop.domain.checkpoints.survey import newest_to_keep, remove, surplus

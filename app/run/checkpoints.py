@@ -12,6 +12,11 @@ from dataclasses import replace
 from typing import Any, cast
 
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.assembly.saved_setup import finish_in
+from hexloop.app.assembly.storage import is_elsewhere, joined, refuse_public_key, refuse_unreachable
+from hexloop.app.assembly.torch.determinism import environment_of
+from hexloop.app.assembly.torch.state import CheckpointContents, contents_for
 from hexloop.app.callbacks import CallbackHandler, TrainerControl, export_states, restore_states
 from hexloop.app.notices import Notices
 from hexloop.app.overrides.checkpoints import WatchedFolder, user_files
@@ -20,11 +25,6 @@ from hexloop.app.run.checks import refuse_missing_checkpoint
 from hexloop.app.run.journal import note_of_saves
 from hexloop.app.run.messages import log_best, logging_saves
 from hexloop.app.run.saving import ArgumentsFile, companion_files, warn_of_other_arguments
-from hexloop.app.wiring.determinism import environment_of
-from hexloop.app.wiring.parts import TrainerParts
-from hexloop.app.wiring.saved_setup import finish_in
-from hexloop.app.wiring.state import CheckpointContents, contents_for
-from hexloop.app.wiring.storage import is_elsewhere, joined, refuse_public_key, refuse_unreachable
 from hexloop.domain.checkpoints.commit import CheckpointPolicy
 from hexloop.domain.checkpoints.manifest import checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest, verify
@@ -195,7 +195,7 @@ def restore(parts: TrainerParts, run: Run[Any, Any], store: RunCheckpoints, resu
     """
     if resume_from is None or resume_from is False:
         return
-    from hexloop.app.wiring.transformers_checkpoints.files import refuse_transformers_checkpoint
+    from hexloop.app.assembly.torch.transformers_checkpoints.files import refuse_transformers_checkpoint
 
     if resume_from is not True:
         refuse_transformers_checkpoint(str(resume_from))

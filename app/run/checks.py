@@ -13,11 +13,11 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
 
-from hexloop.app.wiring.model import check_schedule
-from hexloop.app.wiring.parts import TrainerParts
-from hexloop.app.wiring.saved_weights import saved_weights
-from hexloop.app.wiring.state import parameter_shapes
-from hexloop.app.wiring.storage import as_location, is_missing, storage_for
+from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.assembly.storage import as_location, is_missing, storage_for
+from hexloop.app.assembly.torch.model import check_schedule
+from hexloop.app.assembly.torch.saved_weights import saved_weights
+from hexloop.app.assembly.torch.state import parameter_shapes
 from hexloop.domain.checkpoints.manifest import checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps
 from hexloop.domain.errors import ConfigurationError, MissingCheckpointError, StorageError

@@ -13,15 +13,15 @@ from contextlib import closing, suppress
 from copy import deepcopy
 from typing import Any
 
+from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.assembly.torch.determinism import IsolatedRandomness
+from hexloop.app.assembly.torch.evaluation import EvalLoopOutput, PredictionOutput
+from hexloop.app.assembly.torch.tensors import kept_on_host
 from hexloop.app.overrides.evaluation import evaluation_by_override, evaluator_for, looped_by_override
 from hexloop.app.run.checkpoint_compatibility import likely_checkpoint
 from hexloop.app.run.checkpoints import callbacks_state, restore_callbacks
 from hexloop.app.run.messages import log_evaluation
 from hexloop.app.run.session import RunHost, open_session
-from hexloop.app.wiring.determinism import IsolatedRandomness
-from hexloop.app.wiring.evaluation import EvalLoopOutput, PredictionOutput
-from hexloop.app.wiring.parts import TrainerParts
-from hexloop.app.wiring.tensors import kept_on_host
 from hexloop.domain import evaluation
 from hexloop.domain.errors import CheckpointError, CollectiveError, RunStateError
 from hexloop.domain.events import AnyEvent, Evaluated

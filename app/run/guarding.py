@@ -9,12 +9,12 @@ from functools import partial
 from typing import Any
 
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.assembly.torch.learner import make_window_values
+from hexloop.app.assembly.torch.saved_weights import saved_state
+from hexloop.app.assembly.torch.state import exportables, snapshots
 from hexloop.app.rules import rules_of
 from hexloop.app.run.checkpoints import callbacks_state, restore_callbacks
-from hexloop.app.wiring.learner import make_window_values
-from hexloop.app.wiring.parts import TrainerParts
-from hexloop.app.wiring.saved_weights import saved_state
-from hexloop.app.wiring.state import exportables, snapshots
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.events import AnyEvent, IrregularWindow
 from hexloop.domain.guard import Guard, GuardOptions, Reaction, WindowPlace

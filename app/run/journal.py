@@ -13,10 +13,10 @@ from typing import Any
 from attrs import asdict, define, field
 
 from hexloop.app.arguments.recorded import changed_defaults, settings_of
+from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.assembly.torch.data import batch_fingerprint, random_fingerprint
+from hexloop.app.assembly.torch.tensors import numbers_of
 from hexloop.app.run.command import command_of_process
-from hexloop.app.wiring.data import batch_fingerprint, random_fingerprint
-from hexloop.app.wiring.parts import TrainerParts
-from hexloop.app.wiring.tensors import numbers_of
 from hexloop.domain.events import (
     AnyEvent,
     EpochBegan,

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.assembly.storage import joined
+from hexloop.app.assembly.torch.data import example_count
 from hexloop.app.callbacks.console import duration_text, size_text, write_above_bars
 from hexloop.app.notices import OWN, Notices
 from hexloop.app.run.checkpoint_compatibility import AUTO
-from hexloop.app.wiring.data import example_count
-from hexloop.app.wiring.parts import TrainerParts
-from hexloop.app.wiring.storage import joined
 from hexloop.domain.checkpoints.commit import NotePhase
 from hexloop.domain.checkpoints.selection import runs_in
 from hexloop.domain.errors import CheckpointError, StorageError

@@ -10,11 +10,11 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
+from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.assembly.torch.data import global_batch_size
+from hexloop.app.assembly.torch.saved_weights import saved_weights
+from hexloop.app.assembly.torch.state import own_class
 from hexloop.app.run.run_information import reproduction_of
-from hexloop.app.wiring.data import global_batch_size
-from hexloop.app.wiring.parts import TrainerParts
-from hexloop.app.wiring.saved_weights import saved_weights
-from hexloop.app.wiring.state import own_class
 from hexloop.domain.evaluation import CLOCK_READINGS
 from hexloop.domain.redaction import redact
 from hexloop.domain.regular_files import write_atomically

@@ -16,14 +16,14 @@ from attrs import evolve
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.choices import HubStrategy, SaveStrategy
+from hexloop.app.assembly.outboxes import note_pushed, pushed_in
+from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.assembly.publishing import HubPublisher, Published, create_in_time, finishing_command
+from hexloop.app.assembly.pushes import FOLDER, MODEL, Push, link_or_copy, subject_of
+from hexloop.app.assembly.storage import as_location, is_elsewhere
+from hexloop.app.assembly.torch.checkpoint_files import is_run_file
+from hexloop.app.assembly.torch.saved_weights import SavedWeights
 from hexloop.app.callbacks.console import bar_of_the_rest
-from hexloop.app.wiring.checkpoint_files import is_run_file
-from hexloop.app.wiring.outboxes import note_pushed, pushed_in
-from hexloop.app.wiring.parts import TrainerParts
-from hexloop.app.wiring.publishing import HubPublisher, Published, create_in_time, finishing_command
-from hexloop.app.wiring.pushes import FOLDER, MODEL, Push, link_or_copy, subject_of
-from hexloop.app.wiring.saved_weights import SavedWeights
-from hexloop.app.wiring.storage import as_location, is_elsewhere
 from hexloop.domain.checkpoints.manifest import MANIFEST, step_of
 from hexloop.domain.checkpoints.reading import read_manifest
 from hexloop.domain.errors import CheckpointError, ConfigurationError, RefusedError, StorageError, UnavailableError

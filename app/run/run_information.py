@@ -11,10 +11,10 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
+from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.assembly.torch.data import global_batch_size, is_iterable, training_order
+from hexloop.app.assembly.torch.saved_weights import saved_weights
 from hexloop.app.run.command import command_of_process
-from hexloop.app.wiring.data import global_batch_size, is_iterable, training_order
-from hexloop.app.wiring.parts import TrainerParts
-from hexloop.app.wiring.saved_weights import saved_weights
 from hexloop.domain.redaction import redact, redacted
 from hexloop.domain.run import Run
 from hexloop.ports.logger import RunInformation

@@ -17,11 +17,11 @@ from typing import Any
 
 from attrs import define
 
+from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.assembly.storage import as_location, chunks_of, files_below, is_elsewhere, storage_for
+from hexloop.app.assembly.torch.saved_weights import saved_weights
+from hexloop.app.assembly.torch.state import is_sharded
 from hexloop.app.notices import Notices
-from hexloop.app.wiring.parts import TrainerParts
-from hexloop.app.wiring.saved_weights import saved_weights
-from hexloop.app.wiring.state import is_sharded
-from hexloop.app.wiring.storage import as_location, chunks_of, files_below, is_elsewhere, storage_for
 from hexloop.domain.errors import IrregularFileError, StorageError
 from hexloop.domain.json_documents import read_bytes, read_json
 from hexloop.domain.redaction import redacted

@@ -10,6 +10,20 @@ from typing import Any
 from attrs import define, frozen
 
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.assembly.torch.batches import RunCounters, make_counters, stop_workers, training_data
+from hexloop.app.assembly.torch.data import global_batch_size
+from hexloop.app.assembly.torch.determinism import GlobalState, flags_for, take_global_state
+from hexloop.app.assembly.torch.learner import (
+    AfterStep,
+    RunLearner,
+    loss_figures,
+    make_learner,
+    make_losses,
+    whole_windows,
+)
+from hexloop.app.assembly.torch.model import Observer, let_schedule_read_gradients, patched, scheduler_adapter
+from hexloop.app.assembly.torch.transfer import batch_preparation
 from hexloop.app.callbacks import CallbackHandler
 from hexloop.app.callbacks.progress import ProgressDisplay
 from hexloop.app.control.listening import listener_for
@@ -26,20 +40,6 @@ from hexloop.app.run.publishing import finish_pushes_after, publishing_events
 from hexloop.app.run.step_sizes import same_global_batch
 from hexloop.app.run.tracking import RunLoggers, run_loggers
 from hexloop.app.run.trained_parameters import TrainedParameters
-from hexloop.app.wiring.batches import RunCounters, make_counters, stop_workers, training_data
-from hexloop.app.wiring.data import global_batch_size
-from hexloop.app.wiring.determinism import GlobalState, flags_for, take_global_state
-from hexloop.app.wiring.learner import (
-    AfterStep,
-    RunLearner,
-    loss_figures,
-    make_learner,
-    make_losses,
-    whole_windows,
-)
-from hexloop.app.wiring.model import Observer, let_schedule_read_gradients, patched, scheduler_adapter
-from hexloop.app.wiring.parts import TrainerParts
-from hexloop.app.wiring.transfer import batch_preparation
 from hexloop.domain.checkpoints.manifest import checkpoint_name
 from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.domain.evaluation import speed_metrics

@@ -13,16 +13,11 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from hexloop.app.callbacks.console import bar_of_the_rest
-from hexloop.app.callbacks.trackers import TRACKERS, TrackerCallback, replaces
-from hexloop.app.run.publishing import AFTER_A_STOP
-from hexloop.app.run.run_information import information_of
-from hexloop.app.run.saving import save_model
-from hexloop.app.wiring.outboxes import note_logger, state_folder
-from hexloop.app.wiring.parts import TrainerParts
-from hexloop.app.wiring.state import is_sharded
-from hexloop.app.wiring.storage import files_below
-from hexloop.app.wiring.trackers import (
+from hexloop.app.assembly.outboxes import note_logger, state_folder
+from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.assembly.storage import files_below
+from hexloop.app.assembly.torch.state import is_sharded
+from hexloop.app.assembly.trackers import (
     OPTIONS,
     VALUES,
     deliver_logs_of_others,
@@ -37,6 +32,11 @@ from hexloop.app.wiring.trackers import (
     tracking_in,
     unused_name,
 )
+from hexloop.app.callbacks.console import bar_of_the_rest
+from hexloop.app.callbacks.trackers import TRACKERS, TrackerCallback, replaces
+from hexloop.app.run.publishing import AFTER_A_STOP
+from hexloop.app.run.run_information import information_of
+from hexloop.app.run.saving import save_model
 from hexloop.domain.background_logger import Receiver
 from hexloop.domain.checkpoints.manifest import MANIFEST
 from hexloop.domain.checkpoints.reading import read_manifest

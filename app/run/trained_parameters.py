@@ -9,7 +9,7 @@ from typing import Any
 
 from attrs import define
 
-from hexloop.app.wiring.parts import TrainerParts
+from hexloop.app.assembly.parts import TrainerParts
 from hexloop.domain.errors import RunStateError
 from hexloop.domain.events import AnyEvent, EpochEnded, StepBegan, StepEnded
 from hexloop.domain.wording import enumeration

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
+from hexloop.app.assembly.torch import accelerator as sharing
+from hexloop.app.assembly.torch.model import unwrapped
+from hexloop.app.assembly.torch.tensors import TensorsOfProcesses, holds_only_tensors
 from hexloop.app.trainer.shared_accelerator import AcceleratorParts, AcceleratorStep
-from hexloop.app.wiring import accelerator as wiring
-from hexloop.app.wiring.model import unwrapped
-from hexloop.app.wiring.tensors import TensorsOfProcesses, holds_only_tensors
 from hexloop.domain.errors import ConfigurationError
 
 
@@ -61,7 +61,7 @@ class Accelerator(AcceleratorStep):
         return scheduler if self._parts.owns(scheduler) else self.real.prepare_scheduler(scheduler)
 
     def _is_foreign(self, candidate: Any) -> bool:
-        return not self._parts.owns(candidate) and wiring.is_preparable(candidate)
+        return not self._parts.owns(candidate) and sharing.is_preparable(candidate)
 
     def unwrap_model(self, model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
         """Return the model without the wrappers of the run or of `prepare`, and without the user's own."""
@@ -75,7 +75,7 @@ class Accelerator(AcceleratorStep):
         unwrap: without the wrappers of a model that is not sharded.
         """
         own = self._parts.objects()[0]
-        return wiring.whole_weights(self.real, own if self._parts.owns(model, True) else model, unwrap)
+        return sharing.whole_weights(self.real, own if self._parts.owns(model, True) else model, unwrap)
 
     def free_memory(self, *objects: Any) -> list[Any]:
         """Release the memory that the device's allocator caches, and what accelerate prepared; return Nones."""
@@ -105,7 +105,7 @@ class Accelerator(AcceleratorStep):
                 "save_strategy or trainer.request_save(), and resume with resume_from_checkpoint."
             )
         model, optimizer, scheduler = self._parts.objects()
-        with wiring.with_objects_of_run(self.real, [model], optimizer, scheduler):
+        with sharing.with_objects_of_run(self.real, [model], optimizer, scheduler):
             yield
 
     # Tensors of all processes
@@ -123,10 +123,10 @@ class Accelerator(AcceleratorStep):
         if self.num_processes == 1:
             gathered = input_data
         elif by_objects:
-            gathered = wiring.gathered_objects(self._parts.adapters, input_data)
+            gathered = sharing.gathered_objects(self._parts.adapters, input_data)
         else:
             gathered = self.gather(input_data)
-        return wiring.without_repeated_rows(gathered, by_objects)
+        return sharing.without_repeated_rows(gathered, by_objects)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """Return the "sum", "mean" or "max" of the tensors of all processes, or with "none" this process's.
@@ -159,7 +159,7 @@ def _sharing_setting(name: str) -> Any:
     return property(get, set_, doc=f"`{name}` of `accelerator_config`; loaders made after an assignment follow it.")
 
 
-for _name in wiring.SHARING:
+for _name in sharing.SHARING:
     setattr(Accelerator, _name, _sharing_setting(_name))
 
 
@@ -170,14 +170,14 @@ def adopted(parts: AcceleratorParts, assigned: Any) -> Any:
     are called instead of the run's, and loaders follow its settings. Any other object is used as it is.
     Raises ConfigurationError if the Accelerator has other processes, or another device or precision, than the run.
     """
-    if not wiring.is_accelerator(assigned):
+    if not sharing.is_accelerator(assigned):
         return assigned
-    wiring.refuse_other_accelerator(assigned, parts.args, parts.adapters)
+    sharing.refuse_other_accelerator(assigned, parts.args, parts.adapters)
     config: Any = parts.args.accelerator_config
-    for name in wiring.SHARING:
+    for name in sharing.SHARING:
         config.assign(name, getattr(assigned.dataloader_config, name))
     made = Accelerator(parts, assigned)
-    vars(made).update({name: getattr(assigned, name) for name in wiring.overridden(assigned) if name in METHODS})
+    vars(made).update({name: getattr(assigned, name) for name in sharing.overridden(assigned) if name in METHODS})
     return made
 
 

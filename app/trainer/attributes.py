@@ -9,6 +9,20 @@ from typing import Any
 from attrs import fields
 
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.assembly.adapters import Adapters, choose_adapters
+from hexloop.app.assembly.outboxes import state_folder
+from hexloop.app.assembly.parts import KeptLoaders, PreparationTime, TrainerParts
+from hexloop.app.assembly.publishing import HubPublisher
+from hexloop.app.assembly.storage import WorkingFolder
+from hexloop.app.assembly.torch.data import default_collator
+from hexloop.app.assembly.torch.losses import smoother_for
+from hexloop.app.assembly.torch.model import (
+    default_label_names,
+    disable_replication,
+    returns_loss_by_default,
+    takes_any_keyword,
+    unwrapped,
+)
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
 from hexloop.app.callbacks.flow import all_callbacks
 from hexloop.app.hooks import Hooks, is_overridden
@@ -20,20 +34,6 @@ from hexloop.app.run.messages import resumed_from
 from hexloop.app.run.session import RunOutcome, Session
 from hexloop.app.trainer.accelerator import Accelerator
 from hexloop.app.trainer.attribute_kinds import made
-from hexloop.app.wiring.adapters import Adapters, choose_adapters
-from hexloop.app.wiring.data import default_collator
-from hexloop.app.wiring.losses import smoother_for
-from hexloop.app.wiring.model import (
-    default_label_names,
-    disable_replication,
-    returns_loss_by_default,
-    takes_any_keyword,
-    unwrapped,
-)
-from hexloop.app.wiring.outboxes import state_folder
-from hexloop.app.wiring.parts import KeptLoaders, PreparationTime, TrainerParts
-from hexloop.app.wiring.publishing import HubPublisher
-from hexloop.app.wiring.storage import WorkingFolder
 from hexloop.domain.errors import RunStateError
 from hexloop.domain.requests import Requests
 

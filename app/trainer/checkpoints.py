@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from hexloop.app.assembly.torch import checkpoint_files
 from hexloop.app.hooks import standard
 from hexloop.app.run import checkpoints, saving
 from hexloop.app.run.checkpoint_folders import rotate, sorted_checkpoints
 from hexloop.app.trainer.attributes import TrainerAttributes
-from hexloop.app.wiring import checkpoint_files
 from hexloop.domain.errors import RunStateError
 
 NOT_WRITTEN = (

@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any
 
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.assembly.torch import data
 from hexloop.app.hooks import is_standard, standard
 from hexloop.app.rules import rules_of
 from hexloop.app.trainer.attributes import TrainerAttributes
-from hexloop.app.wiring import data
-from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.triggers import make_plan
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from hexloop.app.assembly.torch.evaluation import EvalLoopOutput, PredictionOutput
+from hexloop.app.assembly.torch.model import best_metric
 from hexloop.app.hooks import is_overridden, standard
 from hexloop.app.overrides.evaluation import prediction_step
 from hexloop.app.run import driving
 from hexloop.app.run.memory_metrics import measured
 from hexloop.app.trainer.attributes import TrainerAttributes
-from hexloop.app.wiring.evaluation import EvalLoopOutput, PredictionOutput
-from hexloop.app.wiring.model import best_metric
 from hexloop.domain.run import Evaluation
 
 

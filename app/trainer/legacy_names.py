@@ -7,12 +7,12 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from hexloop.app.assembly.torch.losses import standard_loss
 from hexloop.app.engines import is_requested
 from hexloop.app.hooks import standard
 from hexloop.app.run.memory_metrics import MemoryTracker
 from hexloop.app.trainer.attribute_kinds import computed, made
 from hexloop.app.trainer.attributes import TrainerAttributes
-from hexloop.app.wiring.losses import standard_loss
 from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.domain.wording import Problem
 

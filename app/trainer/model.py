@@ -9,12 +9,9 @@ from functools import partial
 from typing import Any
 
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.hooks import is_overridden, standard
-from hexloop.app.rules import rules_of
-from hexloop.app.trainer.attributes import TrainerAttributes
-from hexloop.app.wiring.adapters import Adapters
-from hexloop.app.wiring.determinism import seeded
-from hexloop.app.wiring.model import (
+from hexloop.app.assembly.adapters import Adapters
+from hexloop.app.assembly.torch.determinism import seeded
+from hexloop.app.assembly.torch.model import (
     build_optimizer,
     choose_optimizer,
     compiled,
@@ -22,7 +19,10 @@ from hexloop.app.wiring.model import (
     make_lr_scheduler,
     place_model,
 )
-from hexloop.app.wiring.state import is_sharded
+from hexloop.app.assembly.torch.state import is_sharded
+from hexloop.app.hooks import is_overridden, standard
+from hexloop.app.rules import rules_of
+from hexloop.app.trainer.attributes import TrainerAttributes
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import Problem
 

@@ -6,13 +6,13 @@ import os
 import warnings
 from typing import Any
 
+from hexloop.app.assembly.pushes import with_token
+from hexloop.app.assembly.torch.model import unwrapped
+from hexloop.app.assembly.torch.state import is_sharded, refuse_unprepared
 from hexloop.app.hooks import standard
 from hexloop.app.run import model_card, publishing, saving
 from hexloop.app.trainer.attributes import TrainerAttributes
 from hexloop.app.trainer.legacy_names import warn_of_old_name
-from hexloop.app.wiring.model import unwrapped
-from hexloop.app.wiring.pushes import with_token
-from hexloop.app.wiring.state import is_sharded, refuse_unprepared
 from hexloop.domain.errors import StorageError, UnavailableError
 
 

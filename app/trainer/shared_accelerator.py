@@ -10,10 +10,10 @@ import torch
 from attrs import frozen
 
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.assembly.adapters import Adapters
+from hexloop.app.assembly.torch import accelerator as sharing
+from hexloop.app.assembly.torch.tensors import clip_gradient_values, clip_gradients
 from hexloop.app.environment import launched
-from hexloop.app.wiring import accelerator as wiring
-from hexloop.app.wiring.adapters import Adapters
-from hexloop.app.wiring.tensors import clip_gradient_values, clip_gradients
 from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.domain.run import Run
 
@@ -103,7 +103,7 @@ class SharedAccelerator:
     def follow(self, run: Run[Any, Any] | None) -> None:
         """Let accelerate's `GradientState`, if there is one, show what a run does."""
         if run is not None:
-            run.signals = wiring.shown(run.signals)
+            run.signals = sharing.shown(run.signals)
 
     # Processes and device
 
@@ -170,7 +170,7 @@ class AcceleratorStep(SharedAccelerator):
     @property
     def mixed_precision(self) -> str:
         """The mixed precision: fp16, bf16 or no."""
-        return wiring.mixed_precision(self._parts.adapters)
+        return sharing.mixed_precision(self._parts.adapters)
 
     def autocast(self, autocast_handler: Any = None) -> AbstractContextManager[Any]:
         """Return a context in which the model computes in the run's precision; close it before a hook returns.
@@ -180,12 +180,12 @@ class AcceleratorStep(SharedAccelerator):
         if autocast_handler is not None:
             context: AbstractContextManager[Any] = self.real.autocast(autocast_handler)
             return context
-        return wiring.under_precision(self._parts.adapters)
+        return sharing.under_precision(self._parts.adapters)
 
     @property
     def scaler(self) -> Any:
         """The loss scale of the run, with the methods of torch's GradScaler; None without one."""
-        return wiring.loss_scale(self._parts.adapters)
+        return sharing.loss_scale(self._parts.adapters)
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
@@ -214,7 +214,7 @@ class AcceleratorStep(SharedAccelerator):
         if capabilities.owns_update and self._trains_prepared_model:
             self.real.backward(loss, **kwargs)
             return
-        wiring.step_scaled(adapters, self._parts.objects()[1])
+        sharing.step_scaled(adapters, self._parts.objects()[1])
         scaled = adapters.precision.scale(loss if self._divisor == 1 else loss / self._divisor)
         if self._trains_prepared_model:  # whose wrapper averages gradients by itself
             scaled.backward(**kwargs)
@@ -283,7 +283,7 @@ class AcceleratorStep(SharedAccelerator):
             own = self._parts.objects()[1]
             optimizer = [*prepared, *([] if own is None else [own])]
         for each in optimizer if isinstance(optimizer, list | tuple) else [optimizer]:
-            self._parts.adapters.precision.unscale(wiring.unwrapped_optimizer(each))
+            self._parts.adapters.precision.unscale(sharing.unwrapped_optimizer(each))
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2.0) -> Any:
         """Clip gradients to `max_norm` in place, unscaled; return their norm before.

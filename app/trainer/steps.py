@@ -10,6 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
+from hexloop.app.assembly.torch import accelerator as sharing
+from hexloop.app.assembly.torch.batches import end_pass, floating_point_operations
+from hexloop.app.assembly.torch.data import is_own_loader, map_entries, prepared_inputs, signature_columns
+from hexloop.app.assembly.torch.losses import LossChoice, predicted_items, standard_loss
+from hexloop.app.assembly.torch.model import add_embedding_noise
+from hexloop.app.assembly.torch.tensors import clip_gradients, is_tensor, nested_arrays
 from hexloop.app.hooks import is_overridden, standard
 from hexloop.app.overrides.evaluation import PredictedBatch
 from hexloop.app.overrides.steps import run_loss
@@ -18,12 +24,6 @@ from hexloop.app.run.session import Session
 from hexloop.app.trainer.accelerator import Accelerator, adopted
 from hexloop.app.trainer.attributes import TrainerAttributes
 from hexloop.app.trainer.shared_accelerator import AcceleratorParts
-from hexloop.app.wiring import accelerator as sharing
-from hexloop.app.wiring.batches import end_pass, floating_point_operations
-from hexloop.app.wiring.data import is_own_loader, map_entries, prepared_inputs, signature_columns
-from hexloop.app.wiring.losses import LossChoice, predicted_items, standard_loss
-from hexloop.app.wiring.model import add_embedding_noise
-from hexloop.app.wiring.tensors import clip_gradients, is_tensor, nested_arrays
 from hexloop.domain.errors import ConfigurationError, DataError, RunStateError
 
 if TYPE_CHECKING:

@@ -11,6 +11,13 @@ from typing import Any, ClassVar, Unpack
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.arguments import from_transformers
+from hexloop.app.assembly.adapters import Injected, choose_adapters
+from hexloop.app.assembly.combinations import log_ineffective_arguments
+from hexloop.app.assembly.storage import WorkingFolder, as_location, storage_for
+from hexloop.app.assembly.torch.data import import_before_seeding
+from hexloop.app.assembly.torch.determinism import enable_full_determinism, seeded
+from hexloop.app.assembly.torch.evaluation import refuse_metrics
+from hexloop.app.assembly.torch.model import apply_liger_kernels, default_label_names, unwrapped
 from hexloop.app.callbacks import CallbackHandler, TrainerState
 from hexloop.app.callbacks.flow import JITCheckpointCallback, all_callbacks
 from hexloop.app.hooks import is_overridden, standard
@@ -37,13 +44,6 @@ from hexloop.app.trainer.model import TrainerModel
 from hexloop.app.trainer.publishing import TrainerPublishing
 from hexloop.app.trainer.results import TrainerStages, TrainOutput, output_of
 from hexloop.app.trainer.steps import TrainerSteps
-from hexloop.app.wiring.adapters import Injected, choose_adapters
-from hexloop.app.wiring.combinations import log_ineffective_arguments
-from hexloop.app.wiring.data import import_before_seeding
-from hexloop.app.wiring.determinism import enable_full_determinism, seeded
-from hexloop.app.wiring.evaluation import refuse_metrics
-from hexloop.app.wiring.model import apply_liger_kernels, default_label_names, unwrapped
-from hexloop.app.wiring.storage import WorkingFolder, as_location, storage_for
 from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.domain.events import AnyEvent, Paused, TrainEnded
 from hexloop.domain.redaction import remember_secrets, secret_values

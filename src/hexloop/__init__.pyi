@@ -46,12 +46,12 @@ from .app.callbacks.trackers import (
 )
 from .app.takeover import Takeover as Takeover, takeover as takeover
 from .domain.limits import reading_limits as reading_limits
-from .app.wiring.model import zero3_init as zero3_init
-from .app.wiring.transformers_checkpoints.exporting import export_checkpoint as export_checkpoint
-from .app.wiring.transformers_checkpoints.importing import import_checkpoint as import_checkpoint
-from .app.wiring.storage import get_last_checkpoint as get_last_checkpoint
+from .app.assembly.torch.model import zero3_init as zero3_init
+from .app.assembly.torch.transformers_checkpoints.exporting import export_checkpoint as export_checkpoint
+from .app.assembly.torch.transformers_checkpoints.importing import import_checkpoint as import_checkpoint
+from .app.assembly.storage import get_last_checkpoint as get_last_checkpoint
 from .app.arguments.parser import HfArg as HfArg, HfArgumentParser as HfArgumentParser
-from .app.wiring.determinism import enable_full_determinism as enable_full_determinism, set_seed as set_seed
+from .app.assembly.torch.determinism import enable_full_determinism as enable_full_determinism, set_seed as set_seed
 from .adapters.scheduler.torch import (
     get_adafactor_schedule as get_adafactor_schedule,
     get_constant_schedule as get_constant_schedule,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from fsspec.config import conf
 
+from hexloop.app.assembly.storage import storage_for
 from hexloop.app.command_line import main
-from hexloop.app.wiring.storage import storage_for
 from hexloop.domain.checkpoints.reading import verify
 from hexloop.domain.errors import CheckpointError, ConfigurationError, DamagedCheckpointError
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights

@@ -15,7 +15,7 @@ import pytest
 from hexloop import EarlyStoppingCallback, Trainer, TrainerCallback
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.adapters.storage.memory import MemoryStorage
-from hexloop.app.wiring.adapters import cpu_device
+from hexloop.app.assembly.adapters import cpu_device
 from hexloop.domain.errors import RunStateError
 from tests.end_to_end.small.models import net, rows
 from tests.end_to_end.small.trainers import arguments, history, same_weights, small_trainer, weights

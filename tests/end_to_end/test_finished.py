@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hexloop import TrainerCallback
+from hexloop.app.assembly.storage import storage_for
 from hexloop.app.run.checkpoints import finished_at
-from hexloop.app.wiring.storage import storage_for
 from hexloop.domain.events import StepEnded
 from tests.end_to_end.small.models import rows
 from tests.end_to_end.small.trainers import same_weights, small_trainer, weights

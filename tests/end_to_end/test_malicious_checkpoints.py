@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import hexloop
-from hexloop.app.wiring.transformers_checkpoints.files import SIGNS
+from hexloop.app.assembly.torch.transformers_checkpoints.files import SIGNS
 from hexloop.domain.checkpoints.manifest import seal
 from hexloop.domain.errors import HexloopError
 from tests.end_to_end.checkpoint_folder import (

@@ -17,7 +17,7 @@ from safetensors.torch import load
 from hexloop.adapters.storage.fsspec import FsspecStorage
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.adapters.storage.tiered import TieredStorage
-from hexloop.app.wiring.storage import storage_for
+from hexloop.app.assembly.storage import storage_for
 from hexloop.domain.checkpoints.reading import verify
 from hexloop.domain.errors import CheckpointError, ConfigurationError
 from hexloop.domain.events import CheckpointPublished
@@ -152,5 +152,5 @@ def test_a_run_with_two_tiers_continues_without_the_slow_one(url: str, address: 
 
 def test_a_local_folder_needs_no_object_store_package() -> None:
     """A run that saves to a local folder imports no object-store package."""
-    code = "import sys, hexloop.app.wiring.storage as s; s.storage_for('here'); sys.exit('fsspec' in sys.modules)"
+    code = "import sys, hexloop.app.assembly.storage as s; s.storage_for('here'); sys.exit('fsspec' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from hexloop.adapters.trainable.torch.model_state import ModelState
-from hexloop.app.wiring.parts import TrainerParts
-from hexloop.app.wiring.saved_weights import POLICIES, SavedWeights
+from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.assembly.torch.saved_weights import POLICIES, SavedWeights
 from hexloop.domain.errors import CheckpointError
 from hexloop.ports.state import Part
 from tests.end_to_end.small.models import Net, net, rows
@@ -61,7 +61,7 @@ class TrainedOnly(SavedWeights):
 
 @pytest.fixture(autouse=True)
 def _policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hexloop.app.wiring.saved_weights.POLICIES", [TrainedOnly, *POLICIES])
+    monkeypatch.setattr("hexloop.app.assembly.torch.saved_weights.POLICIES", [TrainedOnly, *POLICIES])
 
 
 SAVING: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}

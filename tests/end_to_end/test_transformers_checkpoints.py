@@ -182,7 +182,7 @@ def test_loss_scale_and_random_states_are_imported(tmp_path: Path) -> None:
 
     import numpy as np
 
-    from hexloop.app.wiring.transformers_checkpoints.reading import pickled_files
+    from hexloop.app.assembly.torch.transformers_checkpoints.reading import pickled_files
     from tests.end_to_end.small.documents import document_of
     from tests.end_to_end.small.trainers import small_trainer
 

@@ -14,7 +14,7 @@ import pytest
 from hexloop import Trainer, TrainerCallback, TrainingArguments
 from hexloop.adapters.journal import JsonLinesJournal
 from hexloop.adapters.logger.json_lines import JsonLines
-from hexloop.app.wiring.storage import WorkingFolder
+from hexloop.app.assembly.storage import WorkingFolder
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.run_folder import JOURNAL, LOG
 from tests.end_to_end.small.models import net, rows

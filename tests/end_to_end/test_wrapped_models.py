@@ -15,7 +15,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from hexloop import Trainer
 from hexloop.adapters.trainable.torch.names import by_own_names, fitting_names, submodule
-from hexloop.app.wiring.transformers_checkpoints.exporting import export_checkpoint
+from hexloop.app.assembly.torch.transformers_checkpoints.exporting import export_checkpoint
 from tests.contracts.test_model_states import Counting, through_files
 from tests.end_to_end.small.models import Net, net
 from tests.end_to_end.small.trainers import arguments, history, same_weights, small_trainer

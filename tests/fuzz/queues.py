@@ -19,10 +19,10 @@ from attrs import asdict, evolve
 from hexloop.adapters.spool import ENTRIES, FACTS, NUMBER, POSITION, FileSpool
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.adapters.storage.tiered.storage import Remote, TierAction
+from hexloop.app.assembly.outboxes import HUB, PUSH, dropped_in, intents_of, names_in, open_outbox
+from hexloop.app.assembly.pushes import Push, subject_of
+from hexloop.app.assembly.trackers import LOGS, locked_spool, made_from, waiting_logs
 from hexloop.app.control.files import Action, CommandFolder, RefusedCommand, RunCommand
-from hexloop.app.wiring.outboxes import HUB, PUSH, dropped_in, intents_of, names_in, open_outbox
-from hexloop.app.wiring.pushes import Push, subject_of
-from hexloop.app.wiring.trackers import LOGS, locked_spool, made_from, waiting_logs
 from hexloop.domain.background_logger import items_in
 from hexloop.domain.checkpoints.manifest import MANIFEST
 from hexloop.domain.errors import HexloopError

@@ -32,13 +32,13 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.documents import read_json as read_arguments
 from hexloop.app.arguments.documents import read_yaml
 from hexloop.app.arguments.parser import HfArgumentParser
+from hexloop.app.assembly.storage import as_location, joined, split_location, storage_for
+from hexloop.app.assembly.torch.transformers_checkpoints.pickled.descriptions import RefusedPickleError
+from hexloop.app.assembly.torch.transformers_checkpoints.pickled.program import read_file
 from hexloop.app.pages import journal_lines
 from hexloop.app.pages.journal_lines import RunLines, journal_note
 from hexloop.app.pages.page import content_of
 from hexloop.app.pages.reading import RunRecord
-from hexloop.app.wiring.storage import as_location, joined, split_location, storage_for
-from hexloop.app.wiring.transformers_checkpoints.pickled.descriptions import RefusedPickleError
-from hexloop.app.wiring.transformers_checkpoints.pickled.program import read_file
 from hexloop.domain import journal_index
 from hexloop.domain.checkpoints.manifest import (
     Manifest,

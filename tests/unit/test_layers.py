@@ -132,11 +132,11 @@ VIOLATIONS = [
     ),
     violation("layers", {"src/hexloop/planted.py": ""}, "a module in no layer"),
     violation(
-        "wiring",
+        "assembly",
         {"src/hexloop/__init__.py": "import hexloop.adapters.planted\n", "adapters/planted.py": ""},
         "the front door imports an adapter",
     ),
-    violation("wiring", {"domain/planted.py": "import hexloop.adapters\n"}, "the domain imports adapters"),
+    violation("assembly", {"domain/planted.py": "import hexloop.adapters\n"}, "the domain imports adapters"),
     violation(
         "ports-apart", one_adapter_imports("planted_too.technology"), "one port's adapter imports another port's"
     ),

@@ -15,8 +15,7 @@ import pytest
 
 from hexloop.adapters.storage.fsspec import FsspecStorage
 from hexloop.adapters.storage.local import LocalStorage
-from hexloop.app.testing.contracts.storage import StorageContract
-from hexloop.app.wiring.storage import (
+from hexloop.app.assembly.storage import (
     as_location,
     is_elsewhere,
     joined,
@@ -25,6 +24,7 @@ from hexloop.app.wiring.storage import (
     split_location,
     storage_for,
 )
+from hexloop.app.testing.contracts.storage import StorageContract
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.storage import Storage
 

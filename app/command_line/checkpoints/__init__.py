@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from attrs import frozen
 
+from hexloop.app.assembly.storage import is_missing, split_location, storage_for
 from hexloop.app.checkpoint_rows import with_digest_of
-from hexloop.app.wiring.storage import is_missing, split_location, storage_for
 from hexloop.domain.checkpoints.manifest import MANIFEST, checkpoint_name, is_set_aside, marks_unfinished, step_of
 from hexloop.domain.checkpoints.reading import checkpoint_steps
 from hexloop.domain.errors import ConfigurationError

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain
 
+from hexloop.app.assembly.storage import as_location, has_unsent_files, joined, read_key, split_location, storage_for
+from hexloop.app.assembly.torch.checkpoint_files import CheckpointFiles
 from hexloop.app.checkpoint_rows import best_of, read_state
 from hexloop.app.command_line import ExitCode
 from hexloop.app.command_line.checkpoints import (
@@ -18,8 +20,6 @@ from hexloop.app.command_line.checkpoints import (
     refuse_missing,
 )
 from hexloop.app.printing import print_document, print_lines
-from hexloop.app.wiring.checkpoint_files import CheckpointFiles
-from hexloop.app.wiring.storage import as_location, has_unsent_files, joined, read_key, split_location, storage_for
 from hexloop.domain.checkpoints.commit import CheckpointPolicy
 from hexloop.domain.checkpoints.manifest import MANIFEST, checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps
@@ -138,7 +138,7 @@ def consolidate(options: Namespace) -> ExitCode:
 
 def import_(options: Namespace) -> ExitCode:
     """Convert a checkpoint of transformers' Trainer, and print how to resume from it."""
-    from hexloop.app.wiring.transformers_checkpoints.importing import import_checkpoint
+    from hexloop.app.assembly.torch.transformers_checkpoints.importing import import_checkpoint
 
     written = import_checkpoint(
         options.folder,
@@ -155,8 +155,8 @@ def import_(options: Namespace) -> ExitCode:
 
 def export(options: Namespace) -> ExitCode:
     """Convert a checkpoint to the format of transformers' Trainer; print its location and where its files are from."""
-    from hexloop.app.wiring.transformers_checkpoints.exporting import export_checkpoint
-    from hexloop.app.wiring.transformers_checkpoints.files import WRITTEN_FROM
+    from hexloop.app.assembly.torch.transformers_checkpoints.exporting import export_checkpoint
+    from hexloop.app.assembly.torch.transformers_checkpoints.files import WRITTEN_FROM
 
     target = export_checkpoint(options.checkpoint, options.to, read_key(options.key, "--key"))
     sources = [f"  {name}: from {source}" for name, source in WRITTEN_FROM.items() if name in os.listdir(target)]

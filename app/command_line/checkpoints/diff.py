@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 
 from attrs import asdict, frozen
 
+from hexloop.app.assembly.torch.checkpoint_files import CheckpointFiles, Largest, largest_difference
 from hexloop.app.command_line import ExitCode
 from hexloop.app.command_line.checkpoints import open_checkpoints
 from hexloop.app.printing import print_document, print_lines
-from hexloop.app.wiring.checkpoint_files import CheckpointFiles, Largest, largest_difference
 from hexloop.domain.checkpoints.manifest import MANIFEST, Manifest
 from hexloop.domain.checkpoints.reading import verify
 from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError

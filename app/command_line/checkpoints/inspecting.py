@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from hexloop.app.assembly.storage import joined, read_key
+from hexloop.app.assembly.torch.checkpoint_files import CheckpointFiles
 from hexloop.app.checkpoint_rows import CheckpointRow, format_bytes, metric_of, read_state, rows_of
 from hexloop.app.command_line import ExitCode
 from hexloop.app.command_line.checkpoints import (
@@ -20,8 +22,6 @@ from hexloop.app.command_line.checkpoints import (
     refuse_missing,
 )
 from hexloop.app.printing import print_document, print_lines
-from hexloop.app.wiring.checkpoint_files import CheckpointFiles
-from hexloop.app.wiring.storage import joined, read_key
 from hexloop.domain.checkpoints.manifest import Manifest, checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest
 from hexloop.domain.checkpoints.survey import CheckpointFolder, FolderStatus, examine, survey

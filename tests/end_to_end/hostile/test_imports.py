@@ -227,7 +227,7 @@ def test_an_import_does_not_disturb_loads_of_another_thread(good: Path, tmp_path
 
 def test_a_file_that_changes_while_it_is_read_is_refused(good: Path, tmp_path: Path) -> None:
     """Tensors are read from the file that was described; one that became shorter is refused."""
-    from hexloop.app.wiring.transformers_checkpoints.reading import pickled_files
+    from hexloop.app.assembly.torch.transformers_checkpoints.reading import pickled_files
 
     torch.save({"a": torch.ones(10_000)}, tmp_path / "a.pt")  # noqa: TID251 - a file of the other library
     with pickled_files(str(tmp_path), ["a.pt"]) as files:
@@ -238,7 +238,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(good: Path, tmp_path: P
 
 def test_the_legacy_format_is_read(tmp_path: Path) -> None:
     """Files of torch before 1.6, with several views of one storage."""
-    from hexloop.app.wiring.transformers_checkpoints.reading import pickled_files
+    from hexloop.app.assembly.torch.transformers_checkpoints.reading import pickled_files
 
     base = torch.arange(12.0).reshape(3, 4)
     value = {"base": base, "turned": base.t(), "step": torch.tensor(7), "name": "x"}

@@ -105,7 +105,7 @@ def test_a_token_that_is_no_text_is_not_repeated() -> None:
 def test_a_chain_of_urls_is_refused(tmp_path: Path, location: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not taken for a local folder."""
     from hexloop import ConfigurationError
-    from hexloop.app.wiring.storage import storage_for
+    from hexloop.app.assembly.storage import storage_for
 
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigurationError, match="is a chain of URLs"):

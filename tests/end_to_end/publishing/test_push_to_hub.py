@@ -13,9 +13,9 @@ import pytest
 
 from hexloop import TrainerCallback, reading_limits
 from hexloop.adapters.hub import MemoryHub
+from hexloop.app.assembly.publishing import BURST, INTERVAL
 from hexloop.app.run import publishing
 from hexloop.app.run.publishing import model_paths
-from hexloop.app.wiring.publishing import BURST, INTERVAL
 from hexloop.domain.errors import ConfigurationError, RefusedError, StorageError, UnavailableError
 from hexloop.ports.storage import File
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from hexloop.adapters.hub import FolderHub, MemoryHub
 from hexloop.adapters.hub.hugging_face import HuggingFaceHub
 from hexloop.adapters.storage.local import LocalStorage
+from hexloop.app.assembly.outboxes import HUB
+from hexloop.app.assembly.publishing import HubPublisher
+from hexloop.app.assembly.pushes import Push
 from hexloop.app.command_line import main
-from hexloop.app.wiring.outboxes import HUB
-from hexloop.app.wiring.publishing import HubPublisher
-from hexloop.app.wiring.pushes import Push
 from hexloop.domain.checkpoints.reading import checkpoint_steps, verify
 from hexloop.domain.errors import UnavailableError
 from hexloop.domain.run_folder import OUTBOX
@@ -125,7 +125,7 @@ def test_what_is_dropped_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             raise UnavailableError("down")
 
     publisher = HubPublisher(Down(), str(tmp_path))
-    monkeypatch.setattr("hexloop.app.wiring.publishing.free_bytes", lambda held: 0)
+    monkeypatch.setattr("hexloop.app.assembly.publishing.free_bytes", lambda held: 0)
 
     def push(message: str, name: str = "me/model", covers: str = "model", branch: str = "main", room: int = 0) -> None:
         def fill(folder: Path) -> None:

@@ -322,7 +322,7 @@ def test_all_leaves_out_what_cannot_be_used(kept: Path, tmp_path: Path, monkeypa
     """Such as a library that is too old, with a warning; by its name it is an error."""
     monkeypatch.setattr(trackers, "available_trackers", lambda: ["wandb"])
     monkeypatch.setattr(
-        "hexloop.app.wiring.trackers.make_logger", raising(ConfigurationError("stand_in 0.1 is too old."))
+        "hexloop.app.assembly.trackers.make_logger", raising(ConfigurationError("stand_in 0.1 is too old."))
     )
     with pytest.warns(UserWarning, match="report_to='all' leaves wandb out: stand_in 0.1 is too old"):
         tracked(tmp_path, report_to="all").train()

@@ -15,8 +15,8 @@ from hexloop.app.arguments.arguments import TrainingArguments
 from hexloop.app.arguments.declaration import declarations
 from hexloop.app.arguments.legacy import DISCOURAGED_ARGUMENTS, LEGACY_ARGUMENTS
 from hexloop.app.arguments.sequence_to_sequence import Seq2SeqTrainingArguments
+from hexloop.app.assembly.combinations import INEFFECTIVE
 from hexloop.app.environment import VARIABLES
-from hexloop.app.wiring.combinations import INEFFECTIVE
 
 PAGE = Path(__file__).parents[3] / "docs" / "arguments.md"
 

@@ -14,8 +14,8 @@ from hexloop.adapters.contents.safetensors_files import ITEM_BYTES, join, tensor
 from hexloop.adapters.storage.fsspec import FsspecStorage
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.adapters.trainable.torch.serialization import TYPES, tensor_part
+from hexloop.app.assembly.torch import checkpoint_files
 from hexloop.app.command_line.checkpoints.diff import compare_tensors
-from hexloop.app.wiring import checkpoint_files
 from hexloop.domain.checkpoints.manifest import Manifest
 from hexloop.ports.storage import File, Storage
 from tests.end_to_end.small.documents import split

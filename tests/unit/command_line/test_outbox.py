@@ -12,11 +12,11 @@ import pytest
 from hexloop.adapters.hub import MESSAGE, FolderHub
 from hexloop.adapters.logger import RecordingLogger
 from hexloop.adapters.spool import MemorySpool
+from hexloop.app.assembly.outboxes import open_outbox, state_folder
+from hexloop.app.assembly.publishing import HubPublisher
+from hexloop.app.assembly.pushes import Push
+from hexloop.app.assembly.trackers import locked_spool, open_spool, receiver_of, tracking_in
 from hexloop.app.callbacks.trackers import is_installed
-from hexloop.app.wiring.outboxes import open_outbox, state_folder
-from hexloop.app.wiring.publishing import HubPublisher
-from hexloop.app.wiring.pushes import Push
-from hexloop.app.wiring.trackers import locked_spool, open_spool, receiver_of, tracking_in
 from hexloop.domain.delivery import Backoff
 from hexloop.domain.errors import RefusedError, UnavailableError
 from hexloop.domain.outbox import Intent
@@ -231,11 +231,11 @@ def test_logs_that_are_left_are_listed_and_delivered(commands: Commands, monkeyp
     [entry] = json.loads(commands("outbox", "list", "run", "--json").output)["logs"]
     assert entry == {"spool": "logs-r1", "logger": "mine", "run": "a run", "count": 3}
 
-    monkeypatch.setattr("hexloop.app.wiring.trackers.find_plugin", lambda port, name: Refusing)
+    monkeypatch.setattr("hexloop.app.assembly.trackers.find_plugin", lambda port, name: Refusing)
     failed = commands("outbox", "flush", "run")
     assert (failed.code, failed.output) == (1, "3 records for mine: ValueError: no such project\n")
 
-    monkeypatch.setattr("hexloop.app.wiring.trackers.find_plugin", lambda port, name: Taking)
+    monkeypatch.setattr("hexloop.app.assembly.trackers.find_plugin", lambda port, name: Taking)
     assert commands("outbox", "flush", "run").output == "Nothing is left in the outbox of run.\n"
     assert [getattr(record, "step", None) for record in Taking.received] == [1, 2]
     assert not Path("run", ".hexloop", "outbox").exists()

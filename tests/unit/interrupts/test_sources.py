@@ -20,7 +20,7 @@ from hexloop.adapters.interrupts import (
     SignalInterrupts,
 )
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.wiring.adapters import choose_interrupts
+from hexloop.app.assembly.adapters import choose_interrupts
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.requests import AgreedRequests, Requests
 

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.app.wiring.transformers_checkpoints.pickled.descriptions import RefusedPickleError
-from hexloop.app.wiring.transformers_checkpoints.pickled.interpreter import Interpreter
-from hexloop.app.wiring.transformers_checkpoints.pickled.program import encoded, read_file
+from hexloop.app.assembly.torch.transformers_checkpoints.pickled.descriptions import RefusedPickleError
+from hexloop.app.assembly.torch.transformers_checkpoints.pickled.interpreter import Interpreter
+from hexloop.app.assembly.torch.transformers_checkpoints.pickled.program import encoded, read_file
 
 LIMITS = {"document_bytes": 1 << 20, "document_values": 10_000, "document_depth": 100}
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hexloop.adapters.contents.documents import state_of
 from hexloop.adapters.trainable.torch.optimizer_document import checked_document
-from hexloop.app.wiring.saved_setup import check_setup, finish_in
+from hexloop.app.assembly.saved_setup import check_setup, finish_in
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.state import RunState
 from tests.unit.schemas.json_values import VALUES

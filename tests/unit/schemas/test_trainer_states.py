@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.app.wiring.transformers_checkpoints.trainer_states import run_state
+from hexloop.app.assembly.torch.transformers_checkpoints.trainer_states import run_state
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.state import RunState
 from tests.unit.schemas.json_values import VALUES

@@ -12,8 +12,7 @@ import pytest
 from hexloop.adapters.hub import FolderHub
 from hexloop.adapters.logger.dvclive import _new_live
 from hexloop.adapters.spool import FACTS, POSITION, FileSpool
-from hexloop.app.run.publishing import objection_to
-from hexloop.app.wiring.outboxes import (
+from hexloop.app.assembly.outboxes import (
     destinations_of,
     dropped_in,
     names_in,
@@ -22,8 +21,9 @@ from hexloop.app.wiring.outboxes import (
     open_outbox,
     take_lock,
 )
-from hexloop.app.wiring.pushes import Push
-from hexloop.app.wiring.trackers import _start_logger, made_from, tracking_in, waiting_logs
+from hexloop.app.assembly.pushes import Push
+from hexloop.app.assembly.trackers import _start_logger, made_from, tracking_in, waiting_logs
+from hexloop.app.run.publishing import objection_to
 from hexloop.domain.errors import ConfigurationError, StorageError
 from hexloop.domain.limits import reading_limits
 from hexloop.domain.log_entries import entry_of, item_of, run_entry, run_of
@@ -147,7 +147,7 @@ def test_the_folder_of_a_run_is_not_taken_from_its_outbox(tmp_path: Path, monkey
     started = list[RunInformation]()
     spool = FileSpool(tmp_path / "logs")
     spool.describe("a", {"plugin": "a", "run": run_entry(RunInformation("run", folder="/home/user/.ssh"))})
-    monkeypatch.setattr("hexloop.app.wiring.trackers.made_from", lambda facts, may_choose: object())
+    monkeypatch.setattr("hexloop.app.assembly.trackers.made_from", lambda facts, may_choose: object())
     tracking = tracking_in(spool)
     monkeypatch.setattr(tracking, "start", lambda receiver, run: started.append(run))
     assert _start_logger(tracking, spool, "a", str(tmp_path / "run"), lambda facts: False) == ""

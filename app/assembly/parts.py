@@ -1,0 +1,114 @@
+"""What a Trainer collects for a run, an evaluation or a save, as frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from attrs import define, frozen
+
+from hexloop.adapters.batches.torch.passes import KeptLoaders
+from hexloop.adapters.evaluator.torch.evaluator import Modes
+from hexloop.adapters.trainable.torch.names import unwrapped
+from hexloop.app.arguments import TrainingArguments
+from hexloop.app.assembly.adapters import Adapters
+from hexloop.app.assembly.publishing import HubPublisher
+from hexloop.app.assembly.storage import WorkingFolder
+from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
+from hexloop.app.hooks import Hooks
+from hexloop.app.notices import Notices
+from hexloop.app.rules import Rules, rules_of
+from hexloop.domain.requests import Requests
+from hexloop.domain.run import Run
+
+__all__ = ["KeptLoaders"]
+"""Adapters' names that the rest of the app gets from here."""
+
+
+@define
+class PreparationTime:
+    """Seconds that the first evaluation outside of a run took to prepare the model; None until there was one."""
+
+    seconds: float | None = None
+
+
+@frozen
+class TrainerParts:
+    """What a Trainer holds at one moment: what the user passed or assigned, and what the last run left.
+
+    Functions of the app take this value, or only the values that they need, instead of the Trainer. It is collected
+    when a run, an evaluation or a save starts, because users may assign attributes after construction. Each field is an
+    attribute of `TrainerAttributes`, where it is described.
+
+    makes_optimizer, makes_scheduler: whether the arguments choose them. own_optimizer: whether the user set none.
+    gathers_all_rows: whether evaluation with `reproduce` keeps the rows that fill up the batches of processes.
+    train_batch_size: samples of a micro-batch of this process. trial: of a hyperparameter search. run, modes: the run
+    in progress, and the modes that its evaluations change; None between runs. backward: called in every step with its
+    loss, instead of the engine's backward pass; None if nothing was assigned to `accelerator.backward`.
+    """
+
+    hooks: Hooks
+    args: TrainingArguments
+    adapters: Adapters
+    started_in: WorkingFolder
+    notices: Notices
+    model: Any
+    model_wrapped: Any
+    optimizer: Any
+    lr_scheduler: Any
+    makes_optimizer: bool
+    makes_scheduler: bool
+    own_optimizer: bool
+    standard_optimizer: Any
+    standard_scheduler: Any
+    train_dataset: Any
+    eval_dataset: Any
+    data_collator: Callable[[list[Any]], Any]
+    processing_class: Any
+    compute_loss_func: Callable[..., Any] | None
+    compute_metrics: Callable[..., dict[str, Any]] | None
+    preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None
+    label_names: list[str]
+    label_smoother: Callable[..., Any] | None
+    model_accepts_loss_kwargs: bool
+    loss_is_scaled_for_ga: bool | None
+    main_input_name: str
+    can_return_loss: bool
+    signature_columns: list[str] | None
+    train_batch_size: int
+    ignore_keys_for_eval: list[str] | None
+    callback_handler: CallbackHandler
+    state: TrainerState
+    control: TrainerControl
+    dispatcher: EventDispatcher
+    requests: Requests
+    preparation: PreparationTime
+    kept_loaders: KeptLoaders
+    gathers_all_rows: bool
+    trial: Any
+    run: Run[Any, Any] | None
+    modes: Modes | None
+    hub_model_id: str | None
+    publisher: HubPublisher
+    backward: Callable[[Any], None] | None
+
+    @property
+    def rules(self) -> Rules:
+        """Whose behaviour the run has where hexloop and transformers differ."""
+        return rules_of(self.args)
+
+    @property
+    def folder(self) -> str:
+        """The output folder: an absolute path, or a URL."""
+        return self.started_in.locate(str(self.args.output_dir))
+
+    @property
+    def has_own_loss(self) -> bool:
+        """Whether something else than the model computes the loss."""
+        smoothed = bool(self.args.label_smoothing_factor)
+        return self.compute_loss_func is not None or smoothed or self.hooks.computes_loss
+
+    @property
+    def unwrapped_model(self) -> Any:
+        """The model as the user wrote it, without the wrapper of the engine and those of the user's own."""
+        return unwrapped(self.adapters.parallelism.unwrap(self.model))

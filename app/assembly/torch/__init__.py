@@ -1,0 +1,1 @@
+"""Assembly of a run in torch."""

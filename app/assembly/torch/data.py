@@ -1,0 +1,394 @@
+"""Loaders of a run's data sets, as the arguments, the model's forward and the user's samplers require."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from attrs import frozen
+from torch.utils.data import DataLoader, Sampler, SequentialSampler
+
+from hexloop.adapters.batches.torch.collate import (
+    Collate,
+    DataCollatorWithPadding,
+    collate_columns,
+    default_data_collator,
+)
+from hexloop.adapters.batches.torch.data_state import Progress, no_progress
+from hexloop.adapters.batches.torch.loader import (
+    OrderedLoader,
+    ResumableLoader,
+    SampledLoader,
+    example_count,
+    fitted,
+    is_iterable,
+    length_of,
+    ordered_loader,
+)
+from hexloop.adapters.batches.torch.order import (
+    BY_LENGTH,
+    BalancedBatchSampler,
+    IndexSampler,
+    OrderedBatchSampler,
+    RandomIndexSampler,
+    SampleOrders,
+    rebalances,
+)
+from hexloop.adapters.batches.torch.random_streams import random_fingerprint
+from hexloop.adapters.batches.torch.reproduction import (
+    AccelerateSettings,
+    ReproducingFactory,
+    import_before_seeding,
+    rows_to_keep,
+)
+from hexloop.adapters.batches.torch.stream import StreamLoader
+from hexloop.adapters.batches.torch.structure import batch_fingerprint, map_entries, shallow_copy, transfer_to
+from hexloop.adapters.trainable.torch.forward import forward_parameters, used_columns
+from hexloop.app.arguments import TrainingArguments
+from hexloop.app.arguments.data import AcceleratorConfig
+from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.callbacks.progress import SkipProgressBar, shows_bars
+from hexloop.app.calling import most_positional
+from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.order import Order, Sequential, Shard
+from hexloop.ports.mesh import Place
+
+__all__ = [
+    "batch_fingerprint",
+    "example_count",
+    "import_before_seeding",
+    "is_iterable",
+    "length_of",
+    "map_entries",
+    "random_fingerprint",
+    "rows_to_keep",
+]
+"""Adapters' names that the rest of the app gets from here."""
+
+
+def make_loader(
+    parts: TrainerParts,
+    dataset: Any,
+    batch_size: int,
+    sampler_method: Callable[..., Any] | None,
+    trains: bool,
+    collate: Collate | None = None,
+) -> Any:
+    """Return a loader of a data set for this process.
+
+    batch_size: of one process, or with `split_batches` of all. sampler_method: returns the sampler that decides the
+    order, unless it is None; see `sampler_from`. collate: of a user that selects the columns: none is left out.
+    """
+    sampler_for = None if sampler_method is None else partial(sampler_from, sampler_method)
+    return loaders_of(parts, collate).loader(dataset, batch_size, sampler_for, trains)
+
+
+def training_order(parts: TrainerParts, dataset: Any, epoch: int) -> Order:
+    """Return hexloop's own order of the training samples in an epoch."""
+    return _own_loaders(parts, None).orders(dataset)(epoch)
+
+
+def selecting_collator(parts: TrainerParts, collate: Collate) -> Collate:
+    """Return `collate` without the columns that the model does not take."""
+    columns = _columns(parts)
+    return collate if columns is None else partial(collate_columns, collate, columns)
+
+
+def loaders_of(parts: TrainerParts, collate: Collate | None = None) -> LoaderFactory | ReproducingFactory:
+    """Return what makes the loaders of this process: by hexloop's rules, or as transformers makes them."""
+    return _own_loaders(parts, collate) if parts.rules.own_order else _reproducing_loaders(parts, collate)
+
+
+def _own_loaders(parts: TrainerParts, collate: Collate | None) -> LoaderFactory:
+    return LoaderFactory(
+        args=parts.args,
+        ranks=parts.adapters.mesh.data,
+        collate=parts.data_collator if collate is None else collate,
+        columns=_columns(parts) if collate is None else None,
+        torch_options=_torch_options(parts),
+        train_batch_size=parts.train_batch_size,
+        main_input=parts.main_input_name,
+    )
+
+
+@frozen
+class LoaderFactory:
+    """Makes hexloop's loaders of one process.
+
+    ranks: its place among the processes that read different samples.
+    collate: puts samples together to a batch. columns: those that the model takes; None if it takes any.
+    torch_options: keywords of torch's DataLoader, apart from data, order and `collate_fn`.
+    train_batch_size: samples of a micro-batch in training, of one process or with `split_batches` of all. main_input:
+    the column whose length is the sample's, if there is no column of lengths.
+    """
+
+    args: TrainingArguments
+    ranks: Place
+    collate: Collate
+    columns: frozenset[str] | None
+    torch_options: Mapping[str, Any]
+    train_batch_size: int
+    main_input: str
+
+    def loader(
+        self, dataset: Any, batch_size: int, sampler_for: Callable[[Any], Any] | None, trains: bool
+    ) -> DataLoader[Any]:
+        """Return a loader in the order of the sampler that `sampler_for` makes, or else in hexloop's own.
+
+        batch_size: of one process, or with `split_batches` of all.
+        """
+        together = global_batch_size(self.args, self.ranks, batch_size)
+        sampler = None if sampler_for is None else sampler_for(dataset)
+        if sampler is not None:
+            return self._sampled(dataset, batch_size, sampler, together)
+        return self._training(dataset, together) if trains else self._evaluation(dataset, together)
+
+    def training_sampler(self, dataset: Any) -> Sampler[Any] | None:
+        """Return a sampler of the indices of the training data; None if they have none.
+
+        With "batch_rebalance" it is one of batches, as in transformers.
+        """
+        if dataset is None or is_iterable(dataset):
+            return None
+        sampling = _sampling(self.args)
+        if sampling == "batch_rebalance":
+            return self._batches(dataset, self._training_batch())()
+        if sampling == "sequential":
+            return SequentialSampler(dataset)
+        kind = IndexSampler if sampling == "group_by_length" else partial(RandomIndexSampler, dataset)
+        return kind(self.orders(dataset))
+
+    def evaluation_sampler(self, dataset: Any) -> Sampler[int] | None:
+        """Return a sampler of the indices in order; None if the data have none."""
+        return None if is_iterable(dataset) else SequentialSampler(dataset)
+
+    def orders(self, dataset: Any) -> SampleOrders:
+        """Return the orders of the training samples by epoch."""
+        args = self.args
+        return SampleOrders(
+            dataset,
+            data_seed(args),
+            _sampling(args),
+            lambda: self._training_batch() * args.gradient_accumulation_steps,
+            args.length_column_name,
+            self.main_input,
+        )
+
+    def fitted(self, dataset: Any) -> tuple[Any, Collate]:
+        """Return the dataset and the collate function without the columns that the model does not take."""
+        return fitted(dataset, self.collate, self.columns)
+
+    def _training(self, dataset: Any, batch_size: int) -> OrderedLoader | StreamLoader:
+        """Return a loader of the training data. batch_size: samples of a batch of all processes together."""
+        sampling = _sampling(self.args)
+        data, collate = fitted(dataset, self.collate, self.columns)
+        if not is_iterable(data):
+            batches = self._batches(dataset, batch_size)  # the given data have the column of lengths
+            return ordered_loader(data, collate, batches, **self.torch_options)
+        if sampling in BY_LENGTH:
+            raise ConfigurationError(
+                f"train_sampling_strategy={sampling!r} cannot sort an iterable dataset; choose 'random', "
+                "or group the samples in the dataset itself."
+            )
+        return self._stream(data, collate, batch_size, self._keyed_by)
+
+    def _evaluation(self, dataset: Any, batch_size: int) -> OrderedLoader | StreamLoader:
+        """Return a loader of each sample once, in the dataset's own order. Its workers end with each pass."""
+        dataset, collate = self.fitted(dataset)
+        if is_iterable(dataset):
+            keyed_by = self.args.seed if self.ranks.size > 1 else None  # all ranks must read the same
+            return self._stream(dataset, collate, batch_size // self.ranks.size, keyed_by, evaluates=True)
+        drop_last, shard = self.args.dataloader_drop_last, Shard(self.ranks, in_blocks=True)
+        batches = partial(OrderedBatchSampler, lambda _: Sequential(len(dataset)), batch_size, drop_last, shard=shard)
+        return ordered_loader(dataset, collate, batches, **self._passing_options())
+
+    def _sampled(self, dataset: Any, batch_size: int, sampler: Any, together: int) -> DataLoader[Any]:
+        """Return a loader in the order of the user's sampler. together: samples of a batch of all processes.
+
+        Raises ConfigurationError for transformers' BatchRebalanceSampler, which samples for one of several processes.
+        """
+        dataset, collate = self.fitted(dataset)
+        if isinstance(sampler, OrderedBatchSampler):  # that of `training_sampler`
+            return ordered_loader(dataset, collate, lambda: sampler, **self.torch_options)
+        drop_last = self.args.dataloader_drop_last
+        options: dict[str, Any] = {"batch_size": batch_size, "sampler": sampler, "drop_last": drop_last}
+        if rebalances(sampler):
+            if self.ranks.size > 1:
+                raise ConfigurationError(
+                    "The sampler is a BatchRebalanceSampler, which returns the batches of one process, but hexloop "
+                    "divides the batches among the processes itself; set train_sampling_strategy='batch_rebalance'."
+                )
+            options = {"batch_sampler": sampler}
+        return SampledLoader(dataset, together, collate_fn=collate, **options, **self.torch_options)
+
+    def _batches(self, dataset: Any, batch_size: int) -> Callable[[], OrderedBatchSampler]:
+        """Return what makes the batches of indices of the training data."""
+        args, orders = self.args, self.orders(dataset)
+        options: dict[str, Any] = {
+            "drop_last": args.dataloader_drop_last,
+            "keyed_by": self._keyed_by,
+            "shard": Shard(self.ranks),
+        }
+        if orders.sampling != "batch_rebalance":
+            return partial(OrderedBatchSampler, orders, batch_size, **options)
+        options["accumulation"] = lambda: args.gradient_accumulation_steps
+        return partial(BalancedBatchSampler, orders, batch_size, length_of=orders.length_of, **options)
+
+    @property
+    def _keyed_by(self) -> int | None:
+        """The seed of the samples' random streams; None if a single reader draws from those of training."""
+        several_readers = self.args.dataloader_num_workers > 0 or self.ranks.size > 1
+        return data_seed(self.args) if self.args.keyed_data_randomness or several_readers else None
+
+    def _training_batch(self) -> int:
+        return global_batch_size(self.args, self.ranks, self.train_batch_size)
+
+    def _stream(
+        self, dataset: Any, collate: Collate, batch_size: int, keyed_by: int | None, evaluates: bool = False
+    ) -> StreamLoader:
+        every = [Place(number, self.ranks.size) for number in range(self.ranks.size)]
+        reads_for_all = dispatches(self.args, self.ranks) and self.ranks == every[0]
+        return StreamLoader(
+            dataset,
+            batch_size=batch_size,
+            key_seed=keyed_by,
+            progress=skip_progress(self.args),
+            shards=list(map(Shard, every if reads_for_all else [self.ranks])),
+            in_turns=evaluates,
+            drop_last=self.args.dataloader_drop_last,
+            collate_fn=collate,
+            **(self._passing_options() if evaluates else self.torch_options),
+        )
+
+    def _passing_options(self) -> dict[str, Any]:
+        """Return torch's options in evaluation, which has a loader of its own each time: its workers do not persist."""
+        return {**self.torch_options, "persistent_workers": False}
+
+
+def _reproducing_loaders(parts: TrainerParts, collate: Collate | None) -> ReproducingFactory:
+    args, settings = parts.args, _sharing_settings(parts.args)
+    inputs = getattr(parts.processing_class, "model_input_names", None)
+    return ReproducingFactory(
+        collate=parts.data_collator if collate is None else collate,
+        columns=_columns(parts) if collate is None else None,
+        torch_options=_torch_options(parts),
+        accelerate=AccelerateSettings(
+            device=parts.adapters.device.name,
+            ranks=parts.adapters.mesh.data,
+            mixed_precision=str(args.mixed_precision),
+            split_batches=settings.split_batches,
+            dispatch_batches=settings.dispatch_batches,
+            even_batches=settings.even_batches,
+            use_seedable_sampler=settings.use_seedable_sampler,
+            non_blocking=settings.non_blocking,
+            data_seed=args.data_seed,
+        ),
+        seed=data_seed(args),
+        drop_last=args.dataloader_drop_last,
+        sampling=_sampling(args),
+        train_batch_size=args.train_batch_size,
+        accumulation=args.gradient_accumulation_steps,
+        eval_group_size=args.eval_batch_size,
+        length_column=args.length_column_name,
+        main_input=inputs[0] if inputs else None,
+    )
+
+
+def _torch_options(parts: TrainerParts) -> dict[str, Any]:
+    args = parts.args
+    return {
+        "num_workers": args.dataloader_num_workers,
+        "pin_memory": args.dataloader_pin_memory and parts.adapters.device.capabilities.pins_memory,
+        "persistent_workers": args.dataloader_persistent_workers,
+        "multiprocessing_context": args.dataloader_multiprocessing_context,
+        "prefetch_factor": args.dataloader_prefetch_factor,
+        "in_order": args.dataloader_in_order,
+        "timeout": args.dataloader_timeout,
+    }
+
+
+def _sampling(args: TrainingArguments) -> str:
+    return str(getattr(args.train_sampling_strategy, "value", args.train_sampling_strategy))
+
+
+def _columns(parts: TrainerParts) -> frozenset[str] | None:
+    """Return the columns that are kept: those that the user assigned to `_signature_columns`, or that forward takes."""
+    if not parts.args.remove_unused_columns:
+        return None
+    if parts.signature_columns is not None:
+        return frozenset(parts.signature_columns)
+    return used_columns(parts.model, parts.label_names)
+
+
+def signature_columns(model: Any, label_names: Iterable[str]) -> list[str]:
+    """Return the parameters of the model's forward, "label", "label_ids" and the label names, each once."""
+    return list(dict.fromkeys([*forward_parameters(model), "label", "label_ids", *label_names]))
+
+
+def default_collator(processing_class: Any) -> Collate:
+    """Return the collate function to use if the user passed none."""
+    return DataCollatorWithPadding(processing_class) if hasattr(processing_class, "pad") else default_data_collator
+
+
+def sampler_from(method: Callable[..., Any], dataset: Any) -> Any:
+    """Call an overridden sampler method, with the dataset if it takes it, as in newer releases of transformers.
+
+    Returns None without a call for data that can only be read from the start.
+    """
+    if is_iterable(dataset):
+        return None
+    return method(dataset) if most_positional(method) else method()
+
+
+# What the arguments say about batches
+
+
+def global_batch_size(args: TrainingArguments, ranks: Place, batch_size: int) -> int:
+    """Return the samples of a micro-batch of all processes together.
+
+    ranks: the processes that read different samples. batch_size: of each of them, or with `split_batches` of all.
+    Raises ConfigurationError if it cannot be split.
+    """
+    if not _sharing_settings(args).split_batches:
+        return batch_size * ranks.size
+    if batch_size % ranks.size:
+        raise ConfigurationError(
+            f"split_batches=True in accelerator_config cannot split batches of {batch_size} evenly among "
+            f"{ranks.size} processes; choose per_device_train_batch_size and per_device_eval_batch_size among "
+            f"the multiples of {ranks.size}."
+        )
+    return batch_size
+
+
+def splits(args: TrainingArguments, ranks: Place) -> bool:
+    """Return whether the processes split each batch, instead of having one each."""
+    return ranks.size > 1 and _sharing_settings(args).split_batches
+
+
+def dispatches(args: TrainingArguments, ranks: Place) -> bool:
+    """Return whether rank 0 reads for all."""
+    return ranks.size > 1 and bool(_sharing_settings(args).dispatch_batches)
+
+
+def _sharing_settings(args: TrainingArguments) -> AcceleratorConfig:
+    config = args.accelerator_config
+    return config if isinstance(config, AcceleratorConfig) else AcceleratorConfig()
+
+
+def data_seed(args: TrainingArguments) -> int:
+    return args.seed if args.data_seed is None else args.data_seed
+
+
+def skip_progress(args: TrainingArguments) -> Progress:
+    return SkipProgressBar() if shows_bars(args) else no_progress
+
+
+def is_own_loader(candidate: object) -> bool:
+    """Return whether an object is one of hexloop's loaders, which share their batches among the processes."""
+    return isinstance(candidate, ResumableLoader)
+
+
+def prepared_inputs(inputs: Any, device: str) -> Any:
+    """Return a copy of a batch's mapping, with its tensors on the device."""
+    return transfer_to(device, non_blocking=True)(shallow_copy(inputs))

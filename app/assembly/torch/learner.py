@@ -1,0 +1,253 @@
+"""What takes a run's training steps: the standard learner, the user's overridden hooks around it, and counters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from typing import Any, cast
+
+import torch
+from attrs import define, frozen
+
+from hexloop.adapters.evaluator.torch.evaluator import Modes
+from hexloop.adapters.losses.torch import RunningLoss, TorchLosses, TorchWindowValues
+from hexloop.adapters.precision.plain import ForwardAlone
+from hexloop.adapters.trainable.torch.reproduction import TransformersTrainable
+from hexloop.adapters.trainable.torch.trainable import (
+    LOCAL_ITEM_SUM,
+    ItemSum,
+    TorchTrainable,
+    estimated_item_sum,
+    resolved_count,
+)
+from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.assembly.torch.losses import LossChoice, is_only_forward_in_half, item_sum, window_items
+from hexloop.app.assembly.torch.state import layout_of
+from hexloop.domain.errors import ConfigurationError, DataError
+from hexloop.domain.loop import StandardLearner
+from hexloop.domain.ranks import SharedLosses, SharedWindowValues
+from hexloop.domain.run import windows
+from hexloop.ports.learner import Learner, Losses, WindowValues
+from hexloop.ports.parallelism import OwnUpdate
+
+Windows = Callable[[Generator[Any, None, None], int], Generator[list[Any], None, None]]
+
+
+@define
+class WindowState:
+    """Where a run is in its window of micro-batches, as far as an overridden hook needs to know.
+
+    length: micro-batches of the current window; None if no hook that asks for it is overridden. batches_left: returns
+    how many micro-batches the epoch has after those of all windows so far; None if that is not known.
+    """
+
+    length: int | None = None
+    batches_left: Callable[[], int | None] = lambda: None
+
+
+@frozen
+class RunLearner:
+    """What takes a run's training steps.
+
+    standard: forward, backward and update as they are if no hook is overridden. learner: what the loop calls; the same
+    object in that case. windows: groups micro-batches for each optimizer step. window: where the run is in its window.
+    modes: the training modes of the model's modules, which evaluations change and the next step restores.
+    trainable: the model and its optimizer, as `standard` drives them.
+    """
+
+    standard: Learner[Any, Any]
+    learner: Learner[Any, Any]
+    windows: Windows
+    window: WindowState
+    modes: Modes
+    trainable: TorchTrainable
+
+    def count_items(self, window: Sequence[Any]) -> object:
+        """Return the item count of a window as the standard learner counts, on the device."""
+        return resolved_count(self.standard.count_items(window))
+
+
+def make_learner(parts: TrainerParts, wrapped: Any, choice: LossChoice, after: Callable[[], None]) -> RunLearner:
+    """Return the standard learner of a wrapped model. after: called after each optimizer step."""
+    modes, parallelism = Modes(), parts.adapters.parallelism
+    if not parts.rules.own_losses:
+        trainable: TorchTrainable = _transformers_trainable(parts, wrapped, choice.compute)
+    else:
+        trainable = TorchTrainable(
+            wrapped,
+            parts.optimizer,
+            choice.compute,
+            normalises=choice.normalises,
+            exact=parts.args.loss_weighting == "exact",
+            label_names=parts.label_names,
+            shifted=choice.shifted,
+            item_sum=_item_sum(parts, choice.normalises),
+            layout=layout_of(parts),
+            inner=parts.model,
+            restore_modes=modes.restore,
+        )
+    if parallelism.capabilities.owns_update:  # those of the optimizer's parameters are buffers of the engine
+        parts.model.zero_grad(set_to_none=True)
+    else:
+        trainable.clear_gradients()  # a run may have failed in the middle of a window
+    before = _before_optimizer_step(parts)
+    standard: Learner[Any, Any]
+    if parallelism.capabilities.owns_update:
+        if parts.backward is not None:
+            raise ConfigurationError(
+                f"accelerator.backward or accelerator.gradient_accumulation_steps was assigned, but "
+                f"{parallelism.capabilities.name} makes the backward pass itself; override compute_loss instead."
+            )
+        standard = cast("OwnUpdate[Any]", parallelism).learner(wrapped, trainable, before, after)
+    else:
+        accumulation = getattr(parts.args.accelerator_config, "gradient_accumulation_kwargs", None) or {}
+        kind = SynchronisingLearner if accumulation.get("sync_each_batch") else StandardLearner
+        precision = parts.adapters.precision
+        if is_only_forward_in_half(parts):
+            precision = ForwardAlone(precision)
+        standard = kind(trainable, precision, parallelism, before, after, parts.backward)
+    return RunLearner(standard, standard, windows, WindowState(), modes, trainable)
+
+
+def _transformers_trainable(parts: TrainerParts, wrapped: Any, compute: Any) -> TransformersTrainable:
+    items, has_function = window_items(parts), parts.compute_loss_func is not None
+
+    def scaled(count: Any) -> bool:
+        if parts.loss_is_scaled_for_ga is not None:
+            return parts.loss_is_scaled_for_ga
+        return has_function or (parts.model_accepts_loss_kwargs and count is not None)
+
+    return TransformersTrainable(wrapped, parts.optimizer, compute, inner=parts.model, items=items, scaled=scaled)
+
+
+def whole_windows(group: Windows) -> Windows:
+    """Return `group`, which raises DataError where transformers would keep gradients for the next epoch."""
+
+    def checked(batches: Generator[Any, None, None], accumulation: int) -> Generator[list[Any], None, None]:
+        with closing(group(batches, accumulation)) as found:
+            for window in found:
+                if len(window) < accumulation:
+                    raise DataError(
+                        f"The data have no length and ended after {len(window)} of the {accumulation} micro-batches "
+                        "of a step, whose gradients transformers adds to the next epoch's first step and "
+                        "reproduce='transformers' does not; give the data set a length, let its batches fill whole "
+                        "steps, or leave reproduce out."
+                    )
+                yield window
+
+    return checked
+
+
+def make_losses(parts: TrainerParts) -> Losses[Any]:
+    """Return what sums the losses of steps until they are logged."""
+    collectives = parts.adapters.data_collectives
+    if parts.adapters.mesh.data.size == 1:
+        return _own_losses(parts)
+    return SharedLosses(_own_losses(parts), collectives) if parts.rules.own_losses else _own_losses(parts, True)
+
+
+def make_window_values(parts: TrainerParts) -> WindowValues[Any]:
+    """Return what collects the loss and the gradient norm of each step until they are read."""
+    own, collectives = TorchWindowValues(), parts.adapters.data_collectives
+    return own if parts.adapters.mesh.data.size == 1 else SharedWindowValues(own, collectives)
+
+
+def _own_losses(parts: TrainerParts, averages: bool = False) -> Losses[Any]:
+    """Return what sums this process's losses. averages: with `reproduce`, a drain averages over the processes."""
+    device, filters = parts.adapters.device.name, parts.args.logging_nan_inf_filter
+    if parts.rules.own_losses:
+        return TorchLosses(device, filters)
+    state, several = parts.state, parts.adapters.data_collectives if averages else None
+    return RunningLoss(device, filters, lambda: state.global_step, several)
+
+
+def undrained(parts: TrainerParts, losses: Losses[Any]) -> float:
+    """Return the sum of this process's losses that were not drained yet, and leave it there."""
+    own = _own_losses(parts)
+    own.load(losses.export())
+    return own.drain()
+
+
+class SummedLoss:
+    """The sum of the losses since the last log, as an overridden `_maybe_log_save_evaluate` receives it.
+
+    total: a scalar in float32 on the device, which the method sets to zero in place when it logs. processes: how many
+    times a share of this process counts. undrained: the sum of this process's losses so far.
+    """
+
+    def __init__(self, parts: TrainerParts, processes: int, undrained: float) -> None:
+        self.total = torch.tensor(processes * undrained, dtype=torch.float32, device=parts.adapters.device.name)
+        self._processes, self._filters = processes, parts.args.logging_nan_inf_filter
+
+    def add(self, share: Any, steps: int) -> None:
+        """Add a share, the last of so many `steps` since the last log."""
+        if self._filters:  # a loss that is not finite counts as the mean of the others
+            share = torch.where(torch.isfinite(share), share, self.total / (self._processes * steps))
+        self.total.add_(share, alpha=self._processes)
+
+
+def loss_figures(parts: TrainerParts, losses: Losses[Any], steps: int) -> dict[str, float]:
+    """Return the mean loss of a run that has ended, if it is not that of all processes."""
+    if parts.rules.own_losses:
+        return {}
+    return {"train_loss": cast(RunningLoss, losses).total / max(steps, 1)}
+
+
+def _before_optimizer_step(parts: TrainerParts) -> Callable[[], None]:
+    """Return what calls the callbacks, and with `torch_empty_cache_steps` also empties the device's cache."""
+    every, release = parts.args.torch_empty_cache_steps, parts.adapters.device.release_memory
+
+    def call() -> None:
+        parts.dispatcher.call("on_pre_optimizer_step")
+
+    def call_and_release() -> None:
+        call()
+        if parts.state.global_step % (every or 1) == 0:
+            release()
+
+    return call_and_release if every else call
+
+
+def _item_sum(parts: TrainerParts, normalises: bool) -> ItemSum:
+    """Return how the items of a window are counted over all processes: exactly, or estimated from this process.
+
+    normalises: the loss divides by the count that it is given.
+    """
+    args, adapters = parts.args, parts.adapters
+    size = adapters.mesh.data.size
+    if size == 1:
+        return LOCAL_ITEM_SUM
+    exact = args.average_tokens_across_devices if normalises else args.loss_weighting == "exact"
+    return item_sum(adapters) if exact else estimated_item_sum(size)
+
+
+class SynchronisingLearner(StandardLearner[Any, Any]):
+    """A standard learner that averages gradients at every micro-batch instead of the last one of a window.
+
+    This is slower, but needs less memory if weights are sharded.
+    """
+
+    def micro_step(self, batch: Any, window_items: object, last_of_window: bool) -> Any:
+        """Run forward and backward of one micro-batch, and average its gradients."""
+        return super().micro_step(batch, window_items, True)
+
+
+class AfterStep:
+    """What a learner calls after each optimizer step; the function passed to `first` is called once."""
+
+    def __init__(self, each: Callable[[], None]) -> None:
+        self._each = self._call = each
+
+    def __call__(self) -> None:
+        """Call the functions."""
+        self._call()
+
+    def first(self, call: Callable[[], None]) -> None:
+        """Call a function after the next optimizer step only."""
+
+        def call_both() -> None:
+            self._call = self._each
+            self._each()
+            call()
+
+        self._call = call_both

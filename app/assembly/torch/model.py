@@ -1,0 +1,273 @@
+"""The model of a run, with the patches that last as long as the run, its optimizer and its learning-rate schedule."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from typing import Any, TypeAlias
+from weakref import WeakSet
+
+import torch
+from attrs import evolve
+from torch.optim.lr_scheduler import LambdaLR
+
+from hexloop.adapters.engines.single.engine import SingleProcess
+from hexloop.adapters.scheduler.torch.run_schedules import LambdaScheduler, MetricScheduler, follower_of, lambda_of
+from hexloop.adapters.scheduler.torch.user_scheduler import TorchScheduler
+from hexloop.adapters.trainable.torch import optimizers
+from hexloop.adapters.trainable.torch.forward import (
+    align_special_tokens,
+    default_label_names,
+    returns_loss_by_default,
+    takes_any_keyword,
+)
+from hexloop.adapters.trainable.torch.forward_hooks import OverflowWatch, PastOutputs, add_embedding_noise
+from hexloop.adapters.trainable.torch.names import unwrapped
+from hexloop.adapters.trainable.torch.optimizers import build_optimizer, decayed_names
+from hexloop.app.arguments import TrainingArguments
+from hexloop.app.arguments.choices import DebugOption
+from hexloop.app.assembly.adapters import Adapters
+from hexloop.app.engines import engine_for
+from hexloop.app.joining import join
+from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.evaluation import BestMetric
+from hexloop.domain.events import AnyEvent, EpochBegan
+from hexloop.domain.loop import StandardLearner
+from hexloop.domain.schedules import ADAPTIVE, Shape, build_adaptive, build_shape
+from hexloop.ports.device import Device
+from hexloop.ports.learner import Scheduler
+
+__all__ = [
+    "add_embedding_noise",
+    "build_optimizer",
+    "decayed_names",
+    "default_label_names",
+    "returns_loss_by_default",
+    "takes_any_keyword",
+    "unwrapped",
+]
+"""Adapters' names that the rest of the app gets from here."""
+
+Observer: TypeAlias = Mapping[type[AnyEvent], Callable[[Any], None]]
+"""Functions to call at events of these types."""
+
+
+def compiled(model: Any, args: TrainingArguments) -> Any:
+    """Return a model that is compiled when it is first called, if the arguments require it."""
+    if not args.torch_compile:
+        return model
+    return torch.compile(model, backend=args.torch_compile_backend or "inductor", mode=args.torch_compile_mode)
+
+
+def place_model(model: Any, args: TrainingArguments, device: Device, moves: bool = True) -> Any:
+    """Apply the memory options of the arguments to a model, move it to `device` if `moves`, and return it.
+
+    Raises ConfigurationError if the model does not support activation checkpointing and it is required.
+    """
+    if args.activation_checkpointing:
+        _checkpoint_activations(unwrapped(model), args.activation_checkpointing_kwargs)
+    if moves:
+        model.to(device.name)
+    return model
+
+
+def disable_replication(adapters: Adapters, args: TrainingArguments) -> None:
+    """Train on one device of this process, with a model that cannot be replicated on all of them."""
+    if adapters.parallelism.capabilities.several_devices:
+        adapters.parallelism = SingleProcess()
+        args.distributed_environment = evolve(args.distributed_environment, n_gpu=1)
+
+
+@contextmanager
+def patched(model: Any, args: TrainingArguments, processing_class: Any) -> Iterator[list[Observer]]:
+    """Align special tokens, and apply the patches that the arguments require for the length of the block.
+
+    Patches are liger kernels (these stay), noise on embeddings, a watch for overflows, and past outputs.
+    Yields the event handlers of the patches. Raises ConfigurationError if the model does not support a patch, or a
+    package is missing.
+    """
+    inner = unwrapped(model)
+    align_special_tokens(inner, processing_class)
+    observers: list[Observer] = []
+    with ExitStack() as patches:
+        apply_liger_kernels(inner, args)
+        if args.neftune_noise_alpha is not None:
+            patches.callback(add_embedding_noise(inner, args.neftune_noise_alpha))
+        if DebugOption.UNDERFLOW_OVERFLOW in args.debug:
+            patches.callback(OverflowWatch().watch(inner))
+        if args.past_index >= 0:
+            past = PastOutputs(args.past_index, training=True)
+            patches.callback(past.attach(model))
+            observers.append({EpochBegan: lambda _: past.forget()})
+        yield observers
+
+
+def with_past(index: int, step: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a prediction step that passes the model's past outputs from each batch to the next."""
+    past = PastOutputs(index, training=False)
+
+    def predict(model: Any, *values: Any, **named: Any) -> Any:
+        remove = past.attach(model)
+        try:
+            return step(model, *values, **named)
+        finally:
+            remove()
+
+    return predict
+
+
+_WITH_LIGER_KERNELS = WeakSet[Any]()
+
+
+def apply_liger_kernels(model: Any, args: TrainingArguments) -> None:
+    """With `use_liger_kernel`, replace the layers of a transformers model by those of liger-kernel, once and for good.
+
+    `liger_kernel_config` says which layers, by the package's own names. Raises ConfigurationError if the package is not
+    installed, or the model is not one of transformers'.
+    """
+    if not args.use_liger_kernel or model in _WITH_LIGER_KERNELS:
+        return
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # what a PEFT wrapper wraps
+    problem = None
+    if importlib.util.find_spec("liger_kernel") is None:
+        problem = "needs the package liger-kernel, which is not installed; pip install liger-kernel"
+    elif getattr(getattr(inner, "config", None), "model_type", None) is None:
+        problem = f"needs a model of transformers, but the model is a {type(inner).__name__}; remove the option"
+    if problem is not None:
+        raise ConfigurationError(f"use_liger_kernel=True {problem}.")
+    from liger_kernel.transformers import _apply_liger_kernel_to_instance
+
+    _apply_liger_kernel_to_instance(model=inner, **(args.liger_kernel_config or {}))
+    _WITH_LIGER_KERNELS.add(model)
+
+
+def _checkpoint_activations(model: Any, options: Any) -> None:
+    """Enable activation checkpointing, by the method's current or its earlier name.
+
+    `every_n_layers` and `offload` are the method's own options; the others are those of torch's `checkpoint`.
+    """
+    torch_options = dict(options or {})
+    own = {name: torch_options.pop(name) for name in ("every_n_layers", "offload") if name in torch_options}
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=torch_options or None, **own)
+    elif hasattr(model, "gradient_checkpointing_enable"):
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=torch_options or None, **own)
+    else:
+        raise ConfigurationError(
+            f"activation_checkpointing=True needs a model with a method activation_checkpointing_enable, which "
+            f"{type(model).__name__} does not have; add the method, or set activation_checkpointing=False."
+        )
+
+
+def zero3_init(args: TrainingArguments) -> AbstractContextManager[None]:
+    """Partition the parameters of every module over the processes as it is created, if ZeRO 3 is chosen.
+
+    Every process draws the same weights as without it, those of one module at a time. Create transformers' models by
+    `from_pretrained` or `from_config` in this context, because their own classes initialize weights once the whole
+    model exists. If ZeRO 3 is not chosen, nothing happens. Collective. Raises ConfigurationError for an invalid
+    DeepSpeed configuration.
+    """
+    return engine_for(args).sharded_init(args, partial(join, args))
+
+
+# Optimizer
+
+
+def choose_optimizer(args: TrainingArguments) -> tuple[type[Any], dict[str, Any]]:
+    """Return the optimizer class that the arguments name, and its keyword arguments."""
+    return optimizers.choose_optimizer(
+        str(getattr(args.optim, "value", args.optim)),
+        args.learning_rate,
+        (args.adam_beta1, args.adam_beta2),
+        args.adam_epsilon,
+        args.optim_args,
+        args.device.type,
+    )
+
+
+# Schedule
+
+
+def best_metric(args: TrainingArguments) -> BestMetric:
+    """Return the metric that decides which evaluation is the best; required if the run loads or saves the best."""
+    required = args.load_best_model_at_end or str(getattr(args.save_strategy, "value", args.save_strategy)) == "best"
+    return BestMetric(args.metric_for_best_model or "", bool(args.greater_is_better), required=required)
+
+
+def make_lr_scheduler(args: TrainingArguments, optimizer: Any, total_steps: int) -> Any:
+    """Return the schedule that the arguments name, applied to the optimizer's own rates, as a scheduler of torch.
+
+    It is of the class that transformers uses: a LambdaLR, ReduceLROnPlateau or GreedyLR. Raises ConfigurationError if
+    the schedule's options are invalid, or the optimizer has no learning rate or is not a torch optimizer.
+    """
+    if any(group["lr"] is None for group in optimizer.param_groups):
+        raise ConfigurationError(
+            f"The optimizer ({type(optimizer).__name__}) has no learning rate that the schedule could scale; set "
+            "one, or pass optimizers=(optimizer, get_adafactor_schedule(optimizer))."
+        )
+    if any(kind.__name__ == "LayerWiseDummyOptimizer" for kind in type(optimizer).__mro__):
+        raise ConfigurationError(
+            "The optimizer is transformers' LayerWiseDummyOptimizer, which updates the weights during the backward "
+            "pass. hexloop does not allow that yet: accumulation and clipping would have no effect, and checkpoints "
+            "would lack its state. Choose optim='adafactor' to save memory."
+        )
+    name, options = _schedule_name(args), _schedule_options(args)
+    if name in ADAPTIVE:
+        return follower_of(name, options, optimizer)
+    return lambda_of(_make_shape(args, total_steps, optimizer), optimizer)
+
+
+def check_schedule(args: TrainingArguments, total_steps: int) -> None:
+    """Raise ConfigurationError if the schedule that the arguments name cannot be made."""
+    if _schedule_name(args) in ADAPTIVE:
+        build_adaptive(_schedule_name(args), _schedule_options(args))
+    else:
+        _make_shape(args, total_steps)
+
+
+def stretch_schedule(scheduler: Scheduler, args: TrainingArguments, total_steps: int, optimizer: Any) -> None:
+    """Let the schedule of the arguments run over another number of steps. One that follows a metric stays as it is."""
+    if isinstance(scheduler, LambdaScheduler):
+        scheduler.follow(_make_shape(args, total_steps, optimizer))
+
+
+def _make_shape(args: TrainingArguments, total_steps: int, optimizer: Any = None) -> Shape:
+    """Return the schedule of the step that the arguments name. Raises ConfigurationError if its options are invalid.
+
+    Rates among the options are relative to the optimizer's default rate, or to that of the arguments if it has none.
+    """
+    rate = getattr(optimizer, "defaults", {}).get("lr")
+    base_rate, warmup_steps = args.learning_rate if rate is None else float(rate), args.get_warmup_steps(total_steps)
+    return build_shape(
+        _schedule_name(args),
+        base_rate=base_rate,
+        warmup_steps=warmup_steps,
+        total_steps=total_steps,
+        options=_schedule_options(args),
+    )
+
+
+def _schedule_name(args: TrainingArguments) -> str:
+    return str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+
+
+def _schedule_options(args: TrainingArguments) -> dict[str, Any]:
+    return dict(args.lr_scheduler_kwargs) if isinstance(args.lr_scheduler_kwargs, dict) else {}
+
+
+def let_schedule_read_gradients(learner: object, scheduler: Scheduler) -> None:
+    """Step a schedule of the user's before the gradients are cleared, as transformers does: it may read them."""
+    if isinstance(learner, StandardLearner) and isinstance(scheduler, TorchScheduler):
+        learner.before_clearing = scheduler.step_with_gradients
+
+
+def scheduler_adapter(lr_scheduler: Any, optimizer: Any, args: TrainingArguments, standard: bool) -> Scheduler:
+    """Return the Scheduler adapter for `trainer.lr_scheduler`. standard: whether `make_lr_scheduler` returned it."""
+    if not standard:
+        metric = BestMetric(args.metric_for_best_model or "loss", bool(args.greater_is_better))
+        return TorchScheduler(lr_scheduler, optimizer, metric)
+    if isinstance(lr_scheduler, LambdaLR):
+        return LambdaScheduler(lr_scheduler)
+    return MetricScheduler(lr_scheduler, evolve(best_metric(args), required=True))

@@ -1,0 +1,240 @@
+"""State that checkpoints hold: what exports and loads it, and the contents of a checkpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from hexloop.adapters.contents.checkpoint import CheckpointContents, Setup, sharded_files_of
+from hexloop.adapters.contents.file_names import RankFiles, UserFiles
+from hexloop.adapters.contents.safetensors_files import MODEL, is_weights
+from hexloop.adapters.snapshots.torch import TorchSnapshots
+from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout, shape_of
+from hexloop.adapters.trainable.torch.model_state import ModelState, is_derived
+from hexloop.adapters.trainable.torch.names import by_own_names, fitting_names, wrapped_as
+from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
+from hexloop.adapters.trainable.torch.optimizers import decayed_names
+from hexloop.app.assembly.adapters import Adapters
+from hexloop.app.assembly.parts import TrainerParts
+from hexloop.domain.errors import RunStateError
+from hexloop.domain.run import Run
+from hexloop.ports.parallelism import ExportableModel, OwnState, Parallelism, Sharding
+from hexloop.ports.state import Exportable
+from hexloop.ports.storage import File
+
+__all__ = ["CheckpointContents", "UserFiles"]
+"""Names of adapters that other modules of the app import from here."""
+
+SHARDED = frozenset({"model", "optimizer"})
+"""State of which no process holds all if the model is sharded."""
+
+LARGEST = 5_000_000_000
+"""Bytes of the largest file of weights, unless a single tensor is larger."""
+
+
+def exportables(parts: TrainerParts, run: Run[Any, Any], model: Exportable) -> dict[str, Exportable]:
+    """Return everything that has state between steps, by the name of its file. model: what is saved of the model."""
+    return {
+        "model": model,
+        "optimizer": optimizer_state(parts),
+        "scheduler": run.scheduler,
+        "scaler": parts.adapters.precision,
+        "losses": run.losses,
+        "data": run.batches,
+        "random": parts.adapters.device,
+    }
+
+
+def contents_for(
+    parts: TrainerParts,
+    run: Run[Any, Any],
+    model: Exportable,
+    setup: Setup,
+    companion_files: Callable[[], Iterable[File]],
+    user_files: Callable[[], UserFiles],
+) -> CheckpointContents:
+    """Return what reads and writes the files of this run's checkpoints.
+
+    model: what is saved of the model. setup: compares a run with a checkpoint. companion_files: the files that are not
+    state. user_files: what overridden save methods write.
+    """
+    return CheckpointContents(
+        exportables(parts, run, model),
+        companion_files,
+        snapshots=snapshots(parts),
+        setup=setup,
+        ranks=_rank_files(parts),
+        written={"model"} if parts.args.save_only_model else None,
+        user_files=user_files,
+    )
+
+
+def snapshots(parts: TrainerParts) -> TorchSnapshots:
+    """Return snapshots whose copies are complete before the optimizer changes what they copy."""
+    made = TorchSnapshots()
+    if parts.adapters.device.capabilities.pins_memory:
+        parts.optimizer.register_step_pre_hook(lambda *_: made.wait_before_update())
+    return made
+
+
+def _rank_files(parts: TrainerParts) -> RankFiles:
+    """Return which rank writes what: each a part of sharded state, and rank 0 everything else."""
+    engine = _own_state(parts)
+    sharded = SHARDED if is_sharded(parts.adapters.parallelism, parts.model) else frozenset()
+    if engine is not None and engine.spreads_optimizer(parts.model_wrapped):
+        sharded |= {"optimizer"}
+    gathered = frozenset({"model"}) if _writers(parts) == 1 else frozenset[str]()
+    return RankFiles(parts.adapters.mesh, sharded, gathered)
+
+
+# Model and optimizer
+
+
+def model_state(parts: TrainerParts) -> ExportableModel:
+    """Return what exports and loads the weights."""
+    writers = _writers(parts)
+    if engine := _own_state(parts):
+        return engine.model_state(parts.model_wrapped, writers)
+    return ModelState(parts.unwrapped_model, layout_of(parts), writers)
+
+
+def optimizer_state(parts: TrainerParts) -> Exportable:
+    """Return what exports and loads the optimizer. Raises CheckpointError if the engine's state is unknown."""
+    if engine := _own_state(parts):
+        return engine.optimizer_state(parts.model_wrapped, parts.optimizer)
+    return OptimizerState(parts.unwrapped_model, parts.optimizer, layout_of(parts))
+
+
+def group_sizes(parts: TrainerParts) -> Sequence[int]:
+    """Return how many of the model's parameters are in each of the optimizer's groups."""
+    if engine := _own_state(parts):
+        return engine.group_sizes(parts.model_wrapped, parts.optimizer)
+    return [len(group["params"]) for group in parts.optimizer.param_groups]
+
+
+def named_weights(model: Any) -> Mapping[str, Tensor]:
+    """Return the tensors of a model that is not sharded, each under one name."""
+    return ModelState(model).named_tensors()
+
+
+def weights_to_write(model: Any, state_dict: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+    """Return the weights for `save_pretrained` of a model; None if those of the model's state dict are right as it is.
+
+    They have the names of the model without wrappers. Tensors that share memory, as views and buffers with two names
+    do, are copied, because safetensors refuses them; weights that the model declares as tied stay tied.
+    state_dict: the weights to write; the model's own if None.
+    """
+    own = by_own_names(model, model.state_dict())
+    named = own if state_dict is None else state_dict
+    if state_dict is not None:
+        names = fitting_names(state_dict, own)
+        named = {names[name]: value for name, value in state_dict.items()}
+    copies = separated(named, tied=partial(is_derived, model))
+    changes = state_dict is not None or bool(copies) or any(map(wrapped_as, model.modules()))
+    return {**named, **copies} if changes else None
+
+
+def separated(tensors: Mapping[str, Any], tied: Callable[[str], bool] = lambda name: False) -> dict[str, Tensor]:
+    """Return copies of the tensors that share memory with another, but for one of each group of `tied` names."""
+    groups: dict[tuple[torch.device, int], list[str]] = {}
+    for name, tensor in tensors.items():
+        if isinstance(tensor, Tensor) and tensor.numel() and tensor.device.type != "meta":
+            with suppress(NotImplementedError, RuntimeError):  # a tensor of another class, without memory of its own
+                groups.setdefault((tensor.device, tensor.untyped_storage().data_ptr()), []).append(name)
+    found: dict[str, Tensor] = {}
+    for names in groups.values():
+        separate = [name for name in names if not tied(name)]
+        if len(separate) < len(names):
+            separate = separate[1:]
+        if len(names) > 1:
+            found |= {name: tensors[name].detach().clone(memory_format=torch.contiguous_format) for name in separate}
+    return found
+
+
+def parameter_shapes(parts: TrainerParts) -> list[list[Any]]:
+    """Return the name, the shape and the dtype of each parameter, all of them JSON."""
+    layout = layout_of(parts)
+    return [
+        [name, *shape_of(tensor, tensor, layout), str(tensor.dtype)]
+        for name, tensor in layout.parameters(parts.unwrapped_model).items()
+    ]
+
+
+def names_without_decay(parts: TrainerParts) -> list[str]:
+    """Return the trainable parameters to which weight decay does not apply by default, by their original names."""
+    model = parts.unwrapped_model
+    names = {id(parameter): name for name, parameter in layout_of(parts).parameters(model).items()}
+    decayed = frozenset(decayed_names(model))
+    trained = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+    return [names[id(parameter)] for name, parameter in trained if name not in decayed]
+
+
+def own_class(model: Any) -> type[Any]:
+    """Return the model's class, without those that torch.distributed puts before it."""
+    return next(kind for kind in type(model).__mro__ if not kind.__module__.startswith("torch.distributed."))
+
+
+# Sharded models
+
+
+def is_sharded(parallelism: Parallelism[Any], model: Any) -> bool:
+    """Return whether the model is sharded by now. Before its first run every process holds all of it."""
+    if not parallelism.capabilities.sharded:
+        return False
+    return cast("Sharding[Any, Any, Any]", parallelism).spreads(model)
+
+
+def layout_of(parts: TrainerParts) -> TorchLayout:
+    """Return how the model's tensors are distributed over processes."""
+    if not is_sharded(parts.adapters.parallelism, parts.model):
+        return WHOLE
+    return cast("Sharding[Any, Any, Any]", parts.adapters.parallelism).layout
+
+
+def refuse_unprepared(adapters: Adapters, model: Any) -> None:
+    """Raise RunStateError if this process never had the model's weights and no run has prepared the model yet."""
+    if is_sharded(adapters.parallelism, model):
+        return
+    parameters = list(model.parameters())
+    for reason in filter(None, map(adapters.engine.unprepared, parameters)):
+        raise RunStateError(reason)
+    if any(parameter.is_meta for parameter in parameters):
+        raise RunStateError(
+            "The model cannot be evaluated or saved: it is on torch's meta device and has no weights before a run has "
+            "prepared it. Train first, or create it on a real device."
+        )
+
+
+def save_sharded(parts: TrainerParts, folder: str) -> None:
+    """Write the weights of a sharded model, in several files with an index if needed. Collective."""
+    collectives, mesh = parts.adapters.collectives, parts.adapters.mesh
+    writers = _writers(parts)
+    tensors = list(ModelState(parts.unwrapped_model, layout_of(parts), writers).export())
+    if mesh.writes:
+        for name in filter(is_weights, os.listdir(folder)):
+            os.remove(os.path.join(folder, name))
+    collectives.barrier("earlier weights are removed")
+    for file in sharded_files_of(MODEL, tensors, LARGEST, mesh.rank, writers):
+        with open(os.path.join(folder, file.path), "wb") as written:
+            written.writelines(file.chunks)
+    collectives.barrier("the weights are written")
+
+
+def _writers(parts: TrainerParts) -> int:
+    """Return how many processes write sharded weights: all of them, or one if the engine gathers them."""
+    adapters = parts.adapters
+    return 1 if adapters.engine.consolidates(parts.args) else adapters.mesh.size
+
+
+def _own_state(parts: TrainerParts) -> OwnState[Any] | None:
+    """Return the adapter of an engine that keeps the state itself, if it has prepared the model."""
+    parallelism = parts.adapters.parallelism
+    if not parallelism.capabilities.owns_state or parts.model_wrapped is parts.model:
+        return None
+    return cast("OwnState[Any]", parallelism)

@@ -1,0 +1,173 @@
+"""Nested tensors of all processes: gathered, reduced, padded to one size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from hexloop.adapters.batches.torch.structure import map_entries
+from hexloop.app.assembly.adapters import Adapters
+from hexloop.ports.mesh import DATA
+
+
+def tensor_gatherer(device: str, announces: bool = True, group: Any = None) -> Any:
+    """Return what gathers and sums tensors of the processes of a group, None for all.
+
+    announces: it may report failures to the others.
+    """
+    from hexloop.adapters.collectives.torch.tensors import TensorRanks
+
+    return TensorRanks(device, announces, group)
+
+
+def data_group(adapters: Adapters) -> Any:
+    """Return torch's group of the processes that read different samples; None for all. The first call is collective."""
+    mesh = adapters.mesh
+    if mesh.data.size in (1, mesh.size):
+        return None
+    from hexloop.adapters.collectives.torch.tensors import device_group
+
+    return device_group(mesh.ranks(*DATA))
+
+
+def is_tensor(value: object) -> bool:
+    """Return whether a value is a tensor."""
+    return isinstance(value, Tensor)
+
+
+def clip_gradients(parameters: Any, max_norm: float, norm_type: float = 2.0) -> Any:
+    """Clip the gradients of parameters to `max_norm` in place; return their norm before, a scalar on the device."""
+    return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+
+
+def clip_gradient_values(parameters: Any, clip_value: float) -> None:
+    """Clip the values of gradients in place."""
+    torch.nn.utils.clip_grad_value_(parameters, clip_value)
+
+
+def numbers_of(handles: Sequence[Any]) -> list[float]:
+    """Return the values of loss handles, with one wait for the device if they are tensors."""
+    if handles and all(isinstance(handle, Tensor) for handle in handles):
+        return [float(value) for value in torch.stack([handle.detach().reshape(()) for handle in handles]).tolist()]
+    return [float(handle) for handle in handles]
+
+
+def kept_on_host(model: Any) -> Callable[[Any], None]:
+    """Copy weights and buffers to host memory; return what writes them back into a model, and clears its gradients."""
+    kept = {name: tensor.detach().to("cpu", copy=True) for name, tensor in _tensors(model).items()}
+
+    def restore(model: Any) -> None:
+        with torch.no_grad():
+            for name, tensor in _tensors(model).items():
+                tensor.copy_(kept[name])
+        model.zero_grad(set_to_none=True)
+
+    return restore
+
+
+def _tensors(model: Any) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def nested_arrays(values: Any) -> Any:
+    """Return nested tensors as numpy arrays on the host; those in bfloat16, which numpy lacks, in float32."""
+    if isinstance(values, Tensor):
+        detached = values.detach().cpu()
+        return (detached.float() if detached.dtype == torch.bfloat16 else detached).numpy()
+    return map_entries(nested_arrays, values)
+
+
+@frozen
+class TensorsOfProcesses:
+    """The tensors that each process of a run has. All processes call the same method.
+
+    Methods raise TypeError for values other than tensors.
+
+    device: of this process. size: the number of processes.
+    """
+
+    device: str
+    size: int
+
+    def gather(self, values: Any) -> Any:
+        """Return the tensors of all processes, concatenated in order of rank; scalars become rows."""
+        if self.size == 1:
+            return values
+        if not holds_only_tensors(values):
+            raise TypeError("accelerator.gather takes tensors only; use gather_for_metrics for other values.")
+        return _concatenated([part for part, _, _ in tensor_gatherer(self.device).parts(values, 0)])
+
+    def reduce(self, values: Any, reduction: str) -> Any:
+        """Return the "sum", "mean" or "max" of the tensors of all processes, or with "none" a copy of this process's.
+
+        Raises ValueError for another reduction.
+        """
+        if reduction not in ("sum", "mean", "max", "none"):
+            raise ValueError(f"reduction={reduction!r} is invalid; choose 'sum', 'mean', 'max' or 'none'.")
+
+        def reduced(tensor: Tensor) -> Tensor:
+            if self.size == 1 or reduction == "none":
+                return tensor.clone()
+            ranks = tensor_gatherer(self.device)
+            if reduction == "max":
+                return torch.stack(ranks.each(tensor)).amax(dim=0)
+            total: Tensor = ranks.total(tensor)
+            return total / self.size if reduction == "mean" else total
+
+        return _for_each(reduced, values)
+
+    def pad(self, values: Any, dim: int, pad_index: int, pad_first: bool) -> Any:
+        """Return the tensors of this process, padded with `pad_index` to the longest of all processes in `dim`.
+
+        Tensors without that dimension are returned unchanged.
+        """
+
+        def padded(tensor: Tensor) -> Tensor:
+            if self.size == 1 or not -tensor.ndim <= dim < tensor.ndim:
+                return tensor
+            at = dim % tensor.ndim
+            lengths = tensor_gatherer(self.device).each(torch.tensor(tensor.shape[at], device=self.device))
+            missing = max(int(length) for length in lengths) - tensor.shape[at]
+            filling = tensor.new_full((*tensor.shape[:at], missing, *tensor.shape[at + 1 :]), pad_index)
+            return torch.cat([filling, tensor] if pad_first else [tensor, filling], dim=at)
+
+        return _for_each(padded, values)
+
+
+def holds_only_tensors(values: Any) -> bool:
+    """Return whether a nested value has no other leaves than tensors."""
+    if isinstance(values, Mapping):
+        return all(map(holds_only_tensors, values.values()))
+    if isinstance(values, list | tuple):
+        return all(map(holds_only_tensors, values))
+    return isinstance(values, Tensor)
+
+
+def _for_each(function: Callable[[Tensor], Tensor], values: Any) -> Any:
+    """Return a nested value with `function` applied to its tensors."""
+    if isinstance(values, Mapping):
+        return type(values)({name: _for_each(function, each) for name, each in values.items()})  # type: ignore[call-arg]
+    if isinstance(values, list | tuple):
+        return _as(values, [_for_each(function, each) for each in values])
+    if not isinstance(values, Tensor):
+        raise TypeError(f"The accelerator expected tensors, but got a value of type {type(values).__name__}.")
+    return function(values)
+
+
+def _concatenated(values: list[Any]) -> Any:
+    """Concatenate nested tensors."""
+    first = values[0]
+    if isinstance(first, Mapping):
+        return type(first)({name: _concatenated([value[name] for value in values]) for name in first})  # type: ignore[call-arg]
+    if isinstance(first, list | tuple):
+        return _as(first, [_concatenated(list(each)) for each in zip(*values, strict=True)])
+    return torch.cat(values)
+
+
+def _as(values: Any, items: list[Any]) -> Any:
+    """Return items in a sequence of the type of another one, which may be a named tuple."""
+    return type(values)(*items) if hasattr(values, "_fields") else type(values)(items)

@@ -1,0 +1,120 @@
+"""The compatibility page, generated from the rules that the assembly enforces.
+
+`python -m tests.unit.assembly.page` regenerates it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from hexloop.adapters.device.torch import CpuDevice
+from hexloop.app.arguments.sequence_to_sequence import Seq2SeqTrainingArguments
+from hexloop.app.assembly.adapters import precision_name
+from hexloop.app.assembly.combinations import REFUSALS, Refusal, Setting, refusals_of
+from hexloop.app.engines import engine_for
+from hexloop.app.environment import DistributedEnvironment
+from hexloop.ports.device import DeviceCapabilities
+
+PAGE = Path(__file__).parents[3] / "docs" / "combinations.md"
+
+GPU = DeviceCapabilities("cuda", frozenset({"fp32", "tf32", "bf16", "fp16"}))
+
+Chosen = Mapping[str, Any]
+
+FSDP = {"transformer_layer_cls_to_wrap": ["Block"]}
+
+ENGINES: Mapping[str, tuple[int, Chosen]] = {
+    "one process": (1, {}),
+    "DDP": (2, {}),
+    "FSDP 1": (2, {"fsdp": "full_shard", "fsdp_config": {"version": 1, **FSDP}}),
+    "FSDP 2": (2, {"fsdp": "full_shard", "fsdp_config": {"version": 2, **FSDP}}),
+    "ZeRO 0 to 2": (2, {"deepspeed": {"zero_optimization": {"stage": 2}}}),
+    "ZeRO 3": (2, {"deepspeed": {"zero_optimization": {"stage": 3}}}),
+}
+"""How many processes there are, and which arguments ask for the engine."""
+
+EVALUATING = {"eval_strategy": "steps", "eval_steps": 10, "save_steps": 10}
+
+FEATURES: Mapping[str, Chosen] = {
+    "evaluation and metrics": EVALUATING,
+    "`load_best_model_at_end`, early stopping": {**EVALUATING, "load_best_model_at_end": True},
+    "`bf16_full_eval`, `fp16_full_eval`": {"bf16_full_eval": True},
+    "`predict_with_generate`": {"predict_with_generate": True},
+    "checkpoints and exact resume": {"save_strategy": "steps"},
+    "`auto_find_batch_size`": {"auto_find_batch_size": True},
+    "`gradient_accumulation_steps`": {"gradient_accumulation_steps": 4},
+    "`gradient_checkpointing`": {"gradient_checkpointing": True},
+    "`label_smoothing_factor`": {"label_smoothing_factor": 0.1},
+    "`neftune_noise_alpha`": {"neftune_noise_alpha": 5.0},
+    "`skip_memory_metrics=False`": {"skip_memory_metrics": False},
+    "`journal`": {"journal": "steps"},
+    "`bf16`": {"bf16": True},
+    "`fp16`": {"fp16": True},
+    "`torch_compile`": {"torch_compile": True},
+    "AdamW, SGD and the like": {"optim": "adamw_torch"},
+    "Adafactor": {"optim": "adafactor"},
+    "StableAdamW": {"optim": "stable_adamw"},
+    "numbers of transformers": {"reproduce": "transformers"},
+    "GaLore, APOLLO, LOMO": {"optim": "galore_adamw"},
+    "optimizers of 4 or 8 bit": {"optim": "adamw_bnb_8bit"},
+}
+
+WORDS = {
+    "args": SimpleNamespace(local_rank="*n*"),
+    "device": SimpleNamespace(kind="*device*"),
+    "parallelism": SimpleNamespace(name="*engine*"),
+    "precision": "*format*",
+    "precisions": "*other formats*",
+    "optimizer": "*name*",
+}
+"""Placeholders for the values of a run."""
+
+OPENING = """# Compatibility
+
+A feature works with an engine, or is refused before the first step; the numbers refer to the rows of the second table.
+
+"""
+
+REFUSED = """
+## Refused combinations
+
+All incompatible choices of a run are reported at once, each with the reason and a remedy. Problems that depend on the
+model, the data or an engine's own settings are reported in the same way; see the pages of the engines.
+
+"""
+
+
+def page() -> str:
+    """Return the page as Markdown."""
+    features = _table(["", *ENGINES], ([name, *_cells(chosen)] for name, chosen in FEATURES.items()))
+    return OPENING + features + REFUSED + _table(["", "choice", "problem", "remedy"], _numbered())
+
+
+def _cells(chosen: Chosen) -> Iterator[str]:
+    """Return for each engine "yes", or the numbers of the rules that reject it."""
+    for processes, asked in ENGINES.values():
+        numbers = [str(REFUSALS.index(row) + 1) for row in _refusals(processes, {**asked, **chosen})]
+        yield f"no: {', '.join(numbers)}" if numbers else "yes"
+
+
+def _refusals(processes: int, chosen: Chosen) -> list[Refusal]:
+    arguments = Seq2SeqTrainingArguments("out", use_cpu=True, **chosen)
+    arguments.distributed_environment = DistributedEnvironment(processes)
+    parallelism = engine_for(arguments).make(arguments, CpuDevice())
+    return refusals_of(Setting(arguments, GPU, precision_name(arguments), parallelism.capabilities))
+
+
+def _numbered() -> Iterator[list[str]]:
+    for number, row in enumerate(REFUSALS, 1):
+        yield [str(number), *(text.format_map(WORDS) for text in (row.chosen, row.because, row.instead))]
+
+
+def _table(heading: list[str], rows: Iterable[list[str]]) -> str:
+    return "".join(f"| {' | '.join(row)} |\n" for row in (heading, ["---"] * len(heading), *rows))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
