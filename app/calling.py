@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from inspect import Parameter
 from typing import Any
 
+from hexloop.domain.errors import ConfigurationError
+
 POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
@@ -69,3 +71,12 @@ def fitted_by_name(function: Callable[..., Any], names: Sequence[str], named: in
         return function(**{name: value for name, value in given if takes_any or name in takes})
 
     return call
+
+
+def refuse_metrics(by_batch: bool, compute: Callable[..., Any] | None) -> None:
+    """Raise ConfigurationError if metrics are to be computed by batch, and the function does not support that."""
+    if by_batch and compute is not None and not accepts(compute, "compute_result"):
+        raise ConfigurationError(
+            "batch_eval_metrics=True needs a compute_metrics with a parameter compute_result, which is True for "
+            "the last batch; add it, collect what the metrics need at each call, and return them at the last one."
+        )

@@ -8,8 +8,8 @@ from typing import Any
 
 from attrs import frozen
 
+from hexloop.app.assembly.checkpoint_files import CheckpointFiles
 from hexloop.app.assembly.storage import storage_for
-from hexloop.app.assembly.torch.checkpoint_files import CheckpointFiles
 from hexloop.domain.checkpoints.manifest import MANIFEST, checkpoint_name
 from hexloop.domain.checkpoints.reading import read_manifest
 from hexloop.domain.checkpoints.survey import CheckpointFolder, FolderStatus, newest_by_run

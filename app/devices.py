@@ -59,7 +59,12 @@ def detect_device(local_rank: int = 0) -> str:
     CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER determine which GPUs torch sees, and their numbers.
     """
     named = lower_variable("ACCELERATE_TORCH_DEVICE", "")
-    return named or next(iter(available_kinds())).chosen(local_rank)
+    if named:
+        return named
+    try:
+        return next(iter(available_kinds())).chosen(local_rank)
+    except ImportError:  # there is no torch, whose devices these are
+        return "cpu"
 
 
 def torch_name(name: str) -> str:

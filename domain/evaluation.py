@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from attrs import frozen
 
@@ -17,6 +17,24 @@ from hexloop.ports.batches import Evaluator
 from hexloop.ports.process import Clock
 
 Batch = TypeVar("Batch")
+
+
+class EvalLoopOutput(NamedTuple):
+    """The result of `Trainer.evaluation_loop`."""
+
+    predictions: Any
+    label_ids: Any
+    metrics: dict[str, float] | None
+    num_samples: int | None
+
+
+class PredictionOutput(NamedTuple):
+    """The result of `Trainer.predict`."""
+
+    predictions: Any
+    label_ids: Any
+    metrics: dict[str, float] | None
+
 
 CLOCK_READINGS = ("runtime", "per_second")
 """The ends of the names of logged values that differ between any two runs: those of `speed_metrics`."""

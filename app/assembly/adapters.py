@@ -34,6 +34,7 @@ from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.adapters.storage.signed import SignedStorage
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.combinations import Setting, refused_combinations
+from hexloop.app.assembly.framework import Framework, framework_named
 from hexloop.app.assembly.storage import (
     WorkingFolder,
     is_elsewhere,
@@ -66,8 +67,6 @@ from hexloop.ports.storage import Storage
 __all__ = ["checked_notes", "line_batches"]
 """Adapters' names that the rest of the app gets from here."""
 
-"""The name of the journal's file in the output folder."""
-
 
 class Injected(TypedDict, total=False):
     """The adapters that a caller may pass to the Trainer. None or a missing key lets the arguments choose."""
@@ -82,6 +81,7 @@ class Injected(TypedDict, total=False):
     clock: Clock | None
     interrupts: Interrupts | None
     journal: Journal | None
+    framework: Framework[Any] | None
 
 
 @define
@@ -104,6 +104,7 @@ class Adapters:
     background: Background
     interrupts: Interrupts
     journal: Journal
+    framework: Framework[Any]
     engine: Engine[Any, Any]
     """The engine that the arguments choose, even if another parallelism was passed."""
 
@@ -119,11 +120,12 @@ def choose_adapters(args: TrainingArguments, injected: Injected, started_in: Wor
         raise TypeError(f"Trainer() got an unexpected keyword argument {unknown[0]!r}; {_remedy(unknown[0], args)}")
     problems: list[str] = []
     refuse_wrong_adapters(injected)
+    framework = injected.get("framework") or framework_named("torch")
     given_loggers, started_in = injected.get("loggers"), WorkingFolder() if started_in is None else started_in
     folder = started_in.locate(args.output_dir or "trainer_output")
     loggers = choose_loggers(args, problems, folder) if given_loggers is None else named_loggers(given_loggers)
     try:
-        device = injected.get("device") or choose_device(args)
+        device = injected.get("device") or framework.device(args) or choose_device(args)
         storage = choose_storage(args, injected.get("storage"), folder)
     except ConfigurationError as error:
         raise ConfigurationError([*error.problems, *problems]) from error
@@ -156,6 +158,7 @@ def choose_adapters(args: TrainingArguments, injected: Injected, started_in: Wor
         background=ThreadBackground(),
         interrupts=interrupts,
         journal=FailSafeJournal(journal, clock),
+        framework=framework,
         engine=engine,
     )
 
@@ -186,6 +189,7 @@ PORTS: Mapping[str, tuple[Any, str]] = {
     "clock": (Clock, "leave it out"),
     "interrupts": (Interrupts, "leave it out"),
     "journal": (Journal, "leave it out"),
+    "framework": (Framework, "leave it out for a model of torch"),
 }
 """The port of each adapter that can be passed, and how to choose one without passing it."""
 
@@ -238,6 +242,13 @@ def _mesh(engine: Engine[Any, Any], args: TrainingArguments, collectives: Collec
             f"{collectives.world_size}; start {size}, or change the engine's options."
         )
     return Mesh(dimensions, collectives.rank)
+
+
+def disable_replication(adapters: Adapters, args: TrainingArguments) -> None:
+    """Train on one device of this process, with a model that cannot be replicated on all of them."""
+    if adapters.parallelism.capabilities.several_devices:
+        adapters.parallelism = SingleProcess()
+        args.distributed_environment = evolve(args.distributed_environment, n_gpu=1)
 
 
 def choose_storage(args: TrainingArguments, given: Storage | None = None, folder: str | None = None) -> Storage:

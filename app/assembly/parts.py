@@ -7,11 +7,9 @@ from typing import Any
 
 from attrs import define, frozen
 
-from hexloop.adapters.batches.torch.passes import KeptLoaders
-from hexloop.adapters.evaluator.torch.evaluator import Modes
-from hexloop.adapters.trainable.torch.names import unwrapped
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.adapters import Adapters
+from hexloop.app.assembly.learner import Modes
 from hexloop.app.assembly.publishing import HubPublisher
 from hexloop.app.assembly.storage import WorkingFolder
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
@@ -20,9 +18,6 @@ from hexloop.app.notices import Notices
 from hexloop.app.rules import Rules, rules_of
 from hexloop.domain.requests import Requests
 from hexloop.domain.run import Run
-
-__all__ = ["KeptLoaders"]
-"""Adapters' names that the rest of the app gets from here."""
 
 
 @define
@@ -83,7 +78,7 @@ class TrainerParts:
     dispatcher: EventDispatcher
     requests: Requests
     preparation: PreparationTime
-    kept_loaders: KeptLoaders
+    kept_loaders: Any
     gathers_all_rows: bool
     trial: Any
     run: Run[Any, Any] | None
@@ -111,4 +106,4 @@ class TrainerParts:
     @property
     def unwrapped_model(self) -> Any:
         """The model as the user wrote it, without the wrapper of the engine and those of the user's own."""
-        return unwrapped(self.adapters.parallelism.unwrap(self.model))
+        return self.adapters.framework.unwrapped(self.adapters.parallelism.unwrap(self.model))

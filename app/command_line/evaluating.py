@@ -16,8 +16,8 @@ import numpy as np
 
 import hexloop
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.assembly.checkpoint_files import CheckpointFiles
 from hexloop.app.assembly.storage import is_elsewhere, is_missing, joined, split_location, storage_for
-from hexloop.app.assembly.torch.checkpoint_files import CheckpointFiles, load_model_weights
 from hexloop.app.command_line import ExitCode
 from hexloop.app.printing import print_lines, print_text
 from hexloop.app.recipe import Recipe, read_recipe
@@ -140,6 +140,8 @@ def _load_weights(trainer: hexloop.Trainer, options: Namespace) -> str | None:
         checkpoint = open_checkpoint(storage, name)
     else:
         checkpoint = _last_checkpoint(storage, trainer.args.load_best_model_at_end)
+    from hexloop.app.assembly.torch.weights import load_model_weights
+
     load_model_weights(trainer.adapters.parallelism.unwrap(trainer.model), CheckpointFiles.of(checkpoint))
     return f"{storage.capabilities.location}/{checkpoint.name}"
 

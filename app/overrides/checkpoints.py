@@ -13,8 +13,8 @@ from typing import Protocol
 from attrs import define, field
 
 from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.assembly.state import UserFiles
 from hexloop.app.assembly.storage import chunks_of, files_below
-from hexloop.app.assembly.torch.state import UserFiles
 from hexloop.domain.checkpoints.manifest import MANIFEST, checkpoint_name, folders_of, is_set_aside
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.events import AnyEvent, Saved, SaveFailed, SaveSkipped

@@ -11,9 +11,7 @@ from typing import Any
 from attrs import define, field, frozen
 
 from hexloop.app.assembly.parts import TrainerParts
-from hexloop.app.assembly.torch.data import example_count
-from hexloop.app.assembly.torch.learner import SummedLoss, undrained
-from hexloop.app.assembly.torch.model import best_metric
+from hexloop.app.assembly.schedules import best_metric
 from hexloop.app.calling import fitted_by_name, most_positional
 from hexloop.app.hooks import Hook
 from hexloop.domain.errors import ConfigurationError, RunStateError
@@ -145,7 +143,10 @@ class Stages:
                 yield event
                 ended.extend([event] if isinstance(event, TrainEnded) else [])
 
-        samples, planned = example_count(self.loader), self.run.plan.total_steps * self.run.state.global_batch_size
+        samples, planned = (
+            self.parts.adapters.framework.sample_count(self.loader),
+            self.run.plan.total_steps * self.run.state.global_batch_size,
+        )
         given = planned if samples is None or args.max_steps > 0 else samples * args.num_train_epochs
         output = self._carry_out(
             hooks.finalize_training,
@@ -202,6 +203,8 @@ def _with_overridden_boundary(
     The method receives the sum of the losses since the last log, as a tensor that is set to zero in place by a log.
     """
     method = fitted_by_name(parts.hooks.maybe_log_save_evaluate.method, VALUES, named=1)
+    from hexloop.app.assembly.torch.learner import SummedLoss, undrained
+
     # transformers averages this number over the processes, where hexloop adds the shares that they compute
     processes = 1 if not parts.rules.own_losses else parts.adapters.mesh.data.size
     summed = SummedLoss(parts, processes, undrained(parts, run.losses))

@@ -10,8 +10,8 @@ from typing import Any
 
 from attrs import evolve
 
+from hexloop.app.assembly.learner import RunLearner, SynchronisingLearner, Windows, WindowState
 from hexloop.app.assembly.parts import TrainerParts
-from hexloop.app.assembly.torch.learner import RunLearner, SynchronisingLearner, Windows, WindowState
 from hexloop.app.assembly.torch.losses import (
     LossChoice,
     in_full_precision,

@@ -13,11 +13,8 @@ from attrs import evolve
 
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.saved_setup import check_setup
+from hexloop.app.assembly.sharing import global_batch_size
 from hexloop.app.assembly.storage import as_location, split_location, storage_for
-from hexloop.app.assembly.torch.data import global_batch_size
-from hexloop.app.assembly.torch.model import stretch_schedule
-from hexloop.app.assembly.torch.saved_weights import saved_state
-from hexloop.app.assembly.torch.state import group_sizes, names_without_decay, own_class
 from hexloop.app.callbacks import wrong_states
 from hexloop.domain.checkpoints.selection import newest_first, publish_staged, readable_manifests
 from hexloop.domain.errors import StorageError
@@ -86,7 +83,7 @@ class RunSetup:
         self._run = run
         found = ("batch_size",) if parts.args.auto_find_batch_size else ()
         self._accepted = frozenset((*parts.args.resume_despite, *found))
-        self.model = saved_state(parts)
+        self.model = parts.adapters.framework.weights(parts.unwrapped_model).state(parts)
         self._document = self._description()
 
     def document(self) -> Mapping[str, Any]:
@@ -159,9 +156,10 @@ class RunSetup:
 
     def _description(self) -> dict[str, Any]:
         parts, optimizer, mesh = self._parts, self._parts.optimizer, self._parts.adapters.mesh
-        groups = zip(optimizer.param_groups, group_sizes(parts), strict=True)
+        framework = parts.adapters.framework
+        groups = zip(optimizer.param_groups, framework.group_sizes(parts), strict=True)
         return {
-            "model": own_class(parts.unwrapped_model).__qualname__,
+            "model": framework.own_class(parts.unwrapped_model).__qualname__,
             "precision": parts.adapters.precision.name,
             "reproduce": parts.rules.name,
             "samples_per_epoch": self._run.batches.samples_per_epoch(),
@@ -173,7 +171,7 @@ class RunSetup:
                 "class": type(optimizer).__qualname__,
                 "by_arguments": parts.makes_optimizer or optimizer is parts.standard_optimizer,
                 "groups": [_options(group, size) for group, size in groups],
-                "without_decay": names_without_decay(parts),
+                "without_decay": framework.names_without_decay(parts),
             },
         }
 
@@ -271,7 +269,8 @@ class RunSetup:
         total = state.step + math.ceil(passes_left * plan.steps_per_epoch - 1e-9)
         run.plan = evolve(plan, total_steps=total)
         if self._parts.makes_scheduler:
-            stretch_schedule(run.scheduler, args, total, self._parts.optimizer)
+            framework = self._parts.adapters.framework
+            framework.stretch(run.scheduler, args, total, self._parts.optimizer)
 
 
 def _options(group: Mapping[str, Any], size: int) -> dict[str, Any]:

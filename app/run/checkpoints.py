@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import tempfile
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -12,11 +13,11 @@ from dataclasses import replace
 from typing import Any, cast
 
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.assembly.adapters import Adapters
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.saved_setup import finish_in
+from hexloop.app.assembly.state import CheckpointContents, contents_for
 from hexloop.app.assembly.storage import is_elsewhere, joined, refuse_public_key, refuse_unreachable
-from hexloop.app.assembly.torch.determinism import environment_of
-from hexloop.app.assembly.torch.state import CheckpointContents, contents_for
 from hexloop.app.callbacks import CallbackHandler, TrainerControl, export_states, restore_states
 from hexloop.app.notices import Notices
 from hexloop.app.overrides.checkpoints import WatchedFolder, user_files
@@ -76,7 +77,7 @@ class RunCheckpoints(CheckpointStore):
                 lambda: user_files(now(), folder),
             ),
             CheckpointPolicy(args.save_total_limit, keep_best=args.load_best_model_at_end),
-            environment=environment_of(parts.adapters),
+            environment=_environment_of(parts.adapters),
             load_best_at_end=args.load_best_model_at_end,
             note=logging_saves(note_of_saves(parts.adapters.journal), storage, parts.adapters.clock.monotonic),
             collectives=parts.adapters.collectives,
@@ -161,6 +162,17 @@ class RunCheckpoints(CheckpointStore):
         listens = self._parts.callback_handler.overriding("on_save") or hooks.writes_checkpoint or hooks.follows_saves
         in_background = self._parts.args.save_async and not listens
         self.background = self._parts.adapters.background if in_background else None
+
+
+def _environment_of(adapters: Adapters) -> dict[str, str]:
+    """Return facts on which the last bits of a result may depend."""
+    return {
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        **adapters.framework.environment(),
+        "device": adapters.device.name,
+        "precision": adapters.precision.name,
+    }
 
 
 def refuse_unwritable(args: TrainingArguments, storage: Storage) -> None:

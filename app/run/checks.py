@@ -13,11 +13,10 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
 
+from hexloop.app.assembly.framework import Framework
 from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.assembly.schedules import check_schedule
 from hexloop.app.assembly.storage import as_location, is_missing, storage_for
-from hexloop.app.assembly.torch.model import check_schedule
-from hexloop.app.assembly.torch.saved_weights import saved_weights
-from hexloop.app.assembly.torch.state import parameter_shapes
 from hexloop.domain.checkpoints.manifest import checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps
 from hexloop.domain.errors import ConfigurationError, MissingCheckpointError, StorageError
@@ -99,7 +98,10 @@ def refuse_optimizer(parts: TrainerParts, total_steps: int) -> None:
             raise ConfigurationError(Problem(problem, kind=RuntimeError))
     with refusals:
         if parts.makes_optimizer:
-            parts.hooks.get_optimizer_cls_and_kwargs(parts.args, parts.model)
+            if parts.hooks.get_optimizer_cls_and_kwargs.overridden:
+                parts.hooks.get_optimizer_cls_and_kwargs(parts.args, parts.model)
+            else:
+                parts.adapters.framework.choose_optimizer(parts.args)
     with refusals:
         refuse_frozen_model(parts)
     with refusals:
@@ -212,7 +214,7 @@ def refuse_frozen_model(parts: TrainerParts) -> None:
     """Raise ConfigurationError if all parameters are frozen, and no optimizer of the user's has others."""
     if not parts.own_optimizer or not parts.makes_optimizer:
         return
-    if not any(parameter.requires_grad for parameter in parts.model.parameters()):
+    if not parts.adapters.framework.parameter_counts(parts)[1]:
         raise ConfigurationError(
             "The model has no parameter that is trained: requires_grad is False for all of them; set it to True for "
             "those to train, or add adapters."
@@ -235,7 +237,7 @@ def refuse_unsavable_generation(parts: TrainerParts) -> None:
         ) from error
 
 
-def refuse_untrainable_model(model: Any) -> None:
+def refuse_untrainable_model(model: Any, framework: Framework[Any]) -> None:
     """Raise ConfigurationError for a quantized model that cannot be trained, as transformers does.
 
     Its weights are not parameters that an optimizer can change, so nearly all of it would stay as it is. Trainable are
@@ -250,7 +252,7 @@ def refuse_untrainable_model(model: Any) -> None:
             f"The model is quantized ({method}) and compiled, and a compiled quantized model cannot be trained; pass "
             "the model without torch.compile."
         )
-    elif not saved_weights(model).has_adapters and not getattr(quantizer, "is_qat_trainable", False):
+    elif not framework.weights(model).has_adapters and not getattr(quantizer, "is_qat_trainable", False):
         problem = (
             f"The model is quantized ({method}) and has no trainable adapters, so its quantized weights would not be "
             "trained; add adapters, with peft.get_peft_model(model, LoraConfig(...)) or model.add_adapter(...), or "
@@ -309,7 +311,7 @@ def refuse_inconsistent_ranks(parts: TrainerParts) -> None:
 
 def _description(parts: TrainerParts) -> dict[str, Any]:
     """Return what must be the same on all ranks, as plain values."""
-    shapes = json.dumps(parameter_shapes(parts)).encode()
+    shapes = json.dumps(parts.adapters.framework.parameter_shapes(parts)).encode()
     described = {
         **{
             name: value if isinstance(value, bool | int | float | str) else str(value)

@@ -14,16 +14,15 @@ from copy import deepcopy
 from typing import Any
 
 from hexloop.app.assembly.parts import TrainerParts
-from hexloop.app.assembly.torch.determinism import IsolatedRandomness
-from hexloop.app.assembly.torch.evaluation import EvalLoopOutput, PredictionOutput
-from hexloop.app.assembly.torch.tensors import kept_on_host
-from hexloop.app.overrides.evaluation import evaluation_by_override, evaluator_for, looped_by_override
+from hexloop.app.assembly.random_state import IsolatedRandomness
+from hexloop.app.overrides.evaluation import evaluation_by_override, looped_by_override
 from hexloop.app.run.checkpoint_compatibility import likely_checkpoint
 from hexloop.app.run.checkpoints import callbacks_state, restore_callbacks
 from hexloop.app.run.messages import log_evaluation
 from hexloop.app.run.session import RunHost, open_session
 from hexloop.domain import evaluation
 from hexloop.domain.errors import CheckpointError, CollectiveError, RunStateError
+from hexloop.domain.evaluation import EvalLoopOutput, PredictionOutput
 from hexloop.domain.events import AnyEvent, Evaluated
 from hexloop.domain.json_documents import read_bytes, read_json
 from hexloop.domain.loop import apply_requests, train
@@ -188,7 +187,7 @@ def _keep_start(host: RunHost) -> Callable[[], None]:
     """
     host.forget_run()
     before = host.parts()
-    restore_weights = kept_on_host(before.model)
+    restore_weights = before.adapters.framework.kept_on_host(before.model)
     optimizer = None if before.optimizer is None else deepcopy(before.optimizer.state_dict())
     lr_scheduler = None if before.lr_scheduler is None else deepcopy(before.lr_scheduler.state_dict())
     callbacks = deepcopy(callbacks_state(before.callback_handler, before.control))
@@ -280,7 +279,7 @@ def _evaluate_one(
 
     return (
         yield from evaluation.evaluate(
-            evaluator_for(parts, loader, loss_only, ignore_keys, prefix, keep=False),
+            parts.adapters.framework.evaluator(parts, loader, loss_only, ignore_keys, prefix, keep=False),
             prefix=prefix,
             step=step,
             clock=clock,
@@ -321,7 +320,8 @@ def evaluation_loop(
     parts.args.check_stored()
     log_evaluation(parts, loader, description)
     with _randomness(parts):
-        evaluator = evaluator_for(parts, loader, loss_only, ignore_keys, prefix, keep=description == "Prediction")
+        keep = description == "Prediction"
+        evaluator: Any = parts.adapters.framework.evaluator(parts, loader, loss_only, ignore_keys, prefix, keep)
         for event in evaluation.predict(evaluator, parts.state.global_step, lambda: iter(()), lambda: False):
             parts.dispatcher.dispatch(event)
         metrics = evaluator.metrics()

@@ -10,9 +10,7 @@ from typing import Any
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.parts import TrainerParts
-from hexloop.app.assembly.torch.learner import make_window_values
-from hexloop.app.assembly.torch.saved_weights import saved_state
-from hexloop.app.assembly.torch.state import exportables, snapshots
+from hexloop.app.assembly.state import exportables
 from hexloop.app.rules import rules_of
 from hexloop.app.run.checkpoints import callbacks_state, restore_callbacks
 from hexloop.domain.errors import ConfigurationError
@@ -60,9 +58,10 @@ def make_guard(parts: TrainerParts, run: Run[Any, Any], loader: Any, settle_coun
         settle_counters()  # to the state that is given up
         restore_callbacks(handler, control, deepcopy(state.callbacks), parts.notices)
 
-    state = exportables(parts, run, saved_state(parts))
-    kept = StateInMemory(state, snapshots(parts), parts.adapters.device, complete, restore)
-    return Guard(options, make_window_values(parts), kept, partial(_indices, loader), partial(_leave_out, loader))
+    framework = parts.adapters.framework
+    state = exportables(parts, run, framework.weights(parts.unwrapped_model).state(parts))
+    kept = StateInMemory(state, framework.snapshots(parts), parts.adapters.device, complete, restore)
+    return Guard(options, framework.window_values(parts), kept, partial(_indices, loader), partial(_leave_out, loader))
 
 
 def _indices(loader: Any, place: WindowPlace) -> Sequence[int] | None:

@@ -7,15 +7,13 @@ import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from attrs import asdict, define, field
 
 from hexloop.app.arguments.recorded import changed_defaults, settings_of
+from hexloop.app.assembly.framework import Framework
 from hexloop.app.assembly.parts import TrainerParts
-from hexloop.app.assembly.torch.data import batch_fingerprint, random_fingerprint
-from hexloop.app.assembly.torch.tensors import numbers_of
 from hexloop.app.run.command import command_of_process
 from hexloop.domain.events import (
     AnyEvent,
@@ -40,14 +38,15 @@ Transfer = Callable[[Any], Any]
 class RunJournal:
     """Follows a run, and records the facts that `hexloop.domain.journal` lists. Losses are read with the next log.
 
-    random: returns the fingerprint of the random streams. settings: the arguments of the run. defaults: what those
+    framework, device: of the run. settings: the arguments of the run. defaults: what those
     of them that were changed would be otherwise; None if it is not known.
     each_step: whether steps are recorded as well as logs and saves. totals: sums numbers over all processes.
     An error is reported once, and the run continues without its journal.
     """
 
     journal: Journal
-    random: Callable[[], str]
+    framework: Framework[Any]
+    device: str
     settings: Mapping[str, Fact]
     defaults: Mapping[str, Fact] | None
     each_step: bool
@@ -62,13 +61,16 @@ class RunJournal:
         """Return `transfer`; if steps are recorded, one that first takes the fingerprint of each batch."""
         if not self.each_step:
             return transfer
-        fingerprint = self._safely(lambda batch: self._batches.append(batch_fingerprint(batch)))
+        fingerprint = self._safely(lambda batch: self._batches.append(self.framework.batch_fingerprint(batch)))
 
         def fingerprint_and_transfer(batch: Any) -> Any:
             fingerprint(batch)
             return transfer(batch)
 
         return fingerprint_and_transfer
+
+    def _random(self) -> str:
+        return self.framework.random_fingerprint(self.device)
 
     def follow(self, run: Run[Any, Any]) -> dict[type[AnyEvent], Callable[[Any], None]]:
         """Start with a run; return the event handlers."""
@@ -105,7 +107,7 @@ class RunJournal:
         command = command_of_process(sys.orig_argv, os.environ)
         known = {} if self.defaults is None else {"defaults": self.defaults}
         self.journal.note(
-            "began", run=name, step=event.step, settings=self.settings, **known, command=command, random=self.random()
+            "began", run=name, step=event.step, settings=self.settings, **known, command=command, random=self._random()
         )
 
     def _step_ended(self, event: StepEnded) -> None:
@@ -118,7 +120,7 @@ class RunJournal:
         window = len(event.losses)
         batches = [self._batches.popleft() for _ in range(min(window, len(self._batches)))]
         self.journal.note(
-            "step", step=event.step, batches=batches, learning_rate=self._run.state.learning_rate, random=self.random()
+            "step", step=event.step, batches=batches, learning_rate=self._run.state.learning_rate, random=self._random()
         )
 
     def _window_left_out(self, event: WindowLeftOut) -> None:
@@ -138,7 +140,10 @@ class RunJournal:
 
     def _logged(self, event: Logged) -> None:
         """Sum the losses of all processes in the steps since the last log, and record them."""
-        losses = self.totals([sum(shares) for shares in _numbers(self._losses)]) if self._losses else ()
+        losses: Sequence[float] = ()
+        if self._losses:
+            values = iter(self.framework.numbers_of([handle for shares in self._losses for handle in shares]))
+            losses = self.totals([sum(next(values) for _ in shares) for shares in self._losses])
         self._losses.clear()
         self._safely(self._note_log)(event, losses)
 
@@ -146,7 +151,7 @@ class RunJournal:
         if losses:
             self.journal.note("losses", first=event.step - len(losses) + 1, losses=list(losses))
         values = {name: value for name, value in event.values.items() if isinstance(value, int | float | str)}
-        self.journal.note("logged", step=event.step, values=values, random=self.random())
+        self.journal.note("logged", step=event.step, values=values, random=self._random())
 
     def _paused(self, event: Paused) -> None:
         """Record a pause once; the event comes again and again while the run is paused."""
@@ -182,9 +187,14 @@ def journal_for(parts: TrainerParts) -> RunJournal:
     """Return the journal of the next run."""
     args, adapters = parts.args, parts.adapters
     settings = settings_of(args)
-    random, totals = partial(random_fingerprint, adapters.device.name), totals_over_ranks(adapters.data_collectives)
     return RunJournal(
-        adapters.journal, random, settings, changed_defaults(args, settings), args.journal == "steps", totals
+        adapters.journal,
+        adapters.framework,
+        adapters.device.name,
+        settings,
+        changed_defaults(args, settings),
+        args.journal == "steps",
+        totals_over_ranks(adapters.data_collectives),
     )
 
 
@@ -202,12 +212,6 @@ def note_of_saves(journal: Journal) -> Callable[..., None]:
         journal.note("save", phase=phase, **facts)
 
     return note
-
-
-def _numbers(windows: list[list[Any]]) -> list[list[float]]:
-    """Return the values of loss handles, with one wait for the device if they are tensors."""
-    values = iter(numbers_of([handle for shares in windows for handle in shares]))
-    return [[next(values) for _ in shares] for shares in windows]
 
 
 def totals_over_ranks(collectives: Collectives) -> Callable[[Sequence[float]], Sequence[float]]:

@@ -13,7 +13,6 @@ from typing import Any
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.storage import joined
-from hexloop.app.assembly.torch.data import example_count
 from hexloop.app.callbacks.console import duration_text, size_text, write_above_bars
 from hexloop.app.notices import OWN, Notices
 from hexloop.app.run.checkpoint_compatibility import AUTO
@@ -95,8 +94,7 @@ def log_start(parts: TrainerParts, run: Run[Any, Any], loader: Any, resumed: str
     if not logger.isEnabledFor(logging.INFO):
         return
     args, adapters, plan = parts.args, parts.adapters, run.plan
-    examples, in_all = example_count(loader), plan.total_steps * run.state.global_batch_size
-    count = adapters.engine.element_count
+    examples, in_all = adapters.framework.sample_count(loader), plan.total_steps * run.state.global_batch_size
     facts: dict[str, object] = {
         "Num examples": in_all if examples is None else examples,
         "Num Epochs": "not known" if plan.epochs is None else plan.epochs,
@@ -112,7 +110,7 @@ def log_start(parts: TrainerParts, run: Run[Any, Any], loader: Any, resumed: str
     facts |= {
         "Number of steps set by": "max_steps" if args.max_steps > 0 else "num_train_epochs",
         "Model": type(parts.unwrapped_model).__name__,
-        "Number of parameters": sum(map(count, parts.model.parameters())),
+        "Number of parameters": parts.adapters.framework.parameter_counts(parts)[0],
         "Device": adapters.device.name if args.n_gpu < 2 else f"{args.n_gpu} GPUs",
         "Precision": adapters.precision.name,
         "Engine": adapters.parallelism.capabilities.name,
@@ -208,7 +206,7 @@ def log_evaluation(parts: TrainerParts, loader: Any, description: str) -> None:
     logger = parts.notices.logger
     if not logger.isEnabledFor(logging.INFO):
         return
-    examples = example_count(loader)
+    examples = parts.adapters.framework.sample_count(loader)
     logger.info("***** Running %s *****", description)
     logger.info("  Num examples: Unknown" if examples is None else f"  Num examples = {examples}")
     logger.info("  Batch size = %s", parts.args.eval_batch_size)

@@ -11,9 +11,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from hexloop.app.assembly.parts import TrainerParts
-from hexloop.app.assembly.torch.data import global_batch_size
-from hexloop.app.assembly.torch.saved_weights import saved_weights
-from hexloop.app.assembly.torch.state import own_class
+from hexloop.app.assembly.sharing import global_batch_size
 from hexloop.app.run.run_information import reproduction_of
 from hexloop.domain.evaluation import CLOCK_READINGS
 from hexloop.domain.redaction import redact
@@ -85,7 +83,7 @@ def write_model_card(parts: TrainerParts, facts: CardFacts) -> None:
         facts = evolve(facts, tags=list(dict.fromkeys([*facts.tags, *as_list(earlier.get("tags"))])))
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(path, redact(_card(parts, facts)).encode())
-    saved_weights(parts.unwrapped_model).complete_card(str(folder), library)
+    parts.adapters.framework.weights(parts.unwrapped_model).complete_card(str(folder), library)
 
 
 def _loaded(path: Path) -> Mapping[str, Any]:
@@ -118,7 +116,7 @@ def _completed(parts: TrainerParts, facts: CardFacts) -> CardFacts:
             dict.fromkeys([*facts.tags, GENERATED, "hexloop", *(tag for each in linked for tag in each.card_tags)])
         ),
         pages={type(each).__name__.lower(): each.page for each in linked},
-        tasks=facts.tasks or _tasks_of(parts.unwrapped_model),
+        tasks=facts.tasks or _tasks_of(parts.adapters.framework.own_class(parts.unwrapped_model)),
         dataset_tags=tags,
         dataset=facts.dataset or tags,
         dataset_args=arguments,
@@ -131,9 +129,9 @@ def _loggers(parts: TrainerParts) -> list[Any]:
     return [each for each in [*found, *parts.adapters.loggers.values()] if each is not None]
 
 
-def _tasks_of(model: Any) -> list[str]:
+def _tasks_of(kind: type[Any]) -> list[str]:
     """Return the Hub's tag of the task of a transformers model, by the tables of transformers if it is loaded."""
-    name = own_class(model).__name__
+    name = kind.__name__
     pipelines = sys.modules.get("transformers.pipelines")
     supported: Mapping[str, Any] = getattr(pipelines, "SUPPORTED_TASKS", None) or {}
     found = [task for task, row in supported.items() if name in {each.__name__ for each in row.get("pt", ())}]

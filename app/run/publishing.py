@@ -16,13 +16,12 @@ from attrs import evolve
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.choices import HubStrategy, SaveStrategy
+from hexloop.app.assembly.checkpoint_files import is_run_file
 from hexloop.app.assembly.outboxes import note_pushed, pushed_in
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.publishing import HubPublisher, Published, create_in_time, finishing_command
 from hexloop.app.assembly.pushes import FOLDER, MODEL, Push, link_or_copy, subject_of
 from hexloop.app.assembly.storage import as_location, is_elsewhere
-from hexloop.app.assembly.torch.checkpoint_files import is_run_file
-from hexloop.app.assembly.torch.saved_weights import SavedWeights
 from hexloop.app.callbacks.console import bar_of_the_rest
 from hexloop.domain.checkpoints.manifest import MANIFEST, step_of
 from hexloop.domain.checkpoints.reading import read_manifest
@@ -158,7 +157,8 @@ def push_checkpoint(parts: TrainerParts, name: str) -> None:
     args, storage = parts.args, parts.adapters.storage
     stored = read_manifest(storage, name).files
     paths = [*stored, MANIFEST]
-    published = {path: f"{name}/{path}" for path in model_paths(paths)}
+    policy = parts.adapters.framework.weights(parts.unwrapped_model)
+    published = {path: f"{name}/{path}" for path in model_paths(paths, policy.published)}
     strategy, into = args.hub_strategy, None
     if strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
         into = LAST_CHECKPOINT if strategy == HubStrategy.CHECKPOINT else name
@@ -177,10 +177,10 @@ def push_checkpoint(parts: TrainerParts, name: str) -> None:
     parts.publisher.push(push, None if root is None else fill, not args.hub_always_push, room)
 
 
-def model_paths(paths: Sequence[str]) -> list[str]:
-    """Return the files of the model in a checkpoint that are published."""
+def model_paths(paths: Sequence[str], choose: Callable[[Sequence[str]], list[str]]) -> list[str]:
+    """Return the files of the model in a checkpoint that are published. choose: the policy's choice among them."""
     chosen = [path for path in paths if not is_run_file(path) and path != MANIFEST and _is_published(path)]
-    return SavedWeights.published(chosen)
+    return choose(chosen)
 
 
 def _is_published(path: str) -> bool:

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hexloop.app.assembly.parts import TrainerParts
-from hexloop.app.assembly.torch.data import global_batch_size, is_iterable, training_order
-from hexloop.app.assembly.torch.saved_weights import saved_weights
+from hexloop.app.assembly.sharing import global_batch_size
 from hexloop.app.run.command import command_of_process
 from hexloop.domain.redaction import redact, redacted
 from hexloop.domain.run import Run
@@ -23,8 +22,8 @@ from hexloop.ports.logger import RunInformation
 def information_of(parts: TrainerParts, run: Run[Any, Any]) -> RunInformation:
     """Return the description of a run for its loggers, without secrets."""
     args, model, state = parts.args, parts.unwrapped_model, parts.state
-    count = parts.adapters.engine.element_count
-    adapters = saved_weights(model).adapters
+    parameters, trained = parts.adapters.framework.parameter_counts(parts)
+    adapters = parts.adapters.framework.weights(model).adapters
     is_trial = state.is_hyper_param_search or state.trial_name is not None
     return RunInformation(
         name=redact(args.run_name or str(args.output_dir)),
@@ -36,8 +35,8 @@ def information_of(parts: TrainerParts, run: Run[Any, Any]) -> RunInformation:
         chosen_name=None if args.run_name is None else redact(args.run_name),
         model_configuration=redacted(_json_like(_configuration_of(getattr(model, "config", None)))),
         adapter_configuration=redacted(_json_like(_configuration_of(adapters))),
-        parameters=sum(map(count, model.parameters())),
-        trainable_parameters=sum(count(each) for each in model.parameters() if each.requires_grad),
+        parameters=parameters,
+        trainable_parameters=trained,
         trial=state.trial_name,
         trial_parameters=_json_like(state.trial_params or {}),
         group=redact(args.run_name or str(args.output_dir)) if is_trial else None,
@@ -95,9 +94,9 @@ def _order_of(parts: TrainerParts) -> str:
     The same digest means the same samples in the same steps, if the data and the batch size are the same.
     """
     data = parts.train_dataset
-    if data is None or not parts.rules.own_order or is_iterable(data) or not hasattr(data, "__len__") or not len(data):
+    order = None if data is None else parts.adapters.framework.order_of(parts, data)
+    if order is None:
         return ""
-    order = training_order(parts, data, 0)
     samples = min(len(order), MOST_SAMPLES)
     indices = array("q", order.block(0, samples))
     if sys.byteorder == "big":

@@ -18,9 +18,8 @@ from typing import Any
 from attrs import define
 
 from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.assembly.state import is_sharded
 from hexloop.app.assembly.storage import as_location, chunks_of, files_below, is_elsewhere, storage_for
-from hexloop.app.assembly.torch.saved_weights import saved_weights
-from hexloop.app.assembly.torch.state import is_sharded
 from hexloop.app.notices import Notices
 from hexloop.domain.errors import IrregularFileError, StorageError
 from hexloop.domain.json_documents import read_bytes, read_json
@@ -43,7 +42,7 @@ def save_model(parts: TrainerParts, folder: str, state_dict: Mapping[str, Any] |
             _replace(_storage_for(parts, folder), _files_in(temporary))
         return
     os.makedirs(folder, exist_ok=True)
-    saved_weights(parts.unwrapped_model).write(parts, folder, state_dict)
+    parts.adapters.framework.weights(parts.unwrapped_model).write(parts, folder, state_dict)
     if is_sharded(parts.adapters.parallelism, parts.model) and state_dict is None and not parts.args.should_save:
         return
     _save_processing_class(parts, folder)
@@ -93,7 +92,7 @@ def companion_files(parts: TrainerParts, arguments: ArgumentsFile) -> Iterator[F
     yield File(TRAINER_STATE, [_state_document(parts)])
     if parts.hooks.writes_weights:
         return
-    policy = saved_weights(parts.unwrapped_model)
+    policy = parts.adapters.framework.weights(parts.unwrapped_model)
     if not (policy.has_files or hasattr(_processing_class(parts), "save_pretrained")):
         return
     with tempfile.TemporaryDirectory() as folder:

@@ -10,26 +10,16 @@ from typing import Any
 from attrs import define, frozen
 
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.assembly.framework import Observer, RunCounters
+from hexloop.app.assembly.learner import AfterStep, RunLearner, whole_windows
 from hexloop.app.assembly.parts import TrainerParts
-from hexloop.app.assembly.torch.batches import RunCounters, make_counters, stop_workers, training_data
-from hexloop.app.assembly.torch.data import global_batch_size
-from hexloop.app.assembly.torch.determinism import GlobalState, flags_for, take_global_state
-from hexloop.app.assembly.torch.learner import (
-    AfterStep,
-    RunLearner,
-    loss_figures,
-    make_learner,
-    make_losses,
-    whole_windows,
-)
-from hexloop.app.assembly.torch.model import Observer, let_schedule_read_gradients, patched, scheduler_adapter
-from hexloop.app.assembly.torch.transfer import batch_preparation
+from hexloop.app.assembly.random_state import GlobalState, take_global_state
+from hexloop.app.assembly.sharing import global_batch_size
 from hexloop.app.callbacks import CallbackHandler
 from hexloop.app.callbacks.progress import ProgressDisplay
 from hexloop.app.control.listening import listener_for
 from hexloop.app.overrides.checkpoints import with_overridden_saves
 from hexloop.app.overrides.stages import Report, Stages, after_each_step, choose_best_metric, wait_while_paused
-from hexloop.app.overrides.steps import prepared_loss, reduced_precision, run_loss, with_overridden_steps
 from hexloop.app.run import checks, messages
 from hexloop.app.run.checkpoint_folders import changes_in_on_save
 from hexloop.app.run.checkpoints import RunCheckpoints, callbacks_state, mark_finished, refuse_unwritable, restore
@@ -198,14 +188,13 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         parts = host.parts()  # now with the wrapped model, its optimizer and its schedule
         each_step, report = after_each_step(parts)
         after_step = AfterStep(each_step)
-        loss = prepared_loss(parts, run_loss(parts))
-        learner = with_overridden_steps(parts, make_learner(parts, wrapped, loss, after_step), wrapped)
-        undo.enter_context(reduced_precision(parts, wrapped))
+        framework = parts.adapters.framework
+        learner = framework.learner(parts, wrapped, after_step)
+        undo.enter_context(framework.precision(parts, wrapped))
         run = _make_run(parts, prepared.plan, prepared.batches, learner, run_name, report)
-        let_schedule_read_gradients(learner.standard, run.scheduler)
         totals = [totals_over_ranks(each) for each in (parts.adapters.collectives, parts.adapters.data_collectives)]
         sums = [lambda number, of=each: of([number])[0] for each in totals]
-        counters = make_counters(parts, run, learner.learner, *sums)
+        counters = framework.counters(parts, run, learner, *sums)
         run.counters, learner.window.batches_left = counters.each_batch, partial(_batches_left, run)
         trained = TrainedParameters.of(parts, counters.settle)
         checkpoints = RunCheckpoints(parts, run, prepared.asked_accumulation, host.parts, trained.check_and_settle)
@@ -256,7 +245,7 @@ def _listen(parts: TrainerParts, run: Run[Any, Any]) -> tuple[Observer, Sequence
 
 def _prepare(parts: TrainerParts, resume_from: str | bool | None, undo: ExitStack) -> Preparation:
     """Return the model on its device, the data and the plan. Raises ConfigurationError with every problem found."""
-    args, adapters = parts.args, parts.adapters
+    args, adapters, framework = parts.args, parts.adapters, parts.adapters.framework
     with checks.Refusals() as refusals:
         args.check()
     with refusals:
@@ -268,18 +257,17 @@ def _prepare(parts: TrainerParts, resume_from: str | bool | None, undo: ExitStac
     asked_accumulation = args.gradient_accumulation_steps
     with refusals:
         undo.enter_context(same_global_batch(parts, resume_from))
-    global_state = take_global_state(adapters.device, flags_for(args, adapters.device))
+    global_state = take_global_state(adapters.device, framework.flags(args, adapters.device))
     undo.callback(global_state.release)
     if parts.rules.own_order:
         adapters.device.seed(args.seed + adapters.mesh.data.rank)
     with refusals:
         model = parts.hooks.place_model(moves=not adapters.parallelism.capabilities.sharded)
-        observers = undo.enter_context(patched(model, args, parts.processing_class))
+        observers = undo.enter_context(framework.patched(model, args, parts.processing_class))
     with refusals:
         loader = parts.hooks.get_train_dataloader()
-        undo.callback(stop_workers, loader)
-        transfer, inspect = batch_preparation(parts)
-        batches = training_data(parts, loader, journal.fingerprinted(transfer), inspect)
+        undo.callback(framework.stop_workers, loader)
+        batches = framework.batches(parts, loader, journal.fingerprinted)
         per_epoch = batches.batches_per_epoch()
         plan = make_plan(per_epoch, args.gradient_accumulation_steps, args.num_train_epochs, args.max_steps)
         checks.refuse_optimizer(parts, plan.total_steps)
@@ -308,10 +296,8 @@ def _make_run(
     return Run(
         learner=learner.learner,
         batches=batches,
-        losses=make_losses(parts),
-        scheduler=scheduler_adapter(
-            parts.lr_scheduler, parts.optimizer, args, parts.lr_scheduler is parts.standard_scheduler
-        ),
+        losses=parts.adapters.framework.losses(parts),
+        scheduler=parts.adapters.framework.scheduler(parts, learner),
         clock=parts.adapters.clock,
         plan=plan,
         state=state,
@@ -404,4 +390,7 @@ def _memory_figures(host: RunHost, session: Session) -> dict[str, float]:
     """Complete the counts at the end of the run, and return the figures of its memory and further ones."""
     session.counters.settle()
     run = session.run
-    return {**host.memory.end("train"), **loss_figures(session.parts, run.losses, run.state.step)}
+    return {
+        **host.memory.end("train"),
+        **session.parts.adapters.framework.loss_figures(session.parts, run.losses, run.state.step),
+    }

@@ -11,8 +11,8 @@ from typing import cast
 from attrs import asdict, frozen
 
 from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.assembly.sharing import global_batch_size, splits
 from hexloop.app.assembly.storage import read_setup
-from hexloop.app.assembly.torch.data import global_batch_size, splits
 from hexloop.app.run.checkpoint_compatibility import likely_checkpoint
 from hexloop.domain.checkpoints.reading import read_manifest
 from hexloop.domain.errors import CheckpointError, ConfigurationError

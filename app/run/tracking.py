@@ -15,8 +15,8 @@ from attrs import define, field, frozen
 
 from hexloop.app.assembly.outboxes import note_logger, state_folder
 from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.assembly.state import is_sharded
 from hexloop.app.assembly.storage import files_below
-from hexloop.app.assembly.torch.state import is_sharded
 from hexloop.app.assembly.trackers import (
     OPTIONS,
     VALUES,

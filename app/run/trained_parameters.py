@@ -9,6 +9,7 @@ from typing import Any
 
 from attrs import define
 
+from hexloop.app.assembly.framework import Framework
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.domain.errors import RunStateError
 from hexloop.domain.events import AnyEvent, EpochEnded, StepBegan, StepEnded
@@ -34,17 +35,20 @@ class TrainedParameters:
     frozen: dict[str, Any]
     known: dict[int, Any]
     settle: Callable[[], None]
+    framework: Framework[Any]
 
     @classmethod
     def of(cls, parts: TrainerParts, settle: Callable[[], None]) -> TrainedParameters:
         """Return the parameters as they are now. settle: settles the run's counters."""
         grouped, model = _grouped(parts.optimizer), parts.unwrapped_model
-        sizes = _sizes(parts.optimizer)
+        sizes, framework = _sizes(parts.optimizer), parts.adapters.framework
         if all(type(each).__module__.startswith(OWN) for each in parts.callback_handler.callbacks):
-            return cls(parts.optimizer, model, sizes, grouped, {}, {}, settle)
-        trained, named = set(map(id, grouped)), list(model.named_parameters())
+            return cls(parts.optimizer, model, sizes, grouped, {}, {}, settle, framework)
+        trained, named = set(map(id, grouped)), list(framework.named_parameters(model))
         frozen = {name: each for name, each in named if not each.requires_grad and id(each) not in trained}
-        return cls(parts.optimizer, model, sizes, grouped, frozen, {id(each): each for _, each in named}, settle)
+        return cls(
+            parts.optimizer, model, sizes, grouped, frozen, {id(each): each for _, each in named}, settle, framework
+        )
 
     def handlers(self) -> Mapping[type[AnyEvent], Callable[[Any], None]]:
         """Return the event handlers that check at the boundaries of steps."""
@@ -67,7 +71,7 @@ class TrainedParameters:
             raise RunStateError(f"The optimizer's groups have other parameters than when the run started: {SAME}")
         if not self.known:
             return
-        named = self.model.named_parameters()
+        named = self.framework.named_parameters(self.model)
         replaced = [name for name, each in named if each.requires_grad and id(each) not in self.known]
         if replaced:
             self.known = {}

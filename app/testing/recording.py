@@ -169,8 +169,8 @@ def _record_end(record: RecordedRun, subject: Any, run: Run[Any, Any]) -> None:
 def _files(subject: Any, run: Run[Any, Any]) -> Iterable[File]:
     if isinstance(subject, Run):
         return _store(subject).contents.files(run.state)
+    from hexloop.app.assembly.state import exportables
     from hexloop.app.assembly.torch.saved_weights import saved_state
-    from hexloop.app.assembly.torch.state import exportables
     from hexloop.app.callbacks import export_states
 
     parts = _session(subject).parts

@@ -9,20 +9,11 @@ from typing import Any
 from attrs import fields
 
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.assembly.adapters import Adapters, choose_adapters
+from hexloop.app.assembly.adapters import Adapters, choose_adapters, disable_replication
 from hexloop.app.assembly.outboxes import state_folder
-from hexloop.app.assembly.parts import KeptLoaders, PreparationTime, TrainerParts
+from hexloop.app.assembly.parts import PreparationTime, TrainerParts
 from hexloop.app.assembly.publishing import HubPublisher
 from hexloop.app.assembly.storage import WorkingFolder
-from hexloop.app.assembly.torch.data import default_collator
-from hexloop.app.assembly.torch.losses import smoother_for
-from hexloop.app.assembly.torch.model import (
-    default_label_names,
-    disable_replication,
-    returns_loss_by_default,
-    takes_any_keyword,
-    unwrapped,
-)
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
 from hexloop.app.callbacks.flow import all_callbacks
 from hexloop.app.hooks import Hooks, is_overridden
@@ -32,7 +23,6 @@ from hexloop.app.run.checkpoint_compatibility import AUTO, absolute_name, likely
 from hexloop.app.run.memory_metrics import MemoryStages, memory_stages_for
 from hexloop.app.run.messages import resumed_from
 from hexloop.app.run.session import RunOutcome, Session
-from hexloop.app.trainer.accelerator import Accelerator
 from hexloop.app.trainer.attribute_kinds import made
 from hexloop.domain.errors import RunStateError
 from hexloop.domain.requests import Requests
@@ -77,7 +67,7 @@ class TrainerAttributes:
     @made
     def data_collator(self) -> Callable[[list[Any]], Any]:
         """What makes a batch of a list of samples."""
-        return default_collator(self.processing_class)
+        return self.adapters.framework.collator(self.processing_class)
 
     @made
     def adapters(self) -> Adapters:
@@ -107,7 +97,8 @@ class TrainerAttributes:
 
     def note_model(self) -> None:
         """Set the attributes that depend on the model; subclasses may assign others after the constructor."""
-        model = unwrapped(self.model)
+        framework = self.adapters.framework
+        model = framework.unwrapped(self.model)
         devices = {each for each in (getattr(model, "hf_device_map", None) or {}).values() if each != "disk"}
         parallelized = getattr(model, "is_parallelizable", False) and getattr(model, "model_parallel", False)
         self.is_model_parallel = len(devices - {"cpu"}) > 1 or bool(parallelized)
@@ -118,18 +109,18 @@ class TrainerAttributes:
             config.use_cache = self.args.use_cache
         asked = self.args.place_model_on_device
         self.place_model_on_device = not devices if asked is None else asked
-        self.model_accepts_loss_kwargs = takes_any_keyword(self.model)
-        self.can_return_loss = returns_loss_by_default(self.model)
+        self.model_accepts_loss_kwargs = framework.takes_item_count(self.model)
+        self.can_return_loss = framework.returns_loss(self.model)
 
     @made
     def label_names(self) -> list[str]:
         """The names of the labels among the inputs."""
-        return self.args.label_names or default_label_names(self.model, False)
+        return self.args.label_names or self.adapters.framework.label_names(self.model, False)
 
     @made
     def main_input_name(self) -> str:
         """The name of the input whose items are counted."""
-        return str(getattr(unwrapped(self.model), "main_input_name", "input_ids"))
+        return str(getattr(self.adapters.framework.unwrapped(self.model), "main_input_name", "input_ids"))
 
     loss_is_scaled_for_ga: bool | None = None
     """Whether an overridden `compute_loss` divides by `num_items_in_batch`; None: if the model's own loss does."""
@@ -143,7 +134,7 @@ class TrainerAttributes:
         """
         if "_own_smoother" in vars(self):
             return self._own_smoother
-        return smoother_for(self.model, self.args)
+        return self.adapters.framework.label_smoother(self.model, self.args)
 
     @label_smoother.setter
     def label_smoother(self, smoother: Any) -> None:
@@ -195,9 +186,9 @@ class TrainerAttributes:
         return PreparationTime()
 
     @made
-    def _kept_loaders(self) -> KeptLoaders:
+    def _kept_loaders(self) -> Any:
         """Evaluation loaders whose workers persist."""
-        return KeptLoaders()
+        return self.adapters.framework.kept_loaders()
 
     _signature_columns: list[str] | None = None
     """The columns that are kept; None until `_set_signature_columns_if_needed` found them."""
@@ -369,6 +360,8 @@ class TrainerAttributes:
         accelerator = self._accelerator
         if accelerator is None:
             return None
+        from hexloop.app.trainer.accelerator import Accelerator
+
         return accelerator.assigned(name) if isinstance(accelerator, Accelerator) else getattr(accelerator, name, None)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from hexloop.app.assembly.torch import checkpoint_files
 from hexloop.app.hooks import standard
 from hexloop.app.run import checkpoints, saving
 from hexloop.app.run.checkpoint_folders import rotate, sorted_checkpoints
@@ -104,7 +103,9 @@ class TrainerCheckpoints(TrainerAttributes):
             return
         target = self._collect_parts().unwrapped_model if model is None else model
         resume_from_checkpoint = self._received(resume_from_checkpoint)
-        self._issue_warnings_after_load(checkpoint_files.load_folder_weights(target, resume_from_checkpoint))
+        from hexloop.app.assembly.torch.weights import load_folder_weights
+
+        self._issue_warnings_after_load(load_folder_weights(target, resume_from_checkpoint))
 
     @standard
     def _load_best_model(self) -> None:

@@ -9,8 +9,9 @@ from functools import partial
 from typing import Any
 
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.assembly import torch as assembly
 from hexloop.app.assembly.parts import TrainerParts
-from hexloop.app.assembly.torch import data
+from hexloop.app.assembly.sharing import global_batch_size
 from hexloop.app.hooks import is_standard, standard
 from hexloop.app.rules import rules_of
 from hexloop.app.trainer.attributes import TrainerAttributes
@@ -106,7 +107,7 @@ class TrainerData(TrainerAttributes):
             collate = parts.data_collator if collate is None else collate
         if parts.rules.own_order and sampler_fn is not None and is_standard(sampler_fn):
             sampler_fn = None
-        return data.make_loader(parts, dataset, batch_size, sampler_fn, is_training, collate)
+        return parts.adapters.framework.loader(parts, dataset, batch_size, sampler_fn, is_training, collate)
 
     # Samplers
 
@@ -125,7 +126,7 @@ class TrainerData(TrainerAttributes):
 
     def num_examples(self, dataloader: Any) -> int:
         """Return the samples of a loader; its length times the batch size if its data set has no length."""
-        count = data.example_count(dataloader)
+        count = self.adapters.framework.sample_count(dataloader)
         return len(dataloader) * self.args.per_device_train_batch_size if count is None else count
 
     def _data_parts(self) -> TrainerParts:
@@ -135,7 +136,7 @@ class TrainerData(TrainerAttributes):
         return self._collect_parts()
 
     def _loaders(self) -> Any:
-        return data.loaders_of(self._data_parts())
+        return assembly.data.loaders_of(self._data_parts())
 
     # Columns
 
@@ -146,7 +147,7 @@ class TrainerData(TrainerAttributes):
         If overridden, the columns that it sets are kept, and the others left out.
         """
         if self._signature_columns is None:
-            self._signature_columns = data.signature_columns(self.model, self.label_names)
+            self._signature_columns = assembly.data.signature_columns(self.model, self.label_names)
 
     @standard
     def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
@@ -164,7 +165,7 @@ class TrainerData(TrainerAttributes):
 
         If overridden, it replaces the selection of columns of data sets that are not a `datasets.Dataset`.
         """
-        return data.selecting_collator(self._data_parts(), data_collator)
+        return assembly.data.selecting_collator(self._data_parts(), data_collator)
 
     # Sizes of a run, by the names of transformers
 
@@ -177,7 +178,7 @@ class TrainerData(TrainerAttributes):
         epoch; optimizer steps of the run. Epochs are `sys.maxsize` if the data have no length.
         Raises ConfigurationError if neither data nor arguments define the length of the run.
         """
-        batches, accumulation = data.length_of(dataloader), args.gradient_accumulation_steps
+        batches, accumulation = assembly.data.length_of(dataloader), args.gradient_accumulation_steps
         plan = make_plan(batches, accumulation, args.num_train_epochs, args.max_steps)
         total, size = plan.total_steps, self.get_total_train_batch_size(args)
         if batches is None:
@@ -193,8 +194,7 @@ class TrainerData(TrainerAttributes):
         """Return the samples in an optimizer step of all processes together."""
         model_parallel_size = self.get_tp_size() * self.get_cp_size() * self.get_sp_size()
         samples = (
-            data.global_batch_size(args, self.adapters.mesh.data, self._train_batch_size)
-            * args.gradient_accumulation_steps
+            global_batch_size(args, self.adapters.mesh.data, self._train_batch_size) * args.gradient_accumulation_steps
         )
         return samples // model_parallel_size
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from hexloop.app.assembly.torch.evaluation import EvalLoopOutput, PredictionOutput
-from hexloop.app.assembly.torch.model import best_metric
+from hexloop.app.assembly.schedules import best_metric
 from hexloop.app.hooks import is_overridden, standard
-from hexloop.app.overrides.evaluation import prediction_step
 from hexloop.app.run import driving
 from hexloop.app.run.memory_metrics import measured
 from hexloop.app.trainer.attributes import TrainerAttributes
+from hexloop.domain.evaluation import EvalLoopOutput, PredictionOutput
 from hexloop.domain.run import Evaluation
 
 
@@ -89,6 +88,8 @@ class TrainerEvaluation(TrainerAttributes):
         self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[Any, Any, Any]:
         """Return the loss, the logits and the labels of a batch, each None if missing or not asked for."""
+        from hexloop.app.overrides.predictions import prediction_step
+
         step = prediction_step(self._collect_parts())
         predicted: tuple[Any, Any, Any] = step(model, inputs, prediction_loss_only, ignore_keys)
         return predicted

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hexloop.app.assembly.torch.losses import standard_loss
+from hexloop.app.assembly import torch as assembly
 from hexloop.app.engines import is_requested
 from hexloop.app.hooks import standard
 from hexloop.app.run.memory_metrics import MemoryTracker
@@ -106,7 +106,7 @@ class TransformersAttributes(TrainerAttributes):
     @computed
     def _loss_shifts_labels(self) -> bool:
         """Whether the loss compares each position with the next label."""
-        return standard_loss(self._collect_parts()).shifted
+        return assembly.losses.standard_loss(self._collect_parts()).shifted
 
 
 # Old and unsupported names

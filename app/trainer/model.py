@@ -10,16 +10,9 @@ from typing import Any
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.adapters import Adapters
-from hexloop.app.assembly.torch.determinism import seeded
-from hexloop.app.assembly.torch.model import (
-    build_optimizer,
-    choose_optimizer,
-    compiled,
-    decayed_names,
-    make_lr_scheduler,
-    place_model,
-)
-from hexloop.app.assembly.torch.state import is_sharded
+from hexloop.app.assembly.framework import framework_named
+from hexloop.app.assembly.random_state import seeded
+from hexloop.app.assembly.state import is_sharded
 from hexloop.app.hooks import is_overridden, standard
 from hexloop.app.rules import rules_of
 from hexloop.app.trainer.attributes import TrainerAttributes
@@ -66,7 +59,7 @@ class TrainerModel(TrainerAttributes):
         if moves and is_overridden(self, "_move_model_to_device"):
             self._move_by_override()
             moves = False
-        return place_model(self.model, self.args, self.adapters.device, moves)
+        return self.adapters.framework.place(self.model, self.args, self.adapters.device, moves)
 
     def _move_by_override(self) -> None:
         """Call an overridden `_move_model_to_device`, once for each model."""
@@ -91,8 +84,7 @@ class TrainerModel(TrainerAttributes):
     @standard
     def get_num_trainable_parameters(self) -> int:
         """Return the number of trainable values."""
-        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        return sum(map(self.adapters.engine.element_count, trained))
+        return self.adapters.framework.parameter_counts(self._collect_parts())[1]
 
     # Optimizer and schedule
 
@@ -113,13 +105,16 @@ class TrainerModel(TrainerAttributes):
         """
         if self.optimizer is None:
             target = self.model if model is None else model
+            framework = self.adapters.framework
             if self.optimizer_cls_and_kwargs is not None:
                 optimizer_class, options = self.optimizer_cls_and_kwargs
-            else:
+            elif is_overridden(self, "get_optimizer_cls_and_kwargs"):
                 optimizer_class, options = self.get_optimizer_cls_and_kwargs(self.args, target)
+            else:
+                optimizer_class, options = framework.choose_optimizer(self.args)
             decayed = self.get_decay_parameter_names(target)
             keeps_empty, decay = self.adapters.engine.keeps_empty_groups, self.args.weight_decay
-            self.optimizer = build_optimizer(target, optimizer_class, options, decayed, decay, keeps_empty)
+            self.optimizer = framework.build_optimizer(target, optimizer_class, options, decayed, decay, keeps_empty)
             self._standard_optimizer = self.optimizer
         return self.optimizer
 
@@ -134,7 +129,7 @@ class TrainerModel(TrainerAttributes):
             target = self.optimizer if optimizer is None else optimizer
             self.lr_scheduler = self.adapters.engine.schedule(self.args, target, num_training_steps)
             if self.lr_scheduler is None:
-                self.lr_scheduler = make_lr_scheduler(self.args, target, num_training_steps)
+                self.lr_scheduler = self.adapters.framework.schedule(self.args, target, num_training_steps)
                 self._standard_scheduler = self.lr_scheduler
             self._scheduler_of_run = self.lr_scheduler  # also if the user calls this: a run has another length
         return self.lr_scheduler
@@ -143,11 +138,13 @@ class TrainerModel(TrainerAttributes):
     @standard
     def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: Any = None) -> tuple[type[Any], dict[str, Any]]:
         """Return the optimizer class that the arguments name, and its keyword arguments."""
-        return choose_optimizer(args)
+        return framework_named("torch").choose_optimizer(args)
 
     def get_decay_parameter_names(self, model: Any) -> list[str]:
         """Return the names of the parameters with weight decay: no biases, no normalisation layers."""
-        return decayed_names(model)
+        called_on_class: Any = self  # with None, as some libraries do
+        framework = framework_named("torch") if called_on_class is None else self.adapters.framework
+        return framework.decayed_names(model)
 
     def get_learning_rates(self) -> list[float]:
         """Return the rate of each parameter group. Raises ConfigurationError if there is no optimizer yet."""
@@ -248,7 +245,7 @@ class TrainerModel(TrainerAttributes):
                 self._optimizer_of_run = self.optimizer
             if makes_scheduler:
                 self._scheduler_of_run = self.lr_scheduler
-        self.model_wrapped = wrapped = compiled(wrapped, self.args)
+        self.model_wrapped = wrapped = self.adapters.framework.compiled(wrapped, self.args)
         if rules_of(self.args).run_sets_training_mode:
             wrapped.train()
         return wrapped

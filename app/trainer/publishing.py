@@ -7,8 +7,7 @@ import warnings
 from typing import Any
 
 from hexloop.app.assembly.pushes import with_token
-from hexloop.app.assembly.torch.model import unwrapped
-from hexloop.app.assembly.torch.state import is_sharded, refuse_unprepared
+from hexloop.app.assembly.state import is_sharded
 from hexloop.app.hooks import standard
 from hexloop.app.run import model_card, publishing, saving
 from hexloop.app.trainer.attributes import TrainerAttributes
@@ -29,7 +28,7 @@ class TrainerPublishing(TrainerAttributes):
         The first of several processes writes. All processes must call it if the model is sharded: each writes its part.
         With `push_to_hub`, the model is also published.
         """
-        refuse_unprepared(self.adapters, self.model)
+        self.adapters.framework.refuse_unprepared(self.adapters, self.model)
         if self.args.should_save or is_sharded(self.adapters.parallelism, self.model):
             self._save(self._received(output_dir))
         if self.args.push_to_hub and not _internal_call:
@@ -126,7 +125,7 @@ class TrainerPublishing(TrainerAttributes):
             return None
         tags = [
             *model_card.as_list(card.pop("tags", None)),
-            *model_card.as_list(getattr(unwrapped(self.model), "model_tags", None)),
+            *model_card.as_list(getattr(self.adapters.framework.unwrapped(self.model), "model_tags", None)),
         ]
         self.create_model_card(tags=list(dict.fromkeys(tags)), **card)
         parts = self._collect_parts()

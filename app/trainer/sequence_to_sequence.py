@@ -12,12 +12,12 @@ from torch.nn.functional import pad
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.sequence_to_sequence import Seq2SeqTrainingArguments
-from hexloop.app.assembly.torch.evaluation import PredictionOutput
 from hexloop.app.assembly.torch.losses import loss_of_generation
 from hexloop.app.hooks import is_overridden, standard
 from hexloop.app.rules import rules_of
 from hexloop.app.trainer.trainer import Trainer
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.evaluation import PredictionOutput
 from hexloop.domain.run import Evaluation
 
 LABELS = "labels"

@@ -10,24 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from hexloop.app.assembly.torch import accelerator as sharing
-from hexloop.app.assembly.torch.batches import end_pass, floating_point_operations
-from hexloop.app.assembly.torch.data import is_own_loader, map_entries, prepared_inputs, signature_columns
-from hexloop.app.assembly.torch.losses import LossChoice, predicted_items, standard_loss
-from hexloop.app.assembly.torch.model import add_embedding_noise
-from hexloop.app.assembly.torch.tensors import clip_gradients, is_tensor, nested_arrays
+from hexloop.app.assembly import torch as assembly
 from hexloop.app.hooks import is_overridden, standard
-from hexloop.app.overrides.evaluation import PredictedBatch
-from hexloop.app.overrides.steps import run_loss
 from hexloop.app.rules import rules_of
 from hexloop.app.run.session import Session
-from hexloop.app.trainer.accelerator import Accelerator, adopted
 from hexloop.app.trainer.attributes import TrainerAttributes
-from hexloop.app.trainer.shared_accelerator import AcceleratorParts
 from hexloop.domain.errors import ConfigurationError, DataError, RunStateError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from hexloop.app.assembly.torch.losses import LossChoice
+    from hexloop.app.trainer.shared_accelerator import AcceleratorParts
 
 
 @frozen
@@ -91,7 +85,7 @@ class TrainerSteps(TrainerAttributes):
             tuple(self.label_names),
         )
         if self._standard_loss is None or self._standard_loss[0] != values:
-            self._standard_loss = values, standard_loss(self._collect_parts())
+            self._standard_loss = values, assembly.losses.standard_loss(self._collect_parts())
         return self._standard_loss[1]
 
     @standard
@@ -112,9 +106,12 @@ class TrainerSteps(TrainerAttributes):
         None if the loss needs no count, or no run is live. If overridden, it counts the items of every step, and those
         of each batch of an evaluation.
         """
+        from hexloop.app.overrides.evaluation import PredictedBatch
+        from hexloop.app.overrides.steps import run_loss
+
         if isinstance(batch_samples, PredictedBatch):
             parts = self._collect_parts()
-            return predicted_items(parts, run_loss(parts), batch_samples[0])
+            return assembly.losses.predicted_items(parts, run_loss(parts), batch_samples[0])
         if not batch_samples or self._session is None:
             return None
         return self._session.learner.count_items(batch_samples)
@@ -172,7 +169,7 @@ class TrainerSteps(TrainerAttributes):
         The model's own figure, or one by its parameters for a model of transformers, else measured. If overridden, it
         is called for every micro-batch.
         """
-        return floating_point_operations(self.model, inputs)
+        return assembly.batches.floating_point_operations(self.model, inputs)
 
     @standard
     def store_flos(self) -> None:
@@ -193,9 +190,9 @@ class TrainerSteps(TrainerAttributes):
         if is_overridden(self, "_prepare_input"):
             return self._prepare_input(inputs)
         if isinstance(inputs, Mapping) and not inputs:
-            taken = ", ".join(signature_columns(self.model, self.label_names))
+            taken = ", ".join(assembly.data.signature_columns(self.model, self.label_names))
             raise DataError(f"The batch is empty; check that the data have columns that the model takes: {taken}.")
-        return prepared_inputs(inputs, self.adapters.device.name)
+        return assembly.data.prepared_inputs(inputs, self.adapters.device.name)
 
     @standard
     def _prepare_input(self, data: Any) -> Any:
@@ -203,11 +200,11 @@ class TrainerSteps(TrainerAttributes):
 
         If overridden, `_prepare_inputs` calls it with each batch, and this with each entry of one.
         """
-        if not (isinstance(data, Mapping | list | tuple) or is_tensor(data)):
+        if not (isinstance(data, Mapping | list | tuple) or assembly.tensors.is_tensor(data)):
             return data
-        if is_tensor(data) or not is_overridden(self, "_prepare_input"):
-            return prepared_inputs(data, self.adapters.device.name)
-        return map_entries(self._prepare_input, data)
+        if assembly.tensors.is_tensor(data) or not is_overridden(self, "_prepare_input"):
+            return assembly.data.prepared_inputs(data, self.adapters.device.name)
+        return assembly.data.map_entries(self._prepare_input, data)
 
     @standard
     def _clip_grad_norm(self, model: Any) -> Any:
@@ -215,7 +212,7 @@ class TrainerSteps(TrainerAttributes):
 
         If overridden, it clips in every optimizer step whose `max_grad_norm` is above 0.
         """
-        return clip_gradients(model.parameters(), self.args.max_grad_norm)
+        return assembly.tensors.clip_gradients(model.parameters(), self.args.max_grad_norm)
 
     @standard
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
@@ -223,7 +220,7 @@ class TrainerSteps(TrainerAttributes):
 
         If overridden, it returns the norm that is logged.
         """
-        return clip_gradients(model.parameters(), float("inf")) if grad_norm is None else grad_norm
+        return assembly.tensors.clip_gradients(model.parameters(), float("inf")) if grad_norm is None else grad_norm
 
     @property
     def neftune_noise_alpha(self) -> float | None:
@@ -243,7 +240,9 @@ class TrainerSteps(TrainerAttributes):
         alpha = self.neftune_noise_alpha
         if alpha is None:
             raise ConfigurationError("_activate_neftune needs the strength of the noise; set neftune_noise_alpha.")
-        self.neftune_hook_handle = Removable(add_embedding_noise(self.accelerator.unwrap_model(model), alpha))
+        self.neftune_hook_handle = Removable(
+            assembly.model.add_embedding_noise(self.accelerator.unwrap_model(model), alpha)
+        )
         return model
 
     def _deactivate_neftune(self, model: Any) -> None:
@@ -261,11 +260,15 @@ class TrainerSteps(TrainerAttributes):
     def accelerator(self) -> Any:
         """The run with the interface of accelerate's Accelerator; an assigned one is adapted to the run."""
         if self._accelerator is None:
+            from hexloop.app.trainer.accelerator import Accelerator
+
             self._accelerator = Accelerator(self._accelerator_parts())
         return self._accelerator
 
     @accelerator.setter
     def accelerator(self, accelerator: Any) -> None:
+        from hexloop.app.trainer.accelerator import adopted
+
         made = "adapters" in vars(self)  # unless a subclass with a loop of its own leaves out this constructor
         self._accelerator = adopted(self._accelerator_parts(), accelerator) if made else accelerator
 
@@ -273,7 +276,7 @@ class TrainerSteps(TrainerAttributes):
     def create_accelerator_and_postprocess(self) -> None:
         """Make a new `accelerator`, and let accelerate's functions find the run. The constructor calls it."""
         self._accelerator = None
-        sharing.share_run(self.args, self.adapters, self.model, self._follow)
+        self.adapters.framework.share(self.args, self.adapters, self.model, self._follow)
         if is_overridden(self, "_build_accelerator_args"):
             self.accelerator.real  # noqa: B018  # so that keywords that the run cannot follow are refused now
 
@@ -283,13 +286,15 @@ class TrainerSteps(TrainerAttributes):
 
         If overridden, it may add keywords. ConfigurationError is raised if it changes what the run decides.
         """
-        return {**sharing.usual_arguments(self.args, self.adapters, self.model), **kwargs}
+        return {**assembly.accelerator.usual_arguments(self.args, self.adapters, self.model), **kwargs}
 
     def _accelerator_parts(self) -> AcceleratorParts:
+        from hexloop.app.trainer.shared_accelerator import AcceleratorParts
+
         def make() -> Any:
             overridden = is_overridden(self, "_build_accelerator_args")
             build = self._build_accelerator_args if overridden else None
-            return sharing.make(self.args, self.adapters, self.model, build)
+            return assembly.accelerator.make(self.args, self.adapters, self.model, build)
 
         return AcceleratorParts(
             self.args,
@@ -309,7 +314,7 @@ class TrainerSteps(TrainerAttributes):
 
         Without a run, a loop of user code trains them, so that accelerate has to prepare them, except for `evaluation`.
         """
-        if is_own_loader(candidate):
+        if assembly.data.is_own_loader(candidate):
             return True
         own = (self.model, self.model_wrapped, self.optimizer, self.lr_scheduler)
         return (self._is_active or evaluation) and any(candidate is each for each in own)
@@ -317,11 +322,11 @@ class TrainerSteps(TrainerAttributes):
     def _attach(self, session: Session | None) -> None:
         """Set the live session, which accelerate's state shows, if there is one."""
         if session is None and self._session is not None:
-            end_pass(self._session.run.batches)
+            self.adapters.framework.run_ended(self._session.run)
             self._session.run.signals["sync_gradients"] = True  # a run may end in the middle of a window
         self._session, self._standard_loss = session, None
         if session is not None:
-            session.run.signals = sharing.shown(session.run.signals)
+            self.adapters.framework.run_began(session.run)
 
     @property
     def gather_function(self) -> Callable[..., Any]:
@@ -347,7 +352,7 @@ class TrainerSteps(TrainerAttributes):
 
     def _gather_and_numpify(self, tensors: Any, name: str | None = None) -> Any:
         """Return what `_nested_gather` returns, as arrays."""
-        return nested_arrays(self._nested_gather(tensors))
+        return assembly.tensors.nested_arrays(self._nested_gather(tensors))
 
     def _pad_across_processes(self, tensor: Any, pad_index: int = -100) -> Any:
         """Return the tensors of this process, padded to the longest of all processes in their second dimension."""

@@ -13,13 +13,11 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.arguments import from_transformers
 from hexloop.app.assembly.adapters import Injected, choose_adapters
 from hexloop.app.assembly.combinations import log_ineffective_arguments
+from hexloop.app.assembly.random_state import seeded
 from hexloop.app.assembly.storage import WorkingFolder, as_location, storage_for
-from hexloop.app.assembly.torch.data import import_before_seeding
-from hexloop.app.assembly.torch.determinism import enable_full_determinism, seeded
-from hexloop.app.assembly.torch.evaluation import refuse_metrics
-from hexloop.app.assembly.torch.model import apply_liger_kernels, default_label_names, unwrapped
 from hexloop.app.callbacks import CallbackHandler, TrainerState
 from hexloop.app.callbacks.flow import JITCheckpointCallback, all_callbacks
+from hexloop.app.calling import refuse_metrics
 from hexloop.app.hooks import is_overridden, standard
 from hexloop.app.notices import notices_in_force
 from hexloop.app.overrides.stages import Finalized
@@ -131,7 +129,7 @@ class Trainer(
         with refusals:
             checks.refuse_parts(model, model_init, optimizers, optimizer_cls_and_kwargs, data_collator)
         with refusals:
-            refuse_metrics(self.args, compute_metrics)
+            refuse_metrics(self.args.batch_eval_metrics, compute_metrics)
         refusals.settle()
         make_output_folder(self.args, self.adapters.storage, self.adapters.mesh.writes)
         self._memory.start("init")
@@ -139,17 +137,15 @@ class Trainer(
         set_log_level(self.args, self._notices)
         log_ineffective_arguments(self.args)
         log_retired_internals(type(self), Trainer)
-        if not rules_of(self.args).own_order:
-            import_before_seeding()
-            if self.args.full_determinism:
-                enable_full_determinism(self.args.seed)
+        framework = self.adapters.framework
+        framework.begin(self.args)
         with seeded(self.adapters.device, self.args.seed):
             self.model = self.call_model_init() if model_init is not None else model
-        checks.refuse_untrainable_model(self.model)
-        warn_of_unsmoothed_labels(unwrapped(self.model), self.args, self._notices)
+        checks.refuse_untrainable_model(self.model, framework)
+        warn_of_unsmoothed_labels(framework.unwrapped(self.model), self.args, self._notices)
         self.model_wrapped = self.model
         self.note_model()
-        apply_liger_kernels(unwrapped(self.model), self.args)
+        framework.receive(framework.unwrapped(self.model), self.args)
         self.create_accelerator_and_postprocess()
         if is_overridden(self, "_move_model_to_device"):
             self._move_by_override()
@@ -165,7 +161,7 @@ class Trainer(
         has_own_loss = compute_loss_func is not None or smoothed or overridden
         has_own_loss = has_own_loss and rules_of(self.args).own_losses  # transformers does not look for such labels
         given_names = self.args.label_names
-        self.label_names = default_label_names(self.model, has_own_loss) if given_names is None else given_names
+        self.label_names = framework.label_names(self.model, has_own_loss) if given_names is None else given_names
         self.state.checkpoints_folder, self.state.spelled = str(self.args.output_dir), self._started_in.spelled
         listeners = all_callbacks(self.args, callbacks or (), injected.get("loggers") is not None)
         handled = self.model, processing_class, self.optimizer, self.lr_scheduler

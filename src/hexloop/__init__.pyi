@@ -78,10 +78,9 @@ from .adapters.batches.torch.collate import (
     default_data_collator as default_data_collator,
 )
 from .adapters.evaluator.torch.predictions import (
-    EvalLoopOutput as EvalLoopOutput,
     EvalPrediction as EvalPrediction,
-    PredictionOutput as PredictionOutput,
 )
+from .domain.evaluation import EvalLoopOutput as EvalLoopOutput, PredictionOutput as PredictionOutput
 from .domain.errors import (
     ChangedCheckpointError as ChangedCheckpointError,
     CheckpointError as CheckpointError,

@@ -49,7 +49,8 @@ def held(engine: str, folder: str, rank: int, size: int) -> dict[str, float]:
     from hexloop import Trainer, TrainingArguments
     from hexloop.adapters.contents.checkpoint import parts_of
     from hexloop.adapters.storage.local import LocalStorage
-    from hexloop.app.assembly.torch.state import is_sharded, model_state, optimizer_state
+    from hexloop.app.assembly.state import is_sharded
+    from hexloop.app.assembly.torch.state import model_state, optimizer_state
 
     arguments = TrainingArguments(
         folder, max_steps=2, save_steps=2, save_strategy="steps", per_device_train_batch_size=2, report_to=[],

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hexloop import Trainer, TrainingArguments, zero3_init
-from hexloop.app.assembly.torch.state import is_sharded
+from hexloop.app.assembly.state import is_sharded
 from hexloop.domain.errors import RunStateError
 from tests.engines.processes import in_processes
 from tests.engines.several.live_bytes import LiveBytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -49,26 +49,6 @@ class EvalPrediction:
         if not 0 <= idx < len(self.elements):
             raise IndexError(f"Index {idx} is out of range: EvalPrediction has {len(self.elements)} elements.")
         return self.elements[idx]
-
-
-class EvalLoopOutput(NamedTuple):
-    """The result of `Trainer.evaluation_loop`."""
-
-    predictions: Any
-    label_ids: Any
-    metrics: dict[str, float] | None
-    num_samples: int | None
-
-
-class PredictionOutput(NamedTuple):
-    """The result of `Trainer.predict`."""
-
-    predictions: Any
-    label_ids: Any
-    metrics: dict[str, float] | None
-
-
-# Collecting
 
 
 class Collector(Protocol):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from typing import Any, TypeAlias, cast
-
-from attrs import define, field
 
 from hexloop.adapters.batches.torch.batches import LoaderBatches, TorchBatches, too_many_ranks
 from hexloop.adapters.batches.torch.data_state import no_progress
@@ -27,8 +25,10 @@ from hexloop.adapters.trainable.torch import counters
 from hexloop.adapters.trainable.torch.counters import OperationCounter, OperationMeter, TokenCounter, Total
 from hexloop.adapters.trainable.torch.names import is_compiled, unwrapped
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.assembly.framework import RunCounters
 from hexloop.app.assembly.parts import TrainerParts
-from hexloop.app.assembly.torch.data import data_seed, dispatches, skip_progress, splits
+from hexloop.app.assembly.sharing import data_seed, dispatches, splits
+from hexloop.app.assembly.torch.data import skip_progress
 from hexloop.app.assembly.torch.transfer import Inspect
 from hexloop.domain.errors import CollectiveError, ConfigurationError, DataError
 from hexloop.domain.run import Run
@@ -68,7 +68,7 @@ def evaluation_batches(parts: TrainerParts, loader: Any) -> Iterable[Any]:
     With `reproduce` they are the loader's own, as in transformers, in which the last one may repeat rows.
     """
     if not parts.rules.own_order:
-        return parts.kept_loaders.reading(loader)
+        return cast(Iterable[Any], parts.kept_loaders.reading(loader))
     if parts.adapters.mesh.data.size == 1:
         return cast(Iterable[Any], loader)
     return _batches_of_shares(_batches(parts, loader, whole=unsharded_batches(loader)))
@@ -191,23 +191,6 @@ def _comparison(parts: TrainerParts) -> Compare:
 # What is counted of the batches
 
 Counter: TypeAlias = TokenCounter | OperationCounter | OperationMeter
-
-
-@define
-class RunCounters:
-    """The counters of a run, whose counts may stay on the device; `each_batch` are called with every micro-batch.
-
-    tokens: the one that counts tokens, if the arguments require it.
-    """
-
-    each_batch: Sequence[Any] = ()
-    pending: list[Counter] = field(factory=list)
-    tokens: TokenCounter | None = None
-
-    def settle(self) -> None:
-        """Add all pending counts to the run's state."""
-        for counter in self.pending:
-            counter.settle()
 
 
 def make_counters(

@@ -46,8 +46,8 @@ from hexloop.adapters.batches.torch.stream import StreamLoader
 from hexloop.adapters.batches.torch.structure import batch_fingerprint, map_entries, shallow_copy, transfer_to
 from hexloop.adapters.trainable.torch.forward import forward_parameters, used_columns
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.arguments.data import AcceleratorConfig
 from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.assembly.sharing import data_seed, dispatches, global_batch_size, sharing_settings
 from hexloop.app.callbacks.progress import SkipProgressBar, shows_bars
 from hexloop.app.calling import most_positional
 from hexloop.domain.errors import ConfigurationError
@@ -267,7 +267,7 @@ class LoaderFactory:
 
 
 def _reproducing_loaders(parts: TrainerParts, collate: Collate | None) -> ReproducingFactory:
-    args, settings = parts.args, _sharing_settings(parts.args)
+    args, settings = parts.args, sharing_settings(parts.args)
     inputs = getattr(parts.processing_class, "model_input_names", None)
     return ReproducingFactory(
         collate=parts.data_collator if collate is None else collate,
@@ -339,45 +339,6 @@ def sampler_from(method: Callable[..., Any], dataset: Any) -> Any:
     if is_iterable(dataset):
         return None
     return method(dataset) if most_positional(method) else method()
-
-
-# What the arguments say about batches
-
-
-def global_batch_size(args: TrainingArguments, ranks: Place, batch_size: int) -> int:
-    """Return the samples of a micro-batch of all processes together.
-
-    ranks: the processes that read different samples. batch_size: of each of them, or with `split_batches` of all.
-    Raises ConfigurationError if it cannot be split.
-    """
-    if not _sharing_settings(args).split_batches:
-        return batch_size * ranks.size
-    if batch_size % ranks.size:
-        raise ConfigurationError(
-            f"split_batches=True in accelerator_config cannot split batches of {batch_size} evenly among "
-            f"{ranks.size} processes; choose per_device_train_batch_size and per_device_eval_batch_size among "
-            f"the multiples of {ranks.size}."
-        )
-    return batch_size
-
-
-def splits(args: TrainingArguments, ranks: Place) -> bool:
-    """Return whether the processes split each batch, instead of having one each."""
-    return ranks.size > 1 and _sharing_settings(args).split_batches
-
-
-def dispatches(args: TrainingArguments, ranks: Place) -> bool:
-    """Return whether rank 0 reads for all."""
-    return ranks.size > 1 and bool(_sharing_settings(args).dispatch_batches)
-
-
-def _sharing_settings(args: TrainingArguments) -> AcceleratorConfig:
-    config = args.accelerator_config
-    return config if isinstance(config, AcceleratorConfig) else AcceleratorConfig()
-
-
-def data_seed(args: TrainingArguments) -> int:
-    return args.seed if args.data_seed is None else args.data_seed
 
 
 def skip_progress(args: TrainingArguments) -> Progress:

@@ -5,22 +5,22 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from hexloop.adapters.batches.torch.loader import example_count, expected_rows
 from hexloop.adapters.batches.torch.reproduction import rows_to_keep
 from hexloop.adapters.batches.torch.structure import row_count
-from hexloop.adapters.evaluator.torch.evaluator import EvaluationOptions, PredictionStep, TorchEvaluator
+from hexloop.adapters.evaluator.torch.evaluator import EvaluationOptions, Modes, PredictionStep, TorchEvaluator
 from hexloop.adapters.evaluator.torch.gathering import SingleRank, TruncatedRanks
-from hexloop.adapters.evaluator.torch.predictions import EvalLoopOutput, PredictionOutput
 from hexloop.adapters.trainable.torch.forward import (
     cache_name,
 )
 from hexloop.adapters.trainable.torch.loss import in_full_precision
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.assembly.state import is_sharded
 from hexloop.app.assembly.storage import WorkingFolder
 from hexloop.app.assembly.torch.batches import evaluation_batches
 from hexloop.app.assembly.torch.losses import (
@@ -30,11 +30,12 @@ from hexloop.app.assembly.torch.losses import (
     window_items,
 )
 from hexloop.app.assembly.torch.model import default_label_names, with_past
-from hexloop.app.assembly.torch.state import is_sharded, refuse_unprepared
+from hexloop.app.assembly.torch.state import refuse_unprepared
 from hexloop.app.assembly.torch.tensors import data_group, tensor_gatherer
 from hexloop.app.assembly.torch.transfer import batch_transfer
-from hexloop.app.calling import accepts
+from hexloop.app.calling import refuse_metrics
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.evaluation import EvalLoopOutput, PredictionOutput
 from hexloop.ports.learner import HALF_FORMATS
 
 __all__ = ["EvalLoopOutput", "PredictionOutput", "TorchEvaluator"]
@@ -102,7 +103,7 @@ def make_evaluator(
     Raises ConfigurationError if `compute_metrics` cannot compute metrics in the way that the arguments require.
     """
     args, adapters, sharded = parts.args, parts.adapters, is_sharded(parts.adapters.parallelism, parts.model)
-    refuse_metrics(args, parts.compute_metrics)
+    refuse_metrics(args.batch_eval_metrics, parts.compute_metrics)
     parts.callback_handler.eval_dataloader = loader
     model = _prepared_model(parts) if parts.run is None else _model_in_training(parts)
     if not sharded:
@@ -141,7 +142,7 @@ def make_evaluator(
         parts.preprocess_logits_for_metrics or (lambda logits, _labels: logits),
         options,
         ranks if own_order else TruncatedRanks(ranks, kept, args.eval_batch_size),
-        modes=parts.modes,
+        modes=cast(Modes | None, parts.modes),
     )
 
 
@@ -189,12 +190,3 @@ def _created(folder: str | None, started_in: WorkingFolder) -> str | None:
             f"predictions_folder={folder!r} does not exist and cannot be created ({error}); choose another folder."
         ) from error
     return folder
-
-
-def refuse_metrics(args: TrainingArguments, compute: Callable[..., Any] | None) -> None:
-    """Raise ConfigurationError if metrics are to be computed by batch, and the function does not support that."""
-    if args.batch_eval_metrics and compute is not None and not accepts(compute, "compute_result"):
-        raise ConfigurationError(
-            "batch_eval_metrics=True needs a compute_metrics with a parameter compute_result, which is True for "
-            "the last batch; add it, collect what the metrics need at each call, and return them at the last one."
-        )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
-from attrs import define, frozen
 
 from hexloop.adapters.evaluator.torch.evaluator import Modes
 from hexloop.adapters.losses.torch import RunningLoss, TorchLosses, TorchWindowValues
@@ -20,51 +18,16 @@ from hexloop.adapters.trainable.torch.trainable import (
     estimated_item_sum,
     resolved_count,
 )
+from hexloop.app.assembly.learner import RunLearner, SynchronisingLearner, WindowState
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.torch.losses import LossChoice, is_only_forward_in_half, item_sum, window_items
 from hexloop.app.assembly.torch.state import layout_of
-from hexloop.domain.errors import ConfigurationError, DataError
+from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.loop import StandardLearner
 from hexloop.domain.ranks import SharedLosses, SharedWindowValues
 from hexloop.domain.run import windows
 from hexloop.ports.learner import Learner, Losses, WindowValues
 from hexloop.ports.parallelism import OwnUpdate
-
-Windows = Callable[[Generator[Any, None, None], int], Generator[list[Any], None, None]]
-
-
-@define
-class WindowState:
-    """Where a run is in its window of micro-batches, as far as an overridden hook needs to know.
-
-    length: micro-batches of the current window; None if no hook that asks for it is overridden. batches_left: returns
-    how many micro-batches the epoch has after those of all windows so far; None if that is not known.
-    """
-
-    length: int | None = None
-    batches_left: Callable[[], int | None] = lambda: None
-
-
-@frozen
-class RunLearner:
-    """What takes a run's training steps.
-
-    standard: forward, backward and update as they are if no hook is overridden. learner: what the loop calls; the same
-    object in that case. windows: groups micro-batches for each optimizer step. window: where the run is in its window.
-    modes: the training modes of the model's modules, which evaluations change and the next step restores.
-    trainable: the model and its optimizer, as `standard` drives them.
-    """
-
-    standard: Learner[Any, Any]
-    learner: Learner[Any, Any]
-    windows: Windows
-    window: WindowState
-    modes: Modes
-    trainable: TorchTrainable
-
-    def count_items(self, window: Sequence[Any]) -> object:
-        """Return the item count of a window as the standard learner counts, on the device."""
-        return resolved_count(self.standard.count_items(window))
 
 
 def make_learner(parts: TrainerParts, wrapped: Any, choice: LossChoice, after: Callable[[], None]) -> RunLearner:
@@ -106,7 +69,11 @@ def make_learner(parts: TrainerParts, wrapped: Any, choice: LossChoice, after: C
         if is_only_forward_in_half(parts):
             precision = ForwardAlone(precision)
         standard = kind(trainable, precision, parallelism, before, after, parts.backward)
-    return RunLearner(standard, standard, windows, WindowState(), modes, trainable)
+
+    def count_items(window: Sequence[Any]) -> object:
+        return resolved_count(standard.count_items(window))
+
+    return RunLearner(standard, standard, windows, WindowState(), modes, trainable, count_items)
 
 
 def _transformers_trainable(parts: TrainerParts, wrapped: Any, compute: Any) -> TransformersTrainable:
@@ -118,24 +85,6 @@ def _transformers_trainable(parts: TrainerParts, wrapped: Any, compute: Any) -> 
         return has_function or (parts.model_accepts_loss_kwargs and count is not None)
 
     return TransformersTrainable(wrapped, parts.optimizer, compute, inner=parts.model, items=items, scaled=scaled)
-
-
-def whole_windows(group: Windows) -> Windows:
-    """Return `group`, which raises DataError where transformers would keep gradients for the next epoch."""
-
-    def checked(batches: Generator[Any, None, None], accumulation: int) -> Generator[list[Any], None, None]:
-        with closing(group(batches, accumulation)) as found:
-            for window in found:
-                if len(window) < accumulation:
-                    raise DataError(
-                        f"The data have no length and ended after {len(window)} of the {accumulation} micro-batches "
-                        "of a step, whose gradients transformers adds to the next epoch's first step and "
-                        "reproduce='transformers' does not; give the data set a length, let its batches fill whole "
-                        "steps, or leave reproduce out."
-                    )
-                yield window
-
-    return checked
 
 
 def make_losses(parts: TrainerParts) -> Losses[Any]:
@@ -219,35 +168,3 @@ def _item_sum(parts: TrainerParts, normalises: bool) -> ItemSum:
         return LOCAL_ITEM_SUM
     exact = args.average_tokens_across_devices if normalises else args.loss_weighting == "exact"
     return item_sum(adapters) if exact else estimated_item_sum(size)
-
-
-class SynchronisingLearner(StandardLearner[Any, Any]):
-    """A standard learner that averages gradients at every micro-batch instead of the last one of a window.
-
-    This is slower, but needs less memory if weights are sharded.
-    """
-
-    def micro_step(self, batch: Any, window_items: object, last_of_window: bool) -> Any:
-        """Run forward and backward of one micro-batch, and average its gradients."""
-        return super().micro_step(batch, window_items, True)
-
-
-class AfterStep:
-    """What a learner calls after each optimizer step; the function passed to `first` is called once."""
-
-    def __init__(self, each: Callable[[], None]) -> None:
-        self._each = self._call = each
-
-    def __call__(self) -> None:
-        """Call the functions."""
-        self._call()
-
-    def first(self, call: Callable[[], None]) -> None:
-        """Call a function after the next optimizer step only."""
-
-        def call_both() -> None:
-            self._call = self._each
-            self._each()
-            call()
-
-        self._call = call_both

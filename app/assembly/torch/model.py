@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 from weakref import WeakSet
 
 import torch
 from attrs import evolve
 from torch.optim.lr_scheduler import LambdaLR
 
-from hexloop.adapters.engines.single.engine import SingleProcess
 from hexloop.adapters.scheduler.torch.run_schedules import LambdaScheduler, MetricScheduler, follower_of, lambda_of
 from hexloop.adapters.scheduler.torch.user_scheduler import TorchScheduler
 from hexloop.adapters.trainable.torch import optimizers
@@ -28,14 +27,15 @@ from hexloop.adapters.trainable.torch.names import unwrapped
 from hexloop.adapters.trainable.torch.optimizers import build_optimizer, decayed_names
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.choices import DebugOption
-from hexloop.app.assembly.adapters import Adapters
+from hexloop.app.assembly.framework import Observer
+from hexloop.app.assembly.schedules import best_metric, make_shape, schedule_name, schedule_options
 from hexloop.app.engines import engine_for
 from hexloop.app.joining import join
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.evaluation import BestMetric
-from hexloop.domain.events import AnyEvent, EpochBegan
+from hexloop.domain.events import EpochBegan
 from hexloop.domain.loop import StandardLearner
-from hexloop.domain.schedules import ADAPTIVE, Shape, build_adaptive, build_shape
+from hexloop.domain.schedules import ADAPTIVE
 from hexloop.ports.device import Device
 from hexloop.ports.learner import Scheduler
 
@@ -49,9 +49,6 @@ __all__ = [
     "unwrapped",
 ]
 """Adapters' names that the rest of the app gets from here."""
-
-Observer: TypeAlias = Mapping[type[AnyEvent], Callable[[Any], None]]
-"""Functions to call at events of these types."""
 
 
 def compiled(model: Any, args: TrainingArguments) -> Any:
@@ -71,13 +68,6 @@ def place_model(model: Any, args: TrainingArguments, device: Device, moves: bool
     if moves:
         model.to(device.name)
     return model
-
-
-def disable_replication(adapters: Adapters, args: TrainingArguments) -> None:
-    """Train on one device of this process, with a model that cannot be replicated on all of them."""
-    if adapters.parallelism.capabilities.several_devices:
-        adapters.parallelism = SingleProcess()
-        args.distributed_environment = evolve(args.distributed_environment, n_gpu=1)
 
 
 @contextmanager
@@ -190,12 +180,6 @@ def choose_optimizer(args: TrainingArguments) -> tuple[type[Any], dict[str, Any]
 # Schedule
 
 
-def best_metric(args: TrainingArguments) -> BestMetric:
-    """Return the metric that decides which evaluation is the best; required if the run loads or saves the best."""
-    required = args.load_best_model_at_end or str(getattr(args.save_strategy, "value", args.save_strategy)) == "best"
-    return BestMetric(args.metric_for_best_model or "", bool(args.greater_is_better), required=required)
-
-
 def make_lr_scheduler(args: TrainingArguments, optimizer: Any, total_steps: int) -> Any:
     """Return the schedule that the arguments name, applied to the optimizer's own rates, as a scheduler of torch.
 
@@ -213,48 +197,16 @@ def make_lr_scheduler(args: TrainingArguments, optimizer: Any, total_steps: int)
             "pass. hexloop does not allow that yet: accumulation and clipping would have no effect, and checkpoints "
             "would lack its state. Choose optim='adafactor' to save memory."
         )
-    name, options = _schedule_name(args), _schedule_options(args)
+    name, options = schedule_name(args), schedule_options(args)
     if name in ADAPTIVE:
         return follower_of(name, options, optimizer)
-    return lambda_of(_make_shape(args, total_steps, optimizer), optimizer)
-
-
-def check_schedule(args: TrainingArguments, total_steps: int) -> None:
-    """Raise ConfigurationError if the schedule that the arguments name cannot be made."""
-    if _schedule_name(args) in ADAPTIVE:
-        build_adaptive(_schedule_name(args), _schedule_options(args))
-    else:
-        _make_shape(args, total_steps)
+    return lambda_of(make_shape(args, total_steps, optimizer), optimizer)
 
 
 def stretch_schedule(scheduler: Scheduler, args: TrainingArguments, total_steps: int, optimizer: Any) -> None:
     """Let the schedule of the arguments run over another number of steps. One that follows a metric stays as it is."""
     if isinstance(scheduler, LambdaScheduler):
-        scheduler.follow(_make_shape(args, total_steps, optimizer))
-
-
-def _make_shape(args: TrainingArguments, total_steps: int, optimizer: Any = None) -> Shape:
-    """Return the schedule of the step that the arguments name. Raises ConfigurationError if its options are invalid.
-
-    Rates among the options are relative to the optimizer's default rate, or to that of the arguments if it has none.
-    """
-    rate = getattr(optimizer, "defaults", {}).get("lr")
-    base_rate, warmup_steps = args.learning_rate if rate is None else float(rate), args.get_warmup_steps(total_steps)
-    return build_shape(
-        _schedule_name(args),
-        base_rate=base_rate,
-        warmup_steps=warmup_steps,
-        total_steps=total_steps,
-        options=_schedule_options(args),
-    )
-
-
-def _schedule_name(args: TrainingArguments) -> str:
-    return str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
-
-
-def _schedule_options(args: TrainingArguments) -> dict[str, Any]:
-    return dict(args.lr_scheduler_kwargs) if isinstance(args.lr_scheduler_kwargs, dict) else {}
+        scheduler.follow(make_shape(args, total_steps, optimizer))
 
 
 def let_schedule_read_gradients(learner: object, scheduler: Scheduler) -> None:

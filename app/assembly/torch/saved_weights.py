@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from hexloop.adapters.contents.safetensors_files import is_weights
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.assembly.state import is_sharded
 from hexloop.app.assembly.torch.state import (
-    is_sharded,
     model_state,
     named_weights,
     own_class,

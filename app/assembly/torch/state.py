@@ -1,9 +1,9 @@
-"""State that checkpoints hold: what exports and loads it, and the contents of a checkpoint."""
+"""What exports and loads the state of models and optimizers of torch."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, cast
@@ -11,8 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from hexloop.adapters.contents.checkpoint import CheckpointContents, Setup, sharded_files_of
-from hexloop.adapters.contents.file_names import RankFiles, UserFiles
+from hexloop.adapters.contents.checkpoint import sharded_files_of
 from hexloop.adapters.contents.safetensors_files import MODEL, is_weights
 from hexloop.adapters.snapshots.torch import TorchSnapshots
 from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout, shape_of
@@ -22,57 +21,13 @@ from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
 from hexloop.adapters.trainable.torch.optimizers import decayed_names
 from hexloop.app.assembly.adapters import Adapters
 from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.assembly.state import is_sharded, own_state, writers
 from hexloop.domain.errors import RunStateError
-from hexloop.domain.run import Run
-from hexloop.ports.parallelism import ExportableModel, OwnState, Parallelism, Sharding
+from hexloop.ports.parallelism import ExportableModel, Sharding
 from hexloop.ports.state import Exportable
-from hexloop.ports.storage import File
-
-__all__ = ["CheckpointContents", "UserFiles"]
-"""Names of adapters that other modules of the app import from here."""
-
-SHARDED = frozenset({"model", "optimizer"})
-"""State of which no process holds all if the model is sharded."""
 
 LARGEST = 5_000_000_000
 """Bytes of the largest file of weights, unless a single tensor is larger."""
-
-
-def exportables(parts: TrainerParts, run: Run[Any, Any], model: Exportable) -> dict[str, Exportable]:
-    """Return everything that has state between steps, by the name of its file. model: what is saved of the model."""
-    return {
-        "model": model,
-        "optimizer": optimizer_state(parts),
-        "scheduler": run.scheduler,
-        "scaler": parts.adapters.precision,
-        "losses": run.losses,
-        "data": run.batches,
-        "random": parts.adapters.device,
-    }
-
-
-def contents_for(
-    parts: TrainerParts,
-    run: Run[Any, Any],
-    model: Exportable,
-    setup: Setup,
-    companion_files: Callable[[], Iterable[File]],
-    user_files: Callable[[], UserFiles],
-) -> CheckpointContents:
-    """Return what reads and writes the files of this run's checkpoints.
-
-    model: what is saved of the model. setup: compares a run with a checkpoint. companion_files: the files that are not
-    state. user_files: what overridden save methods write.
-    """
-    return CheckpointContents(
-        exportables(parts, run, model),
-        companion_files,
-        snapshots=snapshots(parts),
-        setup=setup,
-        ranks=_rank_files(parts),
-        written={"model"} if parts.args.save_only_model else None,
-        user_files=user_files,
-    )
 
 
 def snapshots(parts: TrainerParts) -> TorchSnapshots:
@@ -83,37 +38,27 @@ def snapshots(parts: TrainerParts) -> TorchSnapshots:
     return made
 
 
-def _rank_files(parts: TrainerParts) -> RankFiles:
-    """Return which rank writes what: each a part of sharded state, and rank 0 everything else."""
-    engine = _own_state(parts)
-    sharded = SHARDED if is_sharded(parts.adapters.parallelism, parts.model) else frozenset()
-    if engine is not None and engine.spreads_optimizer(parts.model_wrapped):
-        sharded |= {"optimizer"}
-    gathered = frozenset({"model"}) if _writers(parts) == 1 else frozenset[str]()
-    return RankFiles(parts.adapters.mesh, sharded, gathered)
-
-
 # Model and optimizer
 
 
 def model_state(parts: TrainerParts) -> ExportableModel:
     """Return what exports and loads the weights."""
-    writers = _writers(parts)
-    if engine := _own_state(parts):
-        return engine.model_state(parts.model_wrapped, writers)
-    return ModelState(parts.unwrapped_model, layout_of(parts), writers)
+    count = writers(parts)
+    if engine := own_state(parts):
+        return engine.model_state(parts.model_wrapped, count)
+    return ModelState(parts.unwrapped_model, layout_of(parts), count)
 
 
 def optimizer_state(parts: TrainerParts) -> Exportable:
     """Return what exports and loads the optimizer. Raises CheckpointError if the engine's state is unknown."""
-    if engine := _own_state(parts):
+    if engine := own_state(parts):
         return engine.optimizer_state(parts.model_wrapped, parts.optimizer)
     return OptimizerState(parts.unwrapped_model, parts.optimizer, layout_of(parts))
 
 
 def group_sizes(parts: TrainerParts) -> Sequence[int]:
     """Return how many of the model's parameters are in each of the optimizer's groups."""
-    if engine := _own_state(parts):
+    if engine := own_state(parts):
         return engine.group_sizes(parts.model_wrapped, parts.optimizer)
     return [len(group["params"]) for group in parts.optimizer.param_groups]
 
@@ -183,13 +128,6 @@ def own_class(model: Any) -> type[Any]:
 # Sharded models
 
 
-def is_sharded(parallelism: Parallelism[Any], model: Any) -> bool:
-    """Return whether the model is sharded by now. Before its first run every process holds all of it."""
-    if not parallelism.capabilities.sharded:
-        return False
-    return cast("Sharding[Any, Any, Any]", parallelism).spreads(model)
-
-
 def layout_of(parts: TrainerParts) -> TorchLayout:
     """Return how the model's tensors are distributed over processes."""
     if not is_sharded(parts.adapters.parallelism, parts.model):
@@ -214,27 +152,13 @@ def refuse_unprepared(adapters: Adapters, model: Any) -> None:
 def save_sharded(parts: TrainerParts, folder: str) -> None:
     """Write the weights of a sharded model, in several files with an index if needed. Collective."""
     collectives, mesh = parts.adapters.collectives, parts.adapters.mesh
-    writers = _writers(parts)
-    tensors = list(ModelState(parts.unwrapped_model, layout_of(parts), writers).export())
+    count = writers(parts)
+    tensors = list(ModelState(parts.unwrapped_model, layout_of(parts), count).export())
     if mesh.writes:
         for name in filter(is_weights, os.listdir(folder)):
             os.remove(os.path.join(folder, name))
     collectives.barrier("earlier weights are removed")
-    for file in sharded_files_of(MODEL, tensors, LARGEST, mesh.rank, writers):
+    for file in sharded_files_of(MODEL, tensors, LARGEST, mesh.rank, count):
         with open(os.path.join(folder, file.path), "wb") as written:
             written.writelines(file.chunks)
     collectives.barrier("the weights are written")
-
-
-def _writers(parts: TrainerParts) -> int:
-    """Return how many processes write sharded weights: all of them, or one if the engine gathers them."""
-    adapters = parts.adapters
-    return 1 if adapters.engine.consolidates(parts.args) else adapters.mesh.size
-
-
-def _own_state(parts: TrainerParts) -> OwnState[Any] | None:
-    """Return the adapter of an engine that keeps the state itself, if it has prepared the model."""
-    parallelism = parts.adapters.parallelism
-    if not parallelism.capabilities.owns_state or parts.model_wrapped is parts.model:
-        return None
-    return cast("OwnState[Any]", parallelism)

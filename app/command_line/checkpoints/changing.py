@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain
 
+from hexloop.app.assembly.checkpoint_files import CheckpointFiles
 from hexloop.app.assembly.storage import as_location, has_unsent_files, joined, read_key, split_location, storage_for
-from hexloop.app.assembly.torch.checkpoint_files import CheckpointFiles
 from hexloop.app.checkpoint_rows import best_of, read_state
 from hexloop.app.command_line import ExitCode
 from hexloop.app.command_line.checkpoints import (

@@ -6,11 +6,11 @@ import json
 import math
 from argparse import Namespace
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attrs import asdict, frozen
 
-from hexloop.app.assembly.torch.checkpoint_files import CheckpointFiles, Largest, largest_difference
+from hexloop.app.assembly.checkpoint_files import CheckpointFiles
 from hexloop.app.command_line import ExitCode
 from hexloop.app.command_line.checkpoints import open_checkpoints
 from hexloop.app.printing import print_document, print_lines
@@ -22,6 +22,9 @@ from hexloop.domain.json_documents import finite_json
 from hexloop.domain.run_folder import RUN_STATE, TRAINER_STATE
 from hexloop.ports.state import Part
 from hexloop.ports.storage import TRAINING_ARGUMENTS
+
+if TYPE_CHECKING:
+    from hexloop.app.assembly.torch.weights import Largest
 
 NEVER_READ = (TRAINER_STATE, TRAINING_ARGUMENTS)
 """Files that are written for people and tools and never read back."""
@@ -268,6 +271,8 @@ def compare_tensors(group: str, name: str, one: Part | None, other: Part | None)
     first, second = one.read().cast("B"), other.read().cast("B")
     if first == second:
         return None
+    from hexloop.app.assembly.torch.weights import largest_difference
+
     count, largest = largest_difference(first, second, one.dtype, one.shape)
     return TensorDifference(group, name, kinds, (count, math.prod(one.shape)), largest)
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from hexloop.app.assembly.checkpoint_files import CheckpointFiles
 from hexloop.app.assembly.storage import joined, read_key
-from hexloop.app.assembly.torch.checkpoint_files import CheckpointFiles
 from hexloop.app.checkpoint_rows import CheckpointRow, format_bytes, metric_of, read_state, rows_of
 from hexloop.app.command_line import ExitCode
 from hexloop.app.command_line.checkpoints import (

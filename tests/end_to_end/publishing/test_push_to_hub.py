@@ -14,6 +14,7 @@ import pytest
 from hexloop import TrainerCallback, reading_limits
 from hexloop.adapters.hub import MemoryHub
 from hexloop.app.assembly.publishing import BURST, INTERVAL
+from hexloop.app.assembly.torch.saved_weights import SavedWeights
 from hexloop.app.run import publishing
 from hexloop.app.run.publishing import model_paths
 from hexloop.domain.errors import ConfigurationError, RefusedError, StorageError, UnavailableError
@@ -420,8 +421,8 @@ def test_adapters_are_published_without_the_whole_model() -> None:
     """A checkpoint of a model with adapters of PEFT has both, because a run resumes from the whole model."""
     adapters = ["adapter_config.json", "adapter_model.safetensors", "README.md", "tokenizer.json"]
     run = ["model.safetensors", "optimizer.safetensors", "run_state.json", "trainer_state.json", "manifest.json"]
-    assert model_paths([*adapters, *run]) == adapters
-    assert model_paths(["config.json", "adapter_config.json", *run]) == [
+    assert model_paths([*adapters, *run], SavedWeights.published) == adapters
+    assert model_paths(["config.json", "adapter_config.json", *run], SavedWeights.published) == [
         "config.json",
         "adapter_config.json",
         "model.safetensors",

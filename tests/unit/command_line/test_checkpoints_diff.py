@@ -14,7 +14,7 @@ from hexloop.adapters.contents.safetensors_files import ITEM_BYTES, join, tensor
 from hexloop.adapters.storage.fsspec import FsspecStorage
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.adapters.trainable.torch.serialization import TYPES, tensor_part
-from hexloop.app.assembly.torch import checkpoint_files
+from hexloop.app.assembly.torch import weights as comparison
 from hexloop.app.command_line.checkpoints.diff import compare_tensors
 from hexloop.domain.checkpoints.manifest import Manifest
 from hexloop.ports.storage import File, Storage
@@ -189,7 +189,7 @@ def test_every_dtype_is_compared(dtype: str) -> None:
 
 def test_nan_is_the_largest_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     """NaN is the largest difference in any block; two NaNs or signed zeros differ in bits only."""
-    monkeypatch.setattr(checkpoint_files, "BLOCK", 4)
+    monkeypatch.setattr(comparison, "BLOCK", 4)
     one = torch.zeros(12)
     other = one.clone()
     other[1], other[6], other[10] = 5.0, float("nan"), 9.0

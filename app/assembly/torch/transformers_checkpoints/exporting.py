@@ -15,8 +15,8 @@ import torch
 
 from hexloop.adapters.device.torch import decode_state
 from hexloop.adapters.trainable.torch.parameter_groups import state_dict_of
+from hexloop.app.assembly.checkpoint_files import CheckpointFiles, is_run_file
 from hexloop.app.assembly.storage import storage_for
-from hexloop.app.assembly.torch.checkpoint_files import CheckpointFiles, is_run_file
 from hexloop.app.assembly.torch.transformers_checkpoints.files import (
     OPTIMIZER,
     RANDOM,

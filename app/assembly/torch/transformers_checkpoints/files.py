@@ -9,8 +9,6 @@ import os
 import shlex
 from typing import Any
 
-import torch
-
 from hexloop.domain.checkpoints.manifest import MANIFEST
 from hexloop.domain.errors import CheckpointError
 
@@ -46,4 +44,6 @@ def refuse_transformers_checkpoint(folder: str) -> None:
 
 def write_pickled(folder: str, name: str, value: Any) -> None:
     """Write `value`, made of tensors, arrays, numbers, strings and containers, as transformers reads it."""
+    import torch
+
     torch.save(value, os.path.join(folder, name))  # noqa: TID251 - the format of transformers, on explicit request

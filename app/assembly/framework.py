@@ -1,0 +1,364 @@
+"""What a run needs of the framework in which its model is written: one interface, which each framework implements.
+
+hexloop's own is torch, in `hexloop.app.assembly.torch`. To add one, derive from `Framework`, and pass it to the Trainer
+as `framework`, or add a row to `FRAMEWORKS`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pkgutil import resolve_name
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+
+from attrs import define, field
+
+from hexloop.app.arguments import TrainingArguments
+from hexloop.app.assembly.learner import RunLearner
+from hexloop.app.assembly.random_state import Flag
+from hexloop.domain.events import AnyEvent
+from hexloop.domain.run import Run
+from hexloop.ports.batches import Batches, Evaluator
+from hexloop.ports.device import Device
+from hexloop.ports.learner import Losses, Scheduler, WindowValues
+from hexloop.ports.parallelism import ExportableModel
+from hexloop.ports.state import Exportable, Snapshots
+
+
+class HasOptimizer(Protocol):
+    """What the base class reads of the parts of a Trainer."""
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer."""
+
+
+Parts = TypeVar("Parts", bound=HasOptimizer)
+"""`TrainerParts`, which has a framework."""
+
+Parts_contra = TypeVar("Parts_contra", contravariant=True)
+
+FRAMEWORKS: dict[str, str] = {"torch": "hexloop.app.overrides.framework:TorchWithOverrides"}
+"""The class of each framework, which is imported when it is chosen."""
+
+Observer: TypeAlias = Mapping[type[AnyEvent], Callable[[Any], None]]
+"""Functions to call at events of these types."""
+
+Sum: TypeAlias = Callable[[float], float]
+"""Sums a number over processes."""
+
+
+class Counter(Protocol):
+    """Counts something of the batches; the counts may stay on the device."""
+
+    def settle(self) -> None:
+        """Add all pending counts to the run's state."""
+
+
+@define
+class RunCounters:
+    """The counters of a run; `each_batch` are called with every micro-batch.
+
+    tokens: the one that counts tokens, if the arguments require it.
+    """
+
+    each_batch: Sequence[Any] = ()
+    pending: Sequence[Counter] = field(factory=list)
+    tokens: Callable[[Any], Any] | None = None
+
+    def settle(self) -> None:
+        """Add all pending counts to the run's state."""
+        for counter in self.pending:
+            counter.settle()
+
+
+class WeightsPolicy(Protocol[Parts_contra]):
+    """What is saved of a model, which saving, checkpoints, loggers and model cards ask."""
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether the model has adapters, which are trained in place of its weights."""
+
+    @property
+    def adapters(self) -> Mapping[str, Any]:
+        """The configurations of the model's adapters, by name."""
+
+    @property
+    def has_files(self) -> bool:
+        """Whether there is something to write beside the weights."""
+
+    def state(self, parts: Parts_contra) -> ExportableModel:
+        """Return what a checkpoint of a run holds of the prepared model, and loads into it."""
+
+    def write(self, parts: Parts_contra, folder: str, state_dict: Mapping[str, Any] | None = None) -> None:
+        """Write the weights, or those in `state_dict`, into a folder. Collective if the model is sharded."""
+
+    def write_beside(self, parts: Parts_contra, folder: str) -> None:
+        """Write what a checkpoint has beside the weights that it holds."""
+
+    def published(self, paths: Sequence[str]) -> list[str]:
+        """Return which of a checkpoint's files of the model are published."""
+
+    def complete_card(self, folder: str, library: str | None) -> None:
+        """Complete the model card in a folder."""
+
+
+class Framework(ABC, Generic[Parts]):
+    """What a run needs of a framework.
+
+    An optimizer has `param_groups`, with "params" and "lr", as in torch; nothing else of it, and nothing of a model, is
+    read outside of the framework. The methods that are not abstract have answers for a framework without such things.
+    """
+
+    # The model
+
+    @abstractmethod
+    def place(self, model: Any, args: TrainingArguments, device: Device, moves: bool = True) -> Any:
+        """Return the model on `device` (left where it is unless `moves`), with the memory options of the arguments."""
+
+    @abstractmethod
+    def weights(self, model: Any) -> WeightsPolicy[Parts]:
+        """Return what is saved of a model without wrappers."""
+
+    @abstractmethod
+    def parameter_counts(self, parts: Parts) -> tuple[int, int]:
+        """Return the number of values in the model's parameters, and of those that are trained."""
+
+    def named_parameters(self, model: Any) -> Iterable[tuple[str, Any]]:
+        """Return the parameters that may be frozen, by `requires_grad`, with their names."""
+        return ()
+
+    def refuse_unprepared(self, adapters: Any, model: Any) -> None:
+        """Raise RunStateError if this process never had the model's weights and no run has prepared the model yet."""
+
+    def unwrapped(self, model: Any) -> Any:
+        """Return the model as the user wrote it, without wrappers of the user's own."""
+        return model
+
+    def own_class(self, model: Any) -> type[Any]:
+        """Return the model's class as the user wrote it."""
+        return type(model)
+
+    def takes_item_count(self, model: Any) -> bool:
+        """Return whether the model's own loss divides by the number of items that it is given."""
+        return False
+
+    def returns_loss(self, model: Any) -> bool:
+        """Return whether the model returns a loss without labels."""
+        return True
+
+    def label_names(self, model: Any, has_own_loss: bool) -> list[str]:
+        """Return the names of the labels among a batch's entries. has_own_loss: of the user's, or smoothed."""
+        return []
+
+    def label_smoother(self, model: Any, args: TrainingArguments) -> Any:
+        """Return the loss of smoothed labels that the arguments require; None if there is none."""
+        return None
+
+    def receive(self, model: Any, args: TrainingArguments) -> None:
+        """Replace layers of a model as the arguments require, once, when a Trainer receives it."""
+
+    def share(self, args: TrainingArguments, adapters: Any, model: Any, follow: Callable[[], None]) -> None:
+        """Let other libraries of the framework find the run. follow: shows them the live run again."""
+
+    def run_began(self, run: Run[Any, Any]) -> None:
+        """Show a run to other libraries of the framework."""
+
+    def run_ended(self, run: Run[Any, Any]) -> None:
+        """Show that a run has ended."""
+
+    def patched(
+        self, model: Any, args: TrainingArguments, processing_class: Any
+    ) -> AbstractContextManager[Sequence[Observer]]:
+        """Return a context with the changes to the model that last as long as a run; it yields their event handlers."""
+        return nullcontext(())
+
+    def kept_on_host(self, model: Any) -> Callable[[Any], None]:
+        """Copy the weights to the host; return what writes them back into a model, for `auto_find_batch_size`."""
+        raise NotImplementedError("auto_find_batch_size needs `kept_on_host` of the framework.")
+
+    # The process
+
+    def device(self, args: TrainingArguments) -> Device | None:
+        """Return the device of this process; None for the one that the arguments name among those of torch."""
+        return None
+
+    def flags(self, args: TrainingArguments, device: Device) -> Sequence[Flag]:
+        """Return the global flags that the arguments require."""
+        return ()
+
+    def environment(self) -> dict[str, str]:
+        """Return facts on which the last bits of a result may depend."""
+        return {}
+
+    def begin(self, args: TrainingArguments) -> None:
+        """Prepare the process before the seed is set. Called by the constructor of a Trainer."""
+
+    def random_fingerprint(self, device: str) -> str:
+        """Return a digest of the random streams of the process and of a device."""
+        return ""
+
+    # The data
+
+    @abstractmethod
+    def loader(
+        self,
+        parts: Parts,
+        dataset: Any,
+        batch_size: int,
+        sampler_method: Callable[..., Any] | None,
+        trains: bool,
+        collate: Callable[[list[Any]], Any] | None,
+    ) -> Any:
+        """Return a loader of a data set for this process.
+
+        batch_size: of one process, or with `split_batches` of all. sampler_method: of the user's, which returns the
+        sampler that decides the order; None for hexloop's order. collate: of a user that selects the columns.
+        """
+
+    @abstractmethod
+    def batches(
+        self, parts: Parts, loader: Any, prepared: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]
+    ) -> Batches[Any]:
+        """Return this process's training batches. prepared: wraps what moves a batch to the device.
+
+        Raises ConfigurationError if the data do not fit the processes.
+        """
+
+    def collator(self, processing_class: Any) -> Callable[[list[Any]], Any]:
+        """Return what makes a batch of samples if the user passed nothing."""
+        return lambda samples: samples
+
+    def kept_loaders(self) -> Any:
+        """Return what keeps evaluation loaders whose workers persist; None if there are none."""
+        return None
+
+    def stop_workers(self, loader: Any) -> None:
+        """Stop the workers of a loader."""
+
+    def sample_count(self, loader: Any) -> int | None:
+        """Return the number of samples of a loader's data set; None if it is not known."""
+        dataset: Any = getattr(loader, "dataset", None)
+        return len(dataset) if hasattr(dataset, "__len__") else None
+
+    def batch_fingerprint(self, batch: Any) -> str | None:
+        """Return a digest of a batch; None if there is none."""
+        return None
+
+    def order_of(self, parts: Parts, dataset: Any) -> Any:
+        """Return the order of the training samples in the first epoch; None if hexloop does not choose it."""
+        return None
+
+    # Training
+
+    @abstractmethod
+    def choose_optimizer(self, args: TrainingArguments) -> tuple[type[Any], dict[str, Any]]:
+        """Return the optimizer class that the arguments name, and its keyword arguments. Raises ConfigurationError."""
+
+    @abstractmethod
+    def build_optimizer(
+        self, model: Any, kind: type[Any], options: dict[str, Any], decayed: list[str], decay: float, keeps_empty: bool
+    ) -> Any:
+        """Return an optimizer of this class for the trainable parameters of a prepared model.
+
+        decayed: the names of the parameters with weight decay, of strength `decay`. keeps_empty: whether a parameter
+        group may be empty.
+        """
+
+    def decayed_names(self, model: Any) -> list[str]:
+        """Return the names of the parameters with weight decay."""
+        return [name for name, _ in self.named_parameters(model)]
+
+    @abstractmethod
+    def schedule(self, args: TrainingArguments, optimizer: Any, total_steps: int) -> Any:
+        """Return the schedule that the arguments name, as the Trainer's `lr_scheduler`. Raises ConfigurationError."""
+
+    @abstractmethod
+    def scheduler(self, parts: Parts, learner: RunLearner) -> Scheduler:
+        """Return the Scheduler adapter for the Trainer's `lr_scheduler`."""
+
+    @abstractmethod
+    def learner(self, parts: Parts, wrapped: Any, after: Callable[[], None]) -> RunLearner:
+        """Return what takes the steps of a prepared model. after: called after each optimizer step."""
+
+    @abstractmethod
+    def losses(self, parts: Parts) -> Losses[Any]:
+        """Return what sums the losses of steps until they are logged."""
+
+    @abstractmethod
+    def window_values(self, parts: Parts) -> WindowValues[Any]:
+        """Return what collects the loss and the gradient norm of each step until they are read."""
+
+    def compiled(self, model: Any, args: TrainingArguments) -> Any:
+        """Return the model compiled, if the arguments require it."""
+        return model
+
+    def precision(self, parts: Parts, wrapped: Any) -> AbstractContextManager[Any]:
+        """Return the context of the whole run in which a prepared model computes in the run's precision."""
+        return nullcontext()
+
+    def stretch(self, scheduler: Scheduler, args: TrainingArguments, total_steps: int, optimizer: Any) -> None:
+        """Let the schedule of the arguments run over another number of steps."""
+
+    def counters(
+        self, parts: Parts, run: Run[Any, Any], learner: RunLearner, total: Sum, data_total: Sum
+    ) -> RunCounters:
+        """Return the counters of tokens and operations.
+
+        total, data_total: sum over all processes, and over those that read different samples.
+        """
+        return RunCounters()
+
+    def numbers_of(self, losses: Sequence[Any]) -> list[float]:
+        """Return the values of losses, with one wait for the device."""
+        return list(map(float, losses))
+
+    def loss_figures(self, parts: Parts, losses: Losses[Any], steps: int) -> dict[str, float]:
+        """Return the mean loss of a run that has ended, if it is not that of all processes."""
+        return {}
+
+    # Evaluation
+
+    @abstractmethod
+    def evaluator(
+        self,
+        parts: Parts,
+        loader: Any,
+        loss_only: bool | None,
+        ignore_keys: list[str] | None,
+        prefix: str,
+        keep: bool,
+    ) -> Evaluator[Any]:
+        """Return what evaluates over `loader`. keep: keep the predictions even if metrics are computed by batch.
+
+        Raises ConfigurationError if `compute_metrics` cannot compute metrics in the way that the arguments require.
+        """
+
+    # Checkpoints
+
+    @abstractmethod
+    def optimizer_state(self, parts: Parts) -> Exportable:
+        """Return what exports and loads the optimizer."""
+
+    @abstractmethod
+    def snapshots(self, parts: Parts) -> Snapshots:
+        """Return what copies the state of a run at once, to be written in the background."""
+
+    def group_sizes(self, parts: Parts) -> Sequence[int]:
+        """Return how many of the model's parameters are in each of the optimizer's groups."""
+        return [len(group["params"]) for group in parts.optimizer.param_groups]
+
+    def names_without_decay(self, parts: Parts) -> list[str]:
+        """Return the trainable parameters to which weight decay does not apply by default."""
+        return []
+
+    def parameter_shapes(self, parts: Parts) -> list[list[Any]]:
+        """Return the name, the shape and the dtype of each parameter, all of them JSON; compared between processes."""
+        return []
+
+
+def framework_named(name: str) -> Framework[Any]:
+    """Return a framework of the table."""
+    made: Framework[Any] = resolve_name(FRAMEWORKS[name])()
+    return made

@@ -1,0 +1,117 @@
+"""What takes a run's training steps, and how micro-batches are grouped to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from typing import Any, Protocol
+
+from attrs import define, frozen
+
+from hexloop.domain.errors import DataError
+from hexloop.domain.loop import StandardLearner
+from hexloop.ports.learner import Learner
+
+Windows = Callable[[Generator[Any, None, None], int], Generator[list[Any], None, None]]
+
+
+@define
+class WindowState:
+    """Where a run is in its window of micro-batches, as far as an overridden hook needs to know.
+
+    length: micro-batches of the current window; None if no hook that asks for it is overridden. batches_left: returns
+    how many micro-batches the epoch has after those of all windows so far; None if that is not known.
+    """
+
+    length: int | None = None
+    batches_left: Callable[[], int | None] = lambda: None
+
+
+class Modes(Protocol):
+    """Puts a model in evaluation mode, and back in the modes that it had before."""
+
+    def enter_evaluation(self, model: Any) -> None:
+        """Put the model in evaluation mode, and keep the modes that it had."""
+
+    def restore(self) -> None:
+        """Restore the modes that the model had before the first evaluation since the last call."""
+
+
+class AlwaysInTraining:
+    """Implements Modes for models that have none."""
+
+    def enter_evaluation(self, model: Any) -> None:
+        """No-op."""
+
+    def restore(self) -> None:
+        """No-op."""
+
+
+@frozen
+class RunLearner:
+    """What takes a run's training steps.
+
+    standard: forward, backward and update as they are if no hook is overridden. learner: what the loop calls; the same
+    object in that case. windows: groups micro-batches for each optimizer step. window: where the run is in its window.
+    modes: the training modes of the model's modules, which evaluations change and the next step restores.
+    trainable: the model and its optimizer, as `standard` drives them. count_items: returns the item count of a window
+    as `standard` counts, on the device.
+    """
+
+    standard: Learner[Any, Any]
+    learner: Learner[Any, Any]
+    windows: Windows
+    window: WindowState
+    modes: Modes
+    trainable: Any
+    count_items: Callable[[Sequence[Any]], object]
+
+
+def whole_windows(group: Windows) -> Windows:
+    """Return `group`, which raises DataError where transformers would keep gradients for the next epoch."""
+
+    def checked(batches: Generator[Any, None, None], accumulation: int) -> Generator[list[Any], None, None]:
+        with closing(group(batches, accumulation)) as found:
+            for window in found:
+                if len(window) < accumulation:
+                    raise DataError(
+                        f"The data have no length and ended after {len(window)} of the {accumulation} micro-batches "
+                        "of a step, whose gradients transformers adds to the next epoch's first step and "
+                        "reproduce='transformers' does not; give the data set a length, let its batches fill whole "
+                        "steps, or leave reproduce out."
+                    )
+                yield window
+
+    return checked
+
+
+class SynchronisingLearner(StandardLearner[Any, Any]):
+    """A standard learner that averages gradients at every micro-batch instead of the last one of a window.
+
+    This is slower, but needs less memory if weights are sharded.
+    """
+
+    def micro_step(self, batch: Any, window_items: object, last_of_window: bool) -> Any:
+        """Run forward and backward of one micro-batch, and average its gradients."""
+        return super().micro_step(batch, window_items, True)
+
+
+class AfterStep:
+    """What a learner calls after each optimizer step; the function passed to `first` is called once."""
+
+    def __init__(self, each: Callable[[], None]) -> None:
+        self._each = self._call = each
+
+    def __call__(self) -> None:
+        """Call the functions."""
+        self._call()
+
+    def first(self, call: Callable[[], None]) -> None:
+        """Call a function after the next optimizer step only."""
+
+        def call_both() -> None:
+            self._call = self._each
+            self._each()
+            call()
+
+        self._call = call_both
