@@ -49,6 +49,13 @@ Sum: TypeAlias = Callable[[float], float]
 """Sums a number over processes."""
 
 
+Prepare: TypeAlias = Callable[[Any], Any]
+"""From a batch of the loader to that of the model."""
+
+Inspect: TypeAlias = Callable[[Any], None]
+"""Raises an error if the model cannot take a batch."""
+
+
 class Counter(Protocol):
     """Counts something of the batches; the counts may stay on the device."""
 
@@ -159,8 +166,8 @@ class Framework(ABC, Generic[Parts]):
     def receive(self, model: Any, args: TrainingArguments) -> None:
         """Replace layers of a model as the arguments require, once, when a Trainer receives it."""
 
-    def share(self, args: TrainingArguments, adapters: Any, model: Any, follow: Callable[[], None]) -> None:
-        """Let other libraries of the framework find the run. follow: shows them the live run again."""
+    def share(self, args: TrainingArguments, adapters: Any, model: Any, then: Callable[[], None]) -> None:
+        """Let other libraries of the framework find the run. then: is called when they do."""
 
     def run_began(self, run: Run[Any, Any]) -> None:
         """Show a run to other libraries of the framework."""
@@ -218,13 +225,15 @@ class Framework(ABC, Generic[Parts]):
         """
 
     @abstractmethod
-    def batches(
-        self, parts: Parts, loader: Any, prepared: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]
-    ) -> Batches[Any]:
-        """Return this process's training batches. prepared: wraps what moves a batch to the device.
+    def batches(self, parts: Parts, loader: Any, transfer: Prepare, inspect: Inspect) -> Batches[Any]:
+        """Return this process's training batches. transfer, inspect: as `batch_preparation` returns them.
 
         Raises ConfigurationError if the data do not fit the processes.
         """
+
+    def batch_preparation(self, parts: Parts) -> tuple[Prepare, Inspect]:
+        """Return what moves a batch to the device, and what checks the first one before."""
+        return lambda batch: batch, lambda _batch: None
 
     def collator(self, processing_class: Any) -> Callable[[list[Any]], Any]:
         """Return what makes a batch of samples if the user passed nothing."""
@@ -258,12 +267,17 @@ class Framework(ABC, Generic[Parts]):
 
     @abstractmethod
     def build_optimizer(
-        self, model: Any, kind: type[Any], options: dict[str, Any], decayed: list[str], decay: float, keeps_empty: bool
+        self,
+        model: Any,
+        optimizer_class: type[Any],
+        options: Mapping[str, Any],
+        decayed: list[str],
+        weight_decay: float,
+        keeps_empty: bool = False,
     ) -> Any:
         """Return an optimizer of this class for the trainable parameters of a prepared model.
 
-        decayed: the names of the parameters with weight decay, of strength `decay`. keeps_empty: whether a parameter
-        group may be empty.
+        decayed: the names of the parameters with weight decay. keeps_empty: whether a parameter group may be empty.
         """
 
     def decayed_names(self, model: Any) -> list[str]:
@@ -310,9 +324,9 @@ class Framework(ABC, Generic[Parts]):
         """
         return RunCounters()
 
-    def numbers_of(self, losses: Sequence[Any]) -> list[float]:
+    def numbers_of(self, handles: Sequence[Any]) -> list[float]:
         """Return the values of losses, with one wait for the device."""
-        return list(map(float, losses))
+        return list(map(float, handles))
 
     def loss_figures(self, parts: Parts, losses: Losses[Any], steps: int) -> dict[str, float]:
         """Return the mean loss of a run that has ended, if it is not that of all processes."""

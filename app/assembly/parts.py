@@ -11,6 +11,7 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.adapters import Adapters
 from hexloop.app.assembly.learner import Modes
 from hexloop.app.assembly.publishing import HubPublisher
+from hexloop.app.assembly.sharing import data_seed, dispatches, splits
 from hexloop.app.assembly.storage import WorkingFolder
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
 from hexloop.app.hooks import Hooks
@@ -91,6 +92,21 @@ class TrainerParts:
     def rules(self) -> Rules:
         """Whose behaviour the run has where hexloop and transformers differ."""
         return rules_of(self.args)
+
+    @property
+    def data_seed(self) -> int:
+        """The seed of the order of the samples."""
+        return data_seed(self.args)
+
+    @property
+    def splits_batches(self) -> bool:
+        """Whether the processes split each batch, instead of having one each."""
+        return splits(self.args, self.adapters.mesh.data)
+
+    @property
+    def dispatches_batches(self) -> bool:
+        """Whether rank 0 reads for all."""
+        return dispatches(self.args, self.adapters.mesh.data)
 
     @property
     def folder(self) -> str:

@@ -267,7 +267,8 @@ def _prepare(parts: TrainerParts, resume_from: str | bool | None, undo: ExitStac
     with refusals:
         loader = parts.hooks.get_train_dataloader()
         undo.callback(framework.stop_workers, loader)
-        batches = framework.batches(parts, loader, journal.fingerprinted)
+        transfer, inspect = framework.batch_preparation(parts)
+        batches = framework.batches(parts, loader, journal.fingerprinted(transfer), inspect)
         per_epoch = batches.batches_per_epoch()
         plan = make_plan(per_epoch, args.gradient_accumulation_steps, args.num_train_epochs, args.max_steps)
         checks.refuse_optimizer(parts, plan.total_steps)

@@ -26,20 +26,20 @@ from hexloop.adapters.trainable.torch.counters import OperationCounter, Operatio
 from hexloop.adapters.trainable.torch.names import is_compiled, unwrapped
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.framework import RunCounters
+from hexloop.app.assembly.learner import RunLearner
 from hexloop.app.assembly.parts import TrainerParts
-from hexloop.app.assembly.sharing import data_seed, dispatches, splits
 from hexloop.app.assembly.torch.data import skip_progress
 from hexloop.app.assembly.torch.transfer import Inspect
 from hexloop.domain.errors import CollectiveError, ConfigurationError, DataError
 from hexloop.domain.run import Run
 from hexloop.ports.batches import Batches, Padding
-from hexloop.ports.learner import Learner
 from hexloop.ports.mesh import DATA, Mesh
 
 
 def training_data(parts: TrainerParts, loader: Any, transfer: Transfer, inspect: Inspect) -> Batches[Any]:
     """Return this process's batches of a training loader, hexloop's or the user's.
 
+    transfer: moves a batch to the device. inspect: checks the first one.
     Raises ConfigurationError if there are fewer samples than processes, or if an overridden step would see padding
     because the last batch of an epoch is known to have fewer.
     """
@@ -150,10 +150,10 @@ def _sharing(parts: TrainerParts, loader: Any, batch_sampler: Iterable[list[Any]
 
     return SharingOptions(
         ranks,
-        seed=data_seed(args),
-        splits=splits(args, ranks),
+        seed=parts.data_seed,
+        splits=parts.splits_batches,
         from_rank_zero=from_rank_zero,
-        distribute=_dispatcher(args, mesh).distribute if dispatches(args, ranks) and not has_own_order else None,
+        distribute=_dispatcher(args, mesh).distribute if parts.dispatches_batches and not has_own_order else None,
         compare=_comparison(parts),
         batch_sampler=batch_sampler,
     )
@@ -194,7 +194,7 @@ Counter: TypeAlias = TokenCounter | OperationCounter | OperationMeter
 
 
 def make_counters(
-    parts: TrainerParts, run: Run[Any, Any], learner: Learner[Any, Any], total: Total, data_total: Total
+    parts: TrainerParts, run: Run[Any, Any], learner: RunLearner, total: Total, data_total: Total
 ) -> RunCounters:
     """Return the counters that the arguments and hooks require; without an operation counter, measure operations.
 
@@ -208,14 +208,14 @@ def make_counters(
         pending.append(tokens)
     track = hooks.track_num_input_tokens.override
     if track is not None:
-        _track_after_each_step(learner, track)
+        _track_after_each_step(learner.learner, track)
     operations = hooks.floating_point_ops.override or counters.operations_in(parts.unwrapped_model)
     if operations is not None:
         each_batch.append(OperationCounter(run, operations, total))
         pending.append(each_batch[0])
     elif not (parts.args.torch_compile or is_compiled(parts.model)) and parts.rules.measures_operations:
         meter = OperationMeter(run, total)
-        meter.measure(learner)
+        meter.measure(learner.learner)
         pending.append(meter)
     if tokens is not None and track is None:
         each_batch.append(tokens)

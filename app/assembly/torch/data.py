@@ -47,7 +47,7 @@ from hexloop.adapters.batches.torch.structure import batch_fingerprint, map_entr
 from hexloop.adapters.trainable.torch.forward import forward_parameters, used_columns
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.parts import TrainerParts
-from hexloop.app.assembly.sharing import data_seed, dispatches, global_batch_size, sharing_settings
+from hexloop.app.assembly.sharing import global_batch_size, sharing_settings
 from hexloop.app.callbacks.progress import SkipProgressBar, shows_bars
 from hexloop.app.calling import most_positional
 from hexloop.domain.errors import ConfigurationError
@@ -109,6 +109,9 @@ def _own_loaders(parts: TrainerParts, collate: Collate | None) -> LoaderFactory:
         torch_options=_torch_options(parts),
         train_batch_size=parts.train_batch_size,
         main_input=parts.main_input_name,
+        seed=parts.data_seed,
+        splits=parts.splits_batches,
+        dispatches=parts.dispatches_batches,
     )
 
 
@@ -121,6 +124,7 @@ class LoaderFactory:
     torch_options: keywords of torch's DataLoader, apart from data, order and `collate_fn`.
     train_batch_size: samples of a micro-batch in training, of one process or with `split_batches` of all. main_input:
     the column whose length is the sample's, if there is no column of lengths.
+    seed, splits, dispatches: see `TrainerParts`.
     """
 
     args: TrainingArguments
@@ -130,6 +134,9 @@ class LoaderFactory:
     torch_options: Mapping[str, Any]
     train_batch_size: int
     main_input: str
+    seed: int
+    splits: bool
+    dispatches: bool
 
     def loader(
         self, dataset: Any, batch_size: int, sampler_for: Callable[[Any], Any] | None, trains: bool
@@ -138,7 +145,7 @@ class LoaderFactory:
 
         batch_size: of one process, or with `split_batches` of all.
         """
-        together = global_batch_size(self.args, self.ranks, batch_size)
+        together = self._together(batch_size)
         sampler = None if sampler_for is None else sampler_for(dataset)
         if sampler is not None:
             return self._sampled(dataset, batch_size, sampler, together)
@@ -168,7 +175,7 @@ class LoaderFactory:
         args = self.args
         return SampleOrders(
             dataset,
-            data_seed(args),
+            self.seed,
             _sampling(args),
             lambda: self._training_batch() * args.gradient_accumulation_steps,
             args.length_column_name,
@@ -239,16 +246,20 @@ class LoaderFactory:
     def _keyed_by(self) -> int | None:
         """The seed of the samples' random streams; None if a single reader draws from those of training."""
         several_readers = self.args.dataloader_num_workers > 0 or self.ranks.size > 1
-        return data_seed(self.args) if self.args.keyed_data_randomness or several_readers else None
+        return self.seed if self.args.keyed_data_randomness or several_readers else None
 
     def _training_batch(self) -> int:
-        return global_batch_size(self.args, self.ranks, self.train_batch_size)
+        return self._together(self.train_batch_size)
+
+    def _together(self, batch_size: int) -> int:
+        """Return the samples of a batch of all processes. Raises ConfigurationError if they cannot split it."""
+        return global_batch_size(self.args, self.ranks, batch_size) if self.splits else batch_size * self.ranks.size
 
     def _stream(
         self, dataset: Any, collate: Collate, batch_size: int, keyed_by: int | None, evaluates: bool = False
     ) -> StreamLoader:
         every = [Place(number, self.ranks.size) for number in range(self.ranks.size)]
-        reads_for_all = dispatches(self.args, self.ranks) and self.ranks == every[0]
+        reads_for_all = self.dispatches and self.ranks == every[0]
         return StreamLoader(
             dataset,
             batch_size=batch_size,
@@ -284,7 +295,7 @@ def _reproducing_loaders(parts: TrainerParts, collate: Collate | None) -> Reprod
             non_blocking=settings.non_blocking,
             data_seed=args.data_seed,
         ),
-        seed=data_seed(args),
+        seed=parts.data_seed,
         drop_last=args.dataloader_drop_last,
         sampling=_sampling(args),
         train_batch_size=args.train_batch_size,

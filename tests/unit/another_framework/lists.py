@@ -15,7 +15,7 @@ from hexloop.adapters.evaluator import LeastSquaresEvaluator
 from hexloop.adapters.losses import PlainLosses, PlainWindowValues
 from hexloop.adapters.scheduler import ScheduledRates
 from hexloop.adapters.snapshots import InMemorySnapshots
-from hexloop.adapters.trainable.least_squares import LeastSquares, MomentumOptimizer, Row
+from hexloop.adapters.trainable.least_squares import LeastSquares, LinearModel, MomentumOptimizer, Row
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.framework import Framework
 from hexloop.app.assembly.learner import AlwaysInTraining, RunLearner, WindowState
@@ -125,7 +125,7 @@ class Lists(Framework[TrainerParts]):
 
         return Loader(dataset, InMemoryBatches(dataset, batch_size, order if trains else None))
 
-    def batches(self, parts: TrainerParts, loader: Any, prepared: Any) -> Any:
+    def batches(self, parts: TrainerParts, loader: Any, transfer: Any, inspect: Any) -> Any:
         """Return the batches of the loader."""
         return loader.batches
 
@@ -134,10 +134,16 @@ class Lists(Framework[TrainerParts]):
         return Momentum, {"learning_rate": args.learning_rate}
 
     def build_optimizer(
-        self, model: Any, kind: type[Any], options: dict[str, Any], decayed: list[str], decay: float, keeps_empty: bool
+        self,
+        model: Any,
+        optimizer_class: type[Any],
+        options: Mapping[str, Any],
+        decayed: list[str],
+        weight_decay: float,
+        keeps_empty: bool = False,
     ) -> Any:
         """Return the optimizer; nothing is decayed."""
-        return kind(model, **options)
+        return optimizer_class(model, **options)
 
     def schedule(self, args: TrainingArguments, optimizer: Any, total_steps: int) -> Any:
         """Return the schedule that the arguments name."""
