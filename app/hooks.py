@@ -121,6 +121,11 @@ class Hooks:
         return self.get_batch_samples.overridden or self.get_num_items_in_batch.overridden
 
     @property
+    def chooses_optimizer(self) -> bool:
+        """Whether the user chooses the class of the optimizer."""
+        return self.get_optimizer_cls_and_kwargs.overridden
+
+    @property
     def provides_training_data(self) -> bool:
         """Whether the user makes the loader of the training data."""
         return self.get_train_dataloader.overridden

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from attrs import frozen
 
@@ -189,3 +189,18 @@ def patience_after(
         return 0
     better = metric > best if greater_is_better else metric < best
     return 0 if better and abs(metric - best) > threshold else counter + 1
+
+
+class BestMetricArguments(Protocol):
+    """The arguments that name the best metric, as `TrainingArguments` has them."""
+
+    metric_for_best_model: Any
+    greater_is_better: Any
+    load_best_model_at_end: bool
+    save_strategy: Any
+
+
+def best_metric_named(args: BestMetricArguments) -> BestMetric:
+    """Return the metric that decides which evaluation is the best; required if the run loads or saves the best."""
+    required = args.load_best_model_at_end or str(getattr(args.save_strategy, "value", args.save_strategy)) == "best"
+    return BestMetric(args.metric_for_best_model or "", bool(args.greater_is_better), required=required)

@@ -11,11 +11,10 @@ from typing import Any
 from attrs import define, field, frozen
 
 from hexloop.app.assembly.parts import TrainerParts
-from hexloop.app.assembly.schedules import best_metric
 from hexloop.app.calling import fitted_by_name, most_positional
 from hexloop.app.hooks import Hook
 from hexloop.domain.errors import ConfigurationError, RunStateError
-from hexloop.domain.evaluation import BestMetric
+from hexloop.domain.evaluation import BestMetric, best_metric_named
 from hexloop.domain.events import AnyEvent, EpochEnded, Paused, StepEnded, TrainEnded
 from hexloop.domain.run import Run
 from hexloop.domain.state import RunState
@@ -310,4 +309,4 @@ class ChosenByOverride(BestMetric):
 def choose_best_metric(parts: TrainerParts) -> BestMetric:
     """Return what decides which evaluation of a run is the best."""
     hook = parts.hooks.determine_best_metric
-    return ChosenByOverride(method=hook.method, trial=parts.trial) if hook.overridden else best_metric(parts.args)
+    return ChosenByOverride(method=hook.method, trial=parts.trial) if hook.overridden else best_metric_named(parts.args)

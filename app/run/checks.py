@@ -15,12 +15,12 @@ from typing import Any, cast
 
 from hexloop.app.assembly.framework import Framework
 from hexloop.app.assembly.parts import TrainerParts
-from hexloop.app.assembly.schedules import check_schedule
 from hexloop.app.assembly.storage import as_location, is_missing, storage_for
 from hexloop.domain.checkpoints.manifest import checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps
 from hexloop.domain.errors import ConfigurationError, MissingCheckpointError, StorageError
 from hexloop.domain.ranks import run_on_all_ranks, run_on_rank0
+from hexloop.domain.schedules import check_schedule
 from hexloop.domain.wording import Problem, shown
 from hexloop.ports.collectives import Json
 from hexloop.ports.storage import Storage
@@ -98,7 +98,7 @@ def refuse_optimizer(parts: TrainerParts, total_steps: int) -> None:
             raise ConfigurationError(Problem(problem, kind=RuntimeError))
     with refusals:
         if parts.makes_optimizer:
-            if parts.hooks.get_optimizer_cls_and_kwargs.overridden:
+            if parts.hooks.chooses_optimizer:
                 parts.hooks.get_optimizer_cls_and_kwargs(parts.args, parts.model)
             else:
                 parts.adapters.framework.choose_optimizer(parts.args)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from hexloop.app.assembly.schedules import best_metric
 from hexloop.app.hooks import is_overridden, standard
 from hexloop.app.run import driving
 from hexloop.app.run.memory_metrics import measured
 from hexloop.app.trainer.attributes import TrainerAttributes
-from hexloop.domain.evaluation import EvalLoopOutput, PredictionOutput
+from hexloop.domain.evaluation import EvalLoopOutput, PredictionOutput, best_metric_named
 from hexloop.domain.run import Evaluation
 
 
@@ -123,7 +122,7 @@ class TrainerEvaluation(TrainerAttributes):
         If overridden, it is called after every evaluation of a run. Raises ConfigurationError if the run needs
         `metric_for_best_model`, and it is not among the metrics.
         """
-        return best_metric(self.args).observe(self.state.run_state, metrics)
+        return best_metric_named(self.args).observe(self.state.run_state, metrics)
 
     @standard
     def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from attrs import frozen
 
@@ -382,3 +382,51 @@ def build_adaptive(name: str, options: Mapping[str, Any]) -> Adaptive[Any]:
             f"The schedule {name!r} is a function of the step and does not follow a metric. Use build_shape."
         )
     return checks.build(name, ADAPTIVE, [*SHAPES, *ADAPTIVE], {}, options)
+
+
+# The schedule that arguments name
+
+
+class ScheduleArguments(Protocol):
+    """The arguments that name a schedule, as `TrainingArguments` has them."""
+
+    @property
+    def lr_scheduler_type(self) -> Any:
+        """The name of the schedule, or a member of an enumeration whose value it is."""
+
+    @property
+    def lr_scheduler_kwargs(self) -> Any:
+        """The options of the schedule, if it is a dictionary."""
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of an optimizer that has no default."""
+
+    def get_warmup_steps(self, num_training_steps: int) -> float:
+        """Return the length of the warm-up."""
+
+
+def schedule_named(args: ScheduleArguments) -> tuple[str, dict[str, Any]]:
+    """Return the name and the options of the schedule."""
+    options = dict(args.lr_scheduler_kwargs) if isinstance(args.lr_scheduler_kwargs, dict) else {}
+    return str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)), options
+
+
+def shape_named(args: ScheduleArguments, total_steps: int, default_rate: float | None = None) -> Shape:
+    """Return the function of the step that the arguments name. Raises ConfigurationError if its options are invalid.
+
+    default_rate: that of the optimizer, which rates among the options are relative to; None for that of the arguments.
+    """
+    name, options = schedule_named(args)
+    rate = args.learning_rate if default_rate is None else default_rate
+    warmup_steps = args.get_warmup_steps(total_steps)
+    return build_shape(name, base_rate=rate, warmup_steps=warmup_steps, total_steps=total_steps, options=options)
+
+
+def check_schedule(args: ScheduleArguments, total_steps: int) -> None:
+    """Raise ConfigurationError if the schedule that the arguments name cannot be made."""
+    name, options = schedule_named(args)
+    if name in ADAPTIVE:
+        build_adaptive(name, options)
+    else:
+        shape_named(args, total_steps)

@@ -15,7 +15,6 @@ from hexloop.adapters.trainable.torch.names import unwrapped
 from hexloop.adapters.trainable.torch.optimizers import build_optimizer, decayed_names
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.framework import Framework
-from hexloop.app.assembly.learner import RunLearner
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.torch import accelerator, data, determinism, learner, losses, state, tensors
 from hexloop.app.assembly.torch import batches as run_batches
@@ -24,7 +23,6 @@ from hexloop.app.assembly.torch.saved_weights import saved_weights
 from hexloop.app.assembly.torch.transfer import batch_preparation
 from hexloop.app.rules import rules_of
 from hexloop.domain.run import Run
-from hexloop.ports.learner import Scheduler
 
 
 class TorchFramework(Framework[TrainerParts]):
@@ -103,19 +101,13 @@ class TorchFramework(Framework[TrainerParts]):
     build_optimizer = staticmethod(build_optimizer)
     decayed_names = staticmethod(decayed_names)
     schedule = staticmethod(models.make_lr_scheduler)
+    scheduler = staticmethod(models.scheduler_adapter)
     stretch = staticmethod(models.stretch_schedule)
     losses = staticmethod(learner.make_losses)
     window_values = staticmethod(learner.make_window_values)
     counters = staticmethod(run_batches.make_counters)
     numbers_of = staticmethod(tensors.numbers_of)
     loss_figures = staticmethod(learner.loss_figures)
-
-    def scheduler(self, parts: TrainerParts, learner: RunLearner) -> Scheduler:
-        """Return the adapter; a schedule of the user's may read the gradients."""
-        standard = parts.lr_scheduler is parts.standard_scheduler
-        made = models.scheduler_adapter(parts.lr_scheduler, parts.optimizer, parts.args, standard)
-        models.let_schedule_read_gradients(learner.standard, made)
-        return made
 
     # Checkpoints
 

@@ -28,14 +28,15 @@ from hexloop.adapters.trainable.torch.optimizers import build_optimizer, decayed
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.choices import DebugOption
 from hexloop.app.assembly.framework import Observer
-from hexloop.app.assembly.schedules import best_metric, make_shape, schedule_name, schedule_options
+from hexloop.app.assembly.learner import RunLearner
+from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.engines import engine_for
 from hexloop.app.joining import join
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.evaluation import BestMetric
+from hexloop.domain.evaluation import BestMetric, best_metric_named
 from hexloop.domain.events import EpochBegan
 from hexloop.domain.loop import StandardLearner
-from hexloop.domain.schedules import ADAPTIVE
+from hexloop.domain.schedules import ADAPTIVE, schedule_named, shape_named
 from hexloop.ports.device import Device
 from hexloop.ports.learner import Scheduler
 
@@ -197,29 +198,35 @@ def make_lr_scheduler(args: TrainingArguments, optimizer: Any, total_steps: int)
             "pass. hexloop does not allow that yet: accumulation and clipping would have no effect, and checkpoints "
             "would lack its state. Choose optim='adafactor' to save memory."
         )
-    name, options = schedule_name(args), schedule_options(args)
+    name, options = schedule_named(args)
     if name in ADAPTIVE:
         return follower_of(name, options, optimizer)
-    return lambda_of(make_shape(args, total_steps, optimizer), optimizer)
+    return lambda_of(shape_named(args, total_steps, _default_rate(optimizer)), optimizer)
 
 
 def stretch_schedule(scheduler: Scheduler, args: TrainingArguments, total_steps: int, optimizer: Any) -> None:
     """Let the schedule of the arguments run over another number of steps. One that follows a metric stays as it is."""
     if isinstance(scheduler, LambdaScheduler):
-        scheduler.follow(make_shape(args, total_steps, optimizer))
+        scheduler.follow(shape_named(args, total_steps, _default_rate(optimizer)))
 
 
-def let_schedule_read_gradients(learner: object, scheduler: Scheduler) -> None:
-    """Step a schedule of the user's before the gradients are cleared, as transformers does: it may read them."""
-    if isinstance(learner, StandardLearner) and isinstance(scheduler, TorchScheduler):
-        learner.before_clearing = scheduler.step_with_gradients
+def _default_rate(optimizer: Any) -> float | None:
+    rate = getattr(optimizer, "defaults", {}).get("lr")
+    return None if rate is None else float(rate)
 
 
-def scheduler_adapter(lr_scheduler: Any, optimizer: Any, args: TrainingArguments, standard: bool) -> Scheduler:
-    """Return the Scheduler adapter for `trainer.lr_scheduler`. standard: whether `make_lr_scheduler` returned it."""
-    if not standard:
+def scheduler_adapter(parts: TrainerParts, learner: RunLearner) -> Scheduler:
+    """Return the Scheduler adapter for `trainer.lr_scheduler`: that of the arguments, or the user's.
+
+    A schedule of the user's is stepped before the gradients are cleared, as in transformers: it may read them.
+    """
+    args, lr_scheduler = parts.args, parts.lr_scheduler
+    if lr_scheduler is not parts.standard_scheduler:
         metric = BestMetric(args.metric_for_best_model or "loss", bool(args.greater_is_better))
-        return TorchScheduler(lr_scheduler, optimizer, metric)
+        adapter = TorchScheduler(lr_scheduler, parts.optimizer, metric)
+        if isinstance(learner.standard, StandardLearner):
+            learner.standard.before_clearing = adapter.step_with_gradients
+        return adapter
     if isinstance(lr_scheduler, LambdaLR):
         return LambdaScheduler(lr_scheduler)
-    return MetricScheduler(lr_scheduler, evolve(best_metric(args), required=True))
+    return MetricScheduler(lr_scheduler, evolve(best_metric_named(args), required=True))

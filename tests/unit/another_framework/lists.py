@@ -20,11 +20,11 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.framework import Framework
 from hexloop.app.assembly.learner import AlwaysInTraining, RunLearner, WindowState
 from hexloop.app.assembly.parts import TrainerParts
-from hexloop.app.assembly.schedules import make_shape
 from hexloop.app.assembly.sharing import data_seed
 from hexloop.domain.loop import StandardLearner
 from hexloop.domain.order import KeyedPermutation
 from hexloop.domain.run import windows
+from hexloop.domain.schedules import shape_named
 from hexloop.ports.device import Device
 from hexloop.ports.state import Part
 
@@ -148,7 +148,9 @@ class Lists(Framework[TrainerParts]):
     def schedule(self, args: TrainingArguments, optimizer: Any, total_steps: int) -> Any:
         """Return the schedule that the arguments name."""
         base = (args.learning_rate,)
-        return ScheduledRates(make_shape(args, total_steps), base, lambda rates: optimizer.rates.__setitem__(0, *rates))
+        return ScheduledRates(
+            shape_named(args, total_steps), base, lambda rates: optimizer.rates.__setitem__(0, *rates)
+        )
 
     def scheduler(self, parts: TrainerParts, learner: RunLearner) -> Any:
         """Return the schedule: it is an adapter."""

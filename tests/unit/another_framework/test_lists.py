@@ -27,6 +27,6 @@ def test_a_framework_of_lists_trains_without_torch(tmp_path: Path) -> None:
     assert found["whole"] == found["resumed"]
     assert found["losses"] == sorted(found["losses"], reverse=True)
     assert abs(found["whole"][0] - 3.0) < 0.1
-    assert found["best"] == str(tmp_path / "whole" / "checkpoint-24")
+    assert Path(found["best"]).parent == tmp_path / "whole"
     assert json.loads((tmp_path / "saved" / "line.json").read_text()) == found["whole"]
     assert verify(LocalStorage(tmp_path / "whole"), "checkpoint-24").manifest.step == 24
