@@ -34,7 +34,7 @@ from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.adapters.storage.signed import SignedStorage
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.combinations import Setting, refused_combinations
-from hexloop.app.assembly.framework import Framework, framework_named
+from hexloop.app.assembly.framework import Framework, torch_framework
 from hexloop.app.assembly.storage import (
     WorkingFolder,
     is_elsewhere,
@@ -120,7 +120,7 @@ def choose_adapters(args: TrainingArguments, injected: Injected, started_in: Wor
         raise TypeError(f"Trainer() got an unexpected keyword argument {unknown[0]!r}; {_remedy(unknown[0], args)}")
     problems: list[str] = []
     refuse_wrong_adapters(injected)
-    framework = injected.get("framework") or framework_named("torch")
+    framework = injected.get("framework") or torch_framework()
     given_loggers, started_in = injected.get("loggers"), WorkingFolder() if started_in is None else started_in
     folder = started_in.locate(args.output_dir or "trainer_output")
     loggers = choose_loggers(args, problems, folder) if given_loggers is None else named_loggers(given_loggers)

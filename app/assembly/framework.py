@@ -1,7 +1,7 @@
 """What a run needs of the framework in which its model is written: one interface, which each framework implements.
 
 hexloop's own is torch, in `hexloop.app.assembly.torch`. To add one, derive from `Framework`, and pass it to the Trainer
-as `framework`, or add a row to `FRAMEWORKS`.
+as `framework`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ Parts = TypeVar("Parts", bound=HasOptimizer)
 
 Parts_contra = TypeVar("Parts_contra", contravariant=True)
 
-FRAMEWORKS: dict[str, str] = {"torch": "hexloop.app.overrides.framework:TorchWithOverrides"}
-"""The class of each framework, which is imported when it is chosen."""
+TORCH = "hexloop.app.overrides.framework:TorchWithOverrides"
+"""The framework of a Trainer that was given none."""
 
 Observer: TypeAlias = Mapping[type[AnyEvent], Callable[[Any], None]]
 """Functions to call at events of these types."""
@@ -138,6 +138,13 @@ class Framework(ABC, Generic[Parts]):
 
     def refuse_unprepared(self, adapters: Any, model: Any) -> None:
         """Raise RunStateError if this process never had the model's weights and no run has prepared the model yet."""
+
+    def is_model(self, candidate: Any) -> bool:
+        """Return whether an object can be a model."""
+        return not isinstance(candidate, type)
+
+    def enter_training(self, model: Any) -> None:
+        """Put a prepared model in training mode."""
 
     def unwrapped(self, model: Any) -> Any:
         """Return the model as the user wrote it, without wrappers of the user's own."""
@@ -372,7 +379,7 @@ class Framework(ABC, Generic[Parts]):
         return []
 
 
-def framework_named(name: str) -> Framework[Any]:
-    """Return a framework of the table."""
-    made: Framework[Any] = resolve_name(FRAMEWORKS[name])()
+def torch_framework() -> Framework[Any]:
+    """Return torch, which is imported by the first call."""
+    made: Framework[Any] = resolve_name(TORCH)()
     return made

@@ -137,7 +137,12 @@ def refuse_missing_checkpoint(parts: TrainerParts, folder: str) -> None:
 
 
 def refuse_parts(
-    model: object, model_init: object, optimizers: tuple[Any, Any], optimizer_class: object, data_collator: object
+    framework: object,
+    model: object,
+    model_init: object,
+    optimizers: tuple[Any, Any],
+    optimizer_class: object,
+    data_collator: object,
 ) -> None:
     """Raise ConfigurationError if parameters of the Trainer's constructor exclude each other, or one is missing."""
     problems = list[Problem]()
@@ -166,7 +171,7 @@ def refuse_parts(
             "of samples to a batch."
         )
         problems.append(Problem(problem, kind=TypeError))
-    if model is not None and (isinstance(model, type) or not hasattr(model, "parameters")):
+    if model is not None and isinstance(framework, Framework) and not framework.is_model(model):
         problem = (
             f"model is {shown(model)}, which is not a model; pass a torch.nn.Module, such as that of "
             "AutoModel.from_pretrained(...) for the name or folder of a model."

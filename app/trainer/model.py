@@ -10,7 +10,7 @@ from typing import Any
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.adapters import Adapters
-from hexloop.app.assembly.framework import framework_named
+from hexloop.app.assembly.framework import torch_framework
 from hexloop.app.assembly.random_state import seeded
 from hexloop.app.assembly.state import is_sharded
 from hexloop.app.hooks import is_overridden, standard
@@ -138,12 +138,12 @@ class TrainerModel(TrainerAttributes):
     @standard
     def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: Any = None) -> tuple[type[Any], dict[str, Any]]:
         """Return the optimizer class that the arguments name, and its keyword arguments."""
-        return framework_named("torch").choose_optimizer(args)
+        return torch_framework().choose_optimizer(args)
 
     def get_decay_parameter_names(self, model: Any) -> list[str]:
         """Return the names of the parameters with weight decay: no biases, no normalisation layers."""
         called_on_class: Any = self  # with None, as some libraries do
-        framework = framework_named("torch") if called_on_class is None else self.adapters.framework
+        framework = torch_framework() if called_on_class is None else self.adapters.framework
         return framework.decayed_names(model)
 
     def get_learning_rates(self) -> list[float]:
@@ -247,7 +247,7 @@ class TrainerModel(TrainerAttributes):
                 self._scheduler_of_run = self.lr_scheduler
         self.model_wrapped = wrapped = self.adapters.framework.compiled(wrapped, self.args)
         if rules_of(self.args).run_sets_training_mode:
-            wrapped.train()
+            self.adapters.framework.enter_training(wrapped)
         return wrapped
 
 

@@ -13,6 +13,7 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.arguments import from_transformers
 from hexloop.app.assembly.adapters import Injected, choose_adapters
 from hexloop.app.assembly.combinations import log_ineffective_arguments
+from hexloop.app.assembly.framework import torch_framework
 from hexloop.app.assembly.random_state import seeded
 from hexloop.app.assembly.storage import WorkingFolder, as_location, storage_for
 from hexloop.app.callbacks import CallbackHandler, TrainerState
@@ -127,7 +128,8 @@ class Trainer(
         with refusals:
             refuse_overridden_internals(type(self), Trainer)
         with refusals:
-            checks.refuse_parts(model, model_init, optimizers, optimizer_cls_and_kwargs, data_collator)
+            framework = injected.get("framework") or torch_framework()
+            checks.refuse_parts(framework, model, model_init, optimizers, optimizer_cls_and_kwargs, data_collator)
         with refusals:
             refuse_metrics(self.args.batch_eval_metrics, compute_metrics)
         refusals.settle()
@@ -137,7 +139,6 @@ class Trainer(
         set_log_level(self.args, self._notices)
         log_ineffective_arguments(self.args)
         log_retired_internals(type(self), Trainer)
-        framework = self.adapters.framework
         framework.begin(self.args)
         with seeded(self.adapters.device, self.args.seed):
             self.model = self.call_model_init() if model_init is not None else model

@@ -53,6 +53,14 @@ class TorchFramework(Framework[TrainerParts]):
         count, parameters = parts.adapters.engine.element_count, list(parts.unwrapped_model.parameters())
         return sum(map(count, parameters)), sum(count(each) for each in parameters if each.requires_grad)
 
+    def is_model(self, candidate: Any) -> bool:
+        """Return whether an object has parameters, and is not a class."""
+        return not isinstance(candidate, type) and hasattr(candidate, "parameters")
+
+    def enter_training(self, model: Any) -> None:
+        """See `Framework.enter_training`."""
+        model.train()
+
     def named_parameters(self, model: Any) -> Iterable[tuple[str, Any]]:
         """See `Framework.named_parameters`."""
         named: Iterable[tuple[str, Any]] = model.named_parameters()
