@@ -34,7 +34,7 @@ from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.adapters.storage.signed import SignedStorage
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.combinations import Setting, refused_combinations
-from hexloop.app.assembly.framework import Framework, torch_framework
+from hexloop.app.assembly.framework import Framework, torch_framework, unanswered
 from hexloop.app.assembly.storage import (
     WorkingFolder,
     is_elsewhere,
@@ -135,6 +135,7 @@ def choose_adapters(args: TrainingArguments, injected: Injected, started_in: Wor
     if args.n_gpu > 1 and not parallelism.capabilities.several_devices:
         args.distributed_environment = evolve(args.distributed_environment, n_gpu=1)
     problems += engine.problems(args)
+    problems += unanswered(framework, args)
     setting = Setting(args, device.capabilities, precision.name, parallelism.capabilities)
     problems += refused_combinations(setting)
     clock = injected.get("clock") or SystemClock()
@@ -189,7 +190,6 @@ PORTS: Mapping[str, tuple[Any, str]] = {
     "clock": (Clock, "leave it out"),
     "interrupts": (Interrupts, "leave it out"),
     "journal": (Journal, "leave it out"),
-    "framework": (Framework, "leave it out for a model of torch"),
 }
 """The port of each adapter that can be passed, and how to choose one without passing it."""
 
@@ -214,6 +214,13 @@ def refuse_wrong_adapters(injected: Mapping[str, Any]) -> None:
                 )
             )
             break
+    framework: Any = injected.get("framework")
+    if framework is not None and not isinstance(framework, Framework):
+        problem = (
+            f"framework takes an object whose class derives from {Framework.__module__}.Framework, and got "
+            f"{shown(framework)}; leave it out for a model of torch."
+        )
+        problems.append(Problem(problem, kind=TypeError))
     if problems:
         raise ConfigurationError(problems)
 

@@ -379,6 +379,31 @@ class Framework(ABC, Generic[Parts]):
         return []
 
 
+NEEDS = {
+    "auto_find_batch_size": "kept_on_host",
+    "full_determinism": "flags",
+    "include_num_input_tokens_seen": "counters",
+    "label_smoothing_factor": "label_smoother",
+    "neftune_noise_alpha": "patched",
+    "reproduce": "begin",
+    "tf32": "flags",
+    "torch_compile": "compiled",
+    "use_liger_kernel": "receive",
+}
+"""The arguments that have an effect only by a method of the framework that is not abstract."""
+
+
+def unanswered(framework: Framework[Any], args: TrainingArguments) -> list[str]:
+    """Return a problem for each argument that the framework would ignore."""
+    kind = type(framework)
+    return [
+        f"{name}={getattr(args, name)!r} has no effect with the framework {kind.__name__}, which does not define "
+        f"{method}; leave the argument out."
+        for name, method in NEEDS.items()
+        if getattr(args, name) not in (None, False, 0, "no") and getattr(kind, method) is getattr(Framework, method)
+    ]
+
+
 def torch_framework() -> Framework[Any]:
     """Return torch, which is imported by the first call."""
     made: Framework[Any] = resolve_name(TORCH)()

@@ -6,10 +6,19 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+from torch.nn import Linear
+
+from hexloop import ConfigurationError, Trainer, TrainingArguments
 from hexloop.adapters.storage.local import LocalStorage
+from hexloop.adapters.trainable.least_squares import LinearModel
+from hexloop.app.assembly.framework import NEEDS, torch_framework, unanswered
 from hexloop.domain.checkpoints.reading import verify
 from tests.engines.processes import QUIET
+from tests.unit.another_framework.lists import Lists
 
 
 def test_a_framework_of_lists_trains_without_torch(tmp_path: Path) -> None:
@@ -30,3 +39,31 @@ def test_a_framework_of_lists_trains_without_torch(tmp_path: Path) -> None:
     assert Path(found["best"]).parent == tmp_path / "whole"
     assert json.loads((tmp_path / "saved" / "line.json").read_text()) == found["whole"]
     assert verify(LocalStorage(tmp_path / "whole"), "checkpoint-24").manifest.step == 24
+
+
+@pytest.mark.parametrize("wrong", ["torch", Lists, Linear(1, 1)])
+def test_what_is_no_framework_is_refused(tmp_path: Path, wrong: Any) -> None:
+    """A name, a class, and a model, which has methods of the same names."""
+    with pytest.raises(ConfigurationError, match="framework takes an object whose class derives from") as refused:
+        Trainer(Linear(1, 1), TrainingArguments(str(tmp_path)), framework=wrong)
+    assert len(refused.value.problems) == 1
+
+
+def test_a_class_is_no_model(tmp_path: Path) -> None:
+    """The framework is asked whether an object can be a model."""
+    with pytest.raises(ConfigurationError, match="which is not a model"):
+        Trainer(LinearModel, TrainingArguments(str(tmp_path)), framework=Lists())
+
+
+def test_arguments_that_the_framework_would_ignore_are_refused(tmp_path: Path) -> None:
+    """All of them at once, by the methods that it does not define."""
+    asked: dict[str, Any] = {"label_smoothing_factor": 0.1, "auto_find_batch_size": True, "full_determinism": True}
+    with pytest.raises(ConfigurationError) as refused:
+        Trainer(LinearModel(), TrainingArguments(str(tmp_path), **asked), framework=Lists())
+    assert [problem.split("=")[0] for problem in refused.value.problems] == sorted(asked, key=list(NEEDS).index)
+
+
+def test_torch_ignores_no_argument(tmp_path: Path) -> None:
+    """Each method that an argument needs is defined."""
+    asked: dict[str, Any] = dict.fromkeys(NEEDS, True)
+    assert unanswered(torch_framework(), SimpleNamespace(**asked)) == []  # type: ignore[arg-type]
