@@ -33,8 +33,8 @@ from hexloop.adapters.logger.json_lines import JsonLines
 from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.adapters.storage.signed import SignedStorage
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.assembly.combinations import Setting, refused_combinations
-from hexloop.app.assembly.framework import Framework, torch_framework, unanswered
+from hexloop.app.assembly.combinations import Setting, refused_combinations, unanswered
+from hexloop.app.assembly.framework import Framework, torch_framework
 from hexloop.app.assembly.storage import (
     WorkingFolder,
     is_elsewhere,

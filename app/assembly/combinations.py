@@ -14,6 +14,7 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.choices import DebugOption
 from hexloop.app.arguments.data import AcceleratorConfig
 from hexloop.app.arguments.declaration import default_of
+from hexloop.app.assembly.framework import Framework
 from hexloop.app.engines import ENGINES, is_requested
 from hexloop.app.environment import is_on
 from hexloop.app.rules import OWN, TRANSFORMERS, rules_of
@@ -343,3 +344,30 @@ def log_ineffective_arguments(args: TrainingArguments) -> None:
         for name in row.names if row.when(args) else ():
             if given[name] != defaults[name]:
                 LOGGER.info("You chose %s=%r, which has no effect here: %s.", name, given[name], row.because)
+
+
+# Frameworks
+
+NEEDS = {
+    "auto_find_batch_size": "kept_on_host",
+    "full_determinism": "flags",
+    "include_num_input_tokens_seen": "counters",
+    "label_smoothing_factor": "label_smoother",
+    "neftune_noise_alpha": "patched",
+    "reproduce": "begin",
+    "tf32": "flags",
+    "torch_compile": "compiled",
+    "use_liger_kernel": "receive",
+}
+"""The arguments that have an effect only by a method of the framework that is not abstract."""
+
+
+def unanswered(framework: Framework[Any], args: TrainingArguments) -> list[str]:
+    """Return a problem for each argument that the framework would ignore."""
+    kind = type(framework)
+    return [
+        f"{name}={getattr(args, name)!r} has no effect with the framework {kind.__name__}, which does not define "
+        f"{method}; leave the argument out."
+        for name, method in NEEDS.items()
+        if getattr(args, name) not in (None, False, 0, "no") and getattr(kind, method) is getattr(Framework, method)
+    ]

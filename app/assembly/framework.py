@@ -111,12 +111,25 @@ class WeightsPolicy(Protocol[Parts_contra]):
         """Complete the model card in a folder."""
 
 
+METHODS = (
+    *("training_step", "compute_loss", "compute_loss_context_manager", "autocast_smart_context_manager"),
+    *("_prepare_inputs", "_prepare_input", "get_batch_samples", "_get_num_items_in_batch", "_clip_grad_norm"),
+    *("_get_grad_norm", "prediction_step", "_wrap_model", "floating_point_ops", "_track_num_input_tokens"),
+    *("_maybe_log_save_evaluate",),
+)
+"""The methods of a Trainer's subclass that a framework has to call."""
+
+
 class Framework(ABC, Generic[Parts]):
     """What a run needs of a framework.
 
     An optimizer has `param_groups`, with "params" and "lr", as in torch; nothing else of it, and nothing of a model, is
     read outside of the framework. The methods that are not abstract have answers for a framework without such things.
+
+    calls: those of `METHODS` that it calls if a subclass of the Trainer overrides them; others are refused.
     """
+
+    calls: frozenset[str] = frozenset()
 
     # The model
 
@@ -379,28 +392,13 @@ class Framework(ABC, Generic[Parts]):
         return []
 
 
-NEEDS = {
-    "auto_find_batch_size": "kept_on_host",
-    "full_determinism": "flags",
-    "include_num_input_tokens_seen": "counters",
-    "label_smoothing_factor": "label_smoother",
-    "neftune_noise_alpha": "patched",
-    "reproduce": "begin",
-    "tf32": "flags",
-    "torch_compile": "compiled",
-    "use_liger_kernel": "receive",
-}
-"""The arguments that have an effect only by a method of the framework that is not abstract."""
-
-
-def unanswered(framework: Framework[Any], args: TrainingArguments) -> list[str]:
-    """Return a problem for each argument that the framework would ignore."""
-    kind = type(framework)
+def uncalled(framework: Framework[Any], is_overridden: Callable[[str], bool]) -> list[str]:
+    """Return a problem for each overridden method of the Trainer that the framework would not call."""
     return [
-        f"{name}={getattr(args, name)!r} has no effect with the framework {kind.__name__}, which does not define "
-        f"{method}; leave the argument out."
-        for name, method in NEEDS.items()
-        if getattr(args, name) not in (None, False, 0, "no") and getattr(kind, method) is getattr(Framework, method)
+        f"{name} is overridden, and the framework {type(framework).__name__} does not call it; remove the override, or "
+        "let the framework call it and name it in `calls`."
+        for name in METHODS
+        if name not in framework.calls and is_overridden(name)
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from hexloop.app.assembly.framework import METHODS
 from hexloop.app.assembly.learner import RunLearner
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.torch.framework import TorchFramework
@@ -15,6 +16,8 @@ from hexloop.app.overrides.steps import prepared_loss, reduced_precision, run_lo
 
 class TorchWithOverrides(TorchFramework):
     """torch, by the user's `training_step`, `compute_loss`, `prediction_step` and so on."""
+
+    calls = frozenset(METHODS)
 
     def learner(self, parts: TrainerParts, wrapped: Any, after: Callable[[], None]) -> RunLearner:
         """See `Framework.learner`."""

@@ -13,7 +13,7 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
 
-from hexloop.app.assembly.framework import Framework
+from hexloop.app.assembly.framework import Framework, uncalled
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.storage import as_location, is_missing, storage_for
 from hexloop.domain.checkpoints.manifest import checkpoint_name
@@ -134,6 +134,12 @@ def refuse_missing_checkpoint(parts: TrainerParts, folder: str) -> None:
     if listed:
         advice = f"Name one that does: {'; '.join(listed)}."
     raise MissingCheckpointError(f"The checkpoint resume_from_checkpoint={folder!r} does not exist. {advice}")
+
+
+def refuse_uncalled(framework: object, is_overridden: Callable[[str], bool]) -> None:
+    """Raise ConfigurationError if a method of the Trainer is overridden, and the framework would not call it."""
+    if isinstance(framework, Framework) and (problems := uncalled(framework, is_overridden)):
+        raise ConfigurationError(problems)
 
 
 def refuse_parts(

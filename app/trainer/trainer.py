@@ -129,6 +129,8 @@ class Trainer(
             refuse_overridden_internals(type(self), Trainer)
         with refusals:
             framework = injected.get("framework") or torch_framework()
+            checks.refuse_uncalled(framework, partial(is_overridden, self))
+        with refusals:
             checks.refuse_parts(framework, model, model_init, optimizers, optimizer_cls_and_kwargs, data_collator)
         with refusals:
             refuse_metrics(self.args.batch_eval_metrics, compute_metrics)

@@ -15,7 +15,9 @@ from torch.nn import Linear
 from hexloop import ConfigurationError, Trainer, TrainingArguments
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.adapters.trainable.least_squares import LinearModel
-from hexloop.app.assembly.framework import NEEDS, torch_framework, unanswered
+from hexloop.app.assembly.combinations import NEEDS, unanswered
+from hexloop.app.assembly.framework import METHODS, torch_framework
+from hexloop.app.hooks import is_standard
 from hexloop.domain.checkpoints.reading import verify
 from tests.engines.processes import QUIET
 from tests.unit.another_framework.lists import Lists
@@ -67,3 +69,28 @@ def test_torch_ignores_no_argument(tmp_path: Path) -> None:
     """Each method that an argument needs is defined."""
     asked: dict[str, Any] = dict.fromkeys(NEEDS, True)
     assert unanswered(torch_framework(), SimpleNamespace(**asked)) == []  # type: ignore[arg-type]
+
+
+class Steps(Trainer):
+    """Overrides methods that a framework of lists does not call, and one that the Trainer itself calls."""
+
+    def training_step(self, *_: Any, **__: Any) -> Any:
+        return 0.0
+
+    def compute_loss(self, *_: Any, **__: Any) -> Any:
+        return 0.0
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        super().log(logs, start_time)
+
+
+def test_overrides_that_the_framework_would_not_call_are_refused(tmp_path: Path) -> None:
+    """Both methods of a step, and not `log`."""
+    with pytest.raises(ConfigurationError) as refused:
+        Steps(LinearModel(), TrainingArguments(str(tmp_path)), framework=Lists())
+    assert [problem.split(" ")[0] for problem in refused.value.problems] == ["training_step", "compute_loss"]
+
+
+def test_every_method_of_a_framework_is_a_hook() -> None:
+    """`METHODS` names methods of the Trainer that may be overridden."""
+    assert [name for name in METHODS if not is_standard(getattr(Trainer, name))] == []
