@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from pkgutil import resolve_name
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
@@ -402,6 +403,7 @@ def uncalled(framework: Framework[Any], is_overridden: Callable[[str], bool]) ->
     ]
 
 
+@cache
 def torch_framework() -> Framework[Any]:
     """Return torch, which is imported by the first call."""
     made: Framework[Any] = resolve_name(TORCH)()

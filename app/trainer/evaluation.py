@@ -87,7 +87,7 @@ class TrainerEvaluation(TrainerAttributes):
         self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[Any, Any, Any]:
         """Return the loss, the logits and the labels of a batch, each None if missing or not asked for."""
-        from hexloop.app.overrides.predictions import prediction_step
+        from hexloop.app.overrides.framework import prediction_step
 
         step = prediction_step(self._collect_parts())
         predicted: tuple[Any, Any, Any] = step(model, inputs, prediction_loss_only, ignore_keys)
