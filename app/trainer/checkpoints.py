@@ -98,13 +98,13 @@ class TrainerCheckpoints(TrainerAttributes):
 
         If overridden, it loads the weights on resume. Raises CheckpointError if the weights are another model's.
         """
+        from hexloop.app.assembly.torch.weights import load_folder_weights
+
         if self._session is not None and model is None and self._session.checkpoints.is_resuming:
             self._session.checkpoints.load_components(("model",))
             return
         target = self._collect_parts().unwrapped_model if model is None else model
         resume_from_checkpoint = self._received(resume_from_checkpoint)
-        from hexloop.app.assembly.torch.weights import load_folder_weights
-
         self._issue_warnings_after_load(load_folder_weights(target, resume_from_checkpoint))
 
     @standard

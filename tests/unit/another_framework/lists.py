@@ -21,6 +21,7 @@ from hexloop.app.assembly.framework import Framework
 from hexloop.app.assembly.learner import AlwaysInTraining, RunLearner, WindowState
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.sharing import data_seed
+from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.loop import StandardLearner
 from hexloop.domain.order import KeyedPermutation
 from hexloop.domain.run import windows
@@ -98,7 +99,9 @@ class Lists(Framework[TrainerParts]):
         return SimulatedDevice("cpu")
 
     def place(self, model: Any, args: TrainingArguments, device: Device, moves: bool = True) -> Any:
-        """Return the model as it is."""
+        """Return the model as it is. Raises ConfigurationError for activation checkpointing, as it has no layers."""
+        if args.activation_checkpointing:
+            raise ConfigurationError("activation_checkpointing=True needs layers, which a line does not have.")
         return model
 
     def parameter_counts(self, parts: TrainerParts) -> tuple[int, int]:
@@ -130,7 +133,11 @@ class Lists(Framework[TrainerParts]):
         return loader.batches
 
     def choose_optimizer(self, args: TrainingArguments) -> tuple[type[Any], dict[str, Any]]:
-        """Return SGD with momentum, whatever the arguments name."""
+        """Return SGD with momentum. Raises ConfigurationError if the arguments name another optimizer, or a decay."""
+        if str(getattr(args.optim, "value", args.optim)) != "sgd" or args.weight_decay:
+            raise ConfigurationError(
+                f"optim={args.optim!s} with weight_decay={args.weight_decay} is not there; use sgd."
+            )
         return Momentum, {"learning_rate": args.learning_rate}
 
     def build_optimizer(

@@ -94,3 +94,13 @@ def test_overrides_that_the_framework_would_not_call_are_refused(tmp_path: Path)
 def test_every_method_of_a_framework_is_a_hook() -> None:
     """`METHODS` names methods of the Trainer that may be overridden."""
     assert [name for name in METHODS if not is_standard(getattr(Trainer, name))] == []
+
+
+def test_what_the_framework_itself_refuses_is_reported_together(tmp_path: Path) -> None:
+    """Problems of the model and of the optimizer, before the first step."""
+    rows = [((1.0,), 2.0)] * 8
+    arguments = TrainingArguments(str(tmp_path), activation_checkpointing=True, optim="adamw_torch", use_cpu=True)
+    trainer = Trainer(LinearModel(), arguments, train_dataset=rows, framework=Lists())
+    with pytest.raises(ConfigurationError) as refused:
+        trainer.train()
+    assert [problem.split("=")[0] for problem in refused.value.problems] == ["activation_checkpointing", "optim"]

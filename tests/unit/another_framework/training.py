@@ -32,7 +32,7 @@ def main(folder: str) -> None:
         arguments = TrainingArguments(
             f"{folder}/{name}", max_steps=steps, per_device_train_batch_size=4, learning_rate=0.004, max_grad_norm=0,
             logging_steps=6, eval_strategy="steps", eval_steps=6, save_steps=6, load_best_model_at_end=True,
-            lr_scheduler_type="constant", report_to=["json_lines"], disable_tqdm=True,
+            lr_scheduler_type="constant", optim="sgd", report_to=["json_lines"], disable_tqdm=True,
         )  # fmt: skip
         return Trainer(LinearModel(), arguments, train_dataset=rows, eval_dataset=rows[:6], framework=Lists())
 
