@@ -25,7 +25,7 @@ QUIET = {
 }
 """The variables of processes that train together on a machine without GPUs."""
 
-PATIENCE = 60
+PATIENCE = 180
 """Seconds after which a stuck process is killed."""
 
 

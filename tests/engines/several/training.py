@@ -25,7 +25,7 @@ from tests.engines.processes import free_port
 CONTEXT = multiprocessing.get_context("forkserver")
 # or each process imports them
 CONTEXT.set_forkserver_preload(["hexloop.app.trainer.trainer", "torch._dynamo", "pytest"])
-PATIENCE = 120
+PATIENCE = 240
 WORDS, LONGEST, WIDTH = 31, 9, 24
 CLOCK = ("runtime", "per_second")
 """Suffixes of logged values that depend on the clock."""
