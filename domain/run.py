@@ -181,6 +181,18 @@ class Run(Generic[Batch, Loss]):
     def _agree_locally(self) -> Agreement:
         return LocalAgreement(self.requests)
 
+    def connect(
+        self,
+        checkpoints: Checkpoints,
+        guard: Guard[Loss],
+        agreement: Agreement,
+        counters: Sequence[Callable[[Batch], None]],
+        further_figures: Callable[[], Mapping[str, float]],
+    ) -> None:
+        """Use these collaborators, which read or change the run and so are made after it. Called before it starts."""
+        self.checkpoints, self.guard, self.agreement = checkpoints, guard, agreement
+        self.counters, self.further_figures = counters, further_figures
+
     def start_timing(self) -> None:
         """Measure speed from now on."""
         state = self.state

@@ -10,6 +10,7 @@ from attrs import define, frozen
 
 from hexloop.domain.errors import DataError
 from hexloop.domain.loop import StandardLearner
+from hexloop.domain.run import Run
 from hexloop.ports.learner import Learner
 
 Windows = Callable[[Generator[Any, None, None], int], Generator[list[Any], None, None]]
@@ -19,12 +20,19 @@ Windows = Callable[[Generator[Any, None, None], int], Generator[list[Any], None,
 class WindowState:
     """Where a run is in its window of micro-batches, as far as an overridden hook needs to know.
 
-    length: micro-batches of the current window; None if no hook that asks for it is overridden. batches_left: returns
-    how many micro-batches the epoch has after those of all windows so far; None if that is not known.
+    length: micro-batches of the current window; None if no hook that asks for it is overridden. run: None until it is
+    constructed.
     """
 
     length: int | None = None
-    batches_left: Callable[[], int | None] = lambda: None
+    run: Run[Any, Any] | None = None
+
+    @property
+    def batches_left(self) -> int | None:
+        """How many micro-batches the epoch has after those of all windows so far; None if that is not known."""
+        if self.run is None or self.run.plan.batches_per_epoch is None:
+            return None
+        return max(0, self.run.plan.batches_per_epoch - self.run.state.batches)
 
 
 class Modes(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -305,6 +305,7 @@ class EventDispatcher:
         self.control = control
         self._reactions: dict[type[events.AnyEvent], Callable[[Any], None]] = {}
         self._observers: tuple[Mapping[type[events.AnyEvent], Callable[[Any], None]], ...] = ()
+        self._late_observers: tuple[Mapping[type[events.AnyEvent], Callable[[Any], None]], ...] = ()
         self.refresh()
         handler.inform(self)
 
@@ -319,9 +320,22 @@ class EventDispatcher:
         if listeners := self.handler.overriding(event):
             self.handler.call(listeners, self.args, self.state, self.control, **extras)
 
-    def observe(self, *observers: Mapping[type[events.AnyEvent], Callable[[Any], None]]) -> None:
-        """Call these observers, instead of earlier ones, before the callbacks at events of their type."""
-        self._observers = observers
+    def dispatch_late(self, event: events.AnyEvent) -> None:
+        """Call late observers for an event that comes after the loop was left."""
+        for observers in self._late_observers:
+            if (react := observers.get(type(event))) is not None:
+                react(event)
+
+    def observe(
+        self,
+        *observers: Mapping[type[events.AnyEvent], Callable[[Any], None]],
+        late: Sequence[Mapping[type[events.AnyEvent], Callable[[Any], None]]] = (),
+    ) -> None:
+        """Call these observers, instead of earlier ones, before the callbacks at events of their type.
+
+        late: further observers, which are also called for events that come after the loop was left.
+        """
+        self._observers, self._late_observers = (*observers, *late), tuple(late)
         self.refresh()
 
     def refresh(self) -> None:

@@ -135,7 +135,7 @@ def _with_batch_samples(
         rest: Iterator[Any] = batches
         with closing(batches):
             while True:
-                left = place.batches_left()
+                left = place.batches_left
                 if left == 0:
                     further = list(islice(batches, 1))
                     if not further:

@@ -53,6 +53,7 @@ class RunCheckpoints(CheckpointStore):
     A save is published before it returns, instead of in the background, if a callback listens to saves, or a method of
     the user's writes the model's files or continues after a save.
     asked_accumulation: `gradient_accumulation_steps` as the user passed it. now: collects the current parts.
+    settle_counters: adds pending counts to the run's state. trackers: returns what identifies the run for its loggers.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class RunCheckpoints(CheckpointStore):
         asked_accumulation: int,
         now: Callable[[], TrainerParts],
         settle_counters: Callable[[], None],
+        trackers: Callable[[], dict[str, str]],
     ) -> None:
         args, storage = parts.args, parts.adapters.storage
         self.folder = folder = WatchedFolder(storage)
@@ -83,11 +85,10 @@ class RunCheckpoints(CheckpointStore):
             collectives=parts.adapters.collectives,
             background=parts.adapters.background if args.save_async else None,
             skip_when_busy=args.save_when_busy == "skip",
+            make_room=parts.publisher.make_room,
         )
         self._parts = parts
-        self._settle_counters = settle_counters
-        self.identifiers: Callable[[], dict[str, str]] = lambda: run.state.trackers
-        self.on_late: Sequence[Callable[[CheckpointPublished], None]] = ()  # of a run that fails right after a save
+        self._settle_counters, self._trackers = settle_counters, trackers
         self.take_within: Callable[[RunState], list[AnyEvent]] | None = (
             None  # while an overridden `_save_checkpoint` runs
         )
@@ -130,12 +131,11 @@ class RunCheckpoints(CheckpointStore):
         return [event for event in (*self.save(state), *self.finish()) if not isinstance(event, Saved)]
 
     def close(self) -> Sequence[AnyEvent]:
-        """Wait for the save in flight; see `CheckpointStore.close`. What it published is passed to `on_late`."""
+        """Wait for the save in flight; see `CheckpointStore.close`. Late observers learn what it published."""
         events = super().close()
         for event in events:
-            if isinstance(event, CheckpointPublished):
-                for react in self.on_late:
-                    react(event)
+            if isinstance(event, CheckpointPublished):  # by a run that failed right after a save
+                self._parts.dispatcher.dispatch_late(event)
         return events
 
     def load_best(self, state: RunState) -> None:
@@ -148,7 +148,7 @@ class RunCheckpoints(CheckpointStore):
         self._parts.hooks.store_flos.call_override()
         self._settle_counters()
         state.callbacks = callbacks_state(self._parts.callback_handler, self._parts.control, saving=True)
-        state.trackers = self.identifiers()
+        state.trackers = self._trackers()
         self._choose_background()
         collectives = self._parts.adapters.collectives
         if self._parts.args.save_async and self._parts.adapters.mesh.size > 1:  # in the background only if on all ranks

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from attrs import define, frozen
+from attrs import define, field, frozen
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.framework import Observer, RunCounters
@@ -46,10 +46,63 @@ UNSET_STEPS = 500
 
 
 @define
+class Reporting:
+    """What a live run reports to, and what may interrupt it.
+
+    loggers: None until they have started, and after the run.
+    """
+
+    parts: TrainerParts
+    run: Run[Any, Any]
+    loggers: RunLoggers | None = field(default=None, init=False)
+
+    def start(self, cleanups: ExitStack) -> dict[type[AnyEvent], Callable[[Any], None]]:
+        """Start the loggers and the sources of interrupts; return the event handlers that pass models to the loggers.
+
+        cleanups: gets what stops them.
+        """
+        parts, interrupts = self.parts, self.parts.adapters.interrupts
+        interrupts.start(self._preempt)  # may raise, so before the loggers
+        cleanups.callback(interrupts.stop)
+        self.loggers = run_loggers(parts, self.run)
+        cleanups.callback(self._finish, self.loggers)
+        cleanups.callback(_close_bars, parts.callback_handler, ProgressDisplay)
+        cleanups.push(self._note_failure)
+        return self.loggers.events()
+
+    def identifiers_to_save(self) -> dict[str, str]:
+        """Return what identifies the run for its loggers, for a checkpoint that is being saved."""
+        return self.run.state.trackers if self.loggers is None else self.loggers.identifiers_to_save()
+
+    def _preempt(self, reason: str = "") -> None:
+        if self.loggers is not None:
+            self.loggers.preempted = True
+        self.parts.requests.request_stop(reason, save=True)
+
+    def _note_failure(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        """Note for the loggers that the run was not constructed."""
+        self.run.failure = self.run.failure or error
+
+    def _finish(self, loggers: RunLoggers) -> None:
+        self.loggers = None
+        loggers.finish()
+
+
+def _close_bars(handler: CallbackHandler, kind: type[Any]) -> None:
+    """Close progress bars: a run that raises does not reach the event at which a bar closes itself.
+
+    Takes all that it needs as parameters: when a program exits while a run is open, module globals are already gone.
+    """
+    for callback in handler.callbacks:
+        if isinstance(callback, kind):
+            callback.close()
+
+
+@define
 class Session:
     """A live run and what belongs to it.
 
-    parts: the Trainer's parts, with the prepared model. loggers: None until they are made, and after the run.
+    parts: the Trainer's parts, with the prepared model.
     """
 
     parts: TrainerParts
@@ -59,7 +112,7 @@ class Session:
     checkpoints: RunCheckpoints
     counters: RunCounters
     stages: Stages
-    loggers: RunLoggers | None = None
+    reporting: Reporting
 
     def wait_while_paused(self) -> None:
         """Wait until the run is no longer paused.
@@ -73,40 +126,6 @@ class Session:
         """Return the tokens per second since the start, if there are `tokens` by now."""
         start = self.run.start
         return speed_metrics("train", self.run.clock.monotonic() - start.at, tokens=tokens - start.tokens)
-
-    @property
-    def logger_events(self) -> dict[type[AnyEvent], Callable[[Any], None]]:
-        """The event handlers that pass models to the loggers."""
-        return {} if self.loggers is None else self.loggers.events()
-
-    def start_reporting(self) -> tuple[Callable[[], None], ...]:
-        """Start the loggers and the sources of interrupts; return the functions that stop them."""
-        parts, interrupts = self.parts, self.parts.adapters.interrupts
-
-        def preempt(reason: str = "") -> None:
-            if self.loggers is not None:
-                self.loggers.preempted = True
-            parts.requests.request_stop(reason, save=True)
-
-        interrupts.start(preempt)  # may raise, so before the loggers
-        self.loggers = loggers = run_loggers(parts, self.run)
-        self.checkpoints.identifiers = loggers.identifiers_to_save
-
-        def finish() -> None:
-            self.loggers = None
-            loggers.finish()
-
-        return interrupts.stop, finish, partial(_close_bars, parts.callback_handler, ProgressDisplay)
-
-
-def _close_bars(handler: CallbackHandler, kind: type[Any]) -> None:
-    """Close progress bars: a run that raises does not reach the event at which a bar closes itself.
-
-    Takes all that it needs as parameters: when a program exits while a run is open, module globals are already gone.
-    """
-    for callback in handler.callbacks:
-        if isinstance(callback, kind):
-            callback.close()
 
 
 @frozen
@@ -178,10 +197,11 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
     Raises ConfigurationError with every problem that can be known without data; everything is undone in that case.
     """
     with ExitStack() as undo:
+        cleanups = undo.enter_context(ExitStack())
         host.set_active(True)
-        undo.callback(host.set_active, False)
+        cleanups.callback(host.set_active, False)
         parts = host.parts()
-        prepared = _prepare(parts, resume_from, undo)
+        prepared = _prepare(parts, resume_from, cleanups)
         checks.refuse_inconsistent_ranks(parts)
         checks.refuse_separate_folders(parts)
         wrapped = host.prepare(prepared.model, prepared.plan.total_steps, prepared.loader, resume_from)
@@ -190,60 +210,67 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         after_step = AfterStep(each_step)
         framework = parts.adapters.framework
         learner = framework.learner(parts, wrapped, after_step)
-        undo.enter_context(framework.precision(parts, wrapped))
-        run = _make_run(parts, prepared.plan, prepared.batches, learner, run_name, report)
+        cleanups.enter_context(framework.precision(parts, wrapped))
+        run = _make_run(parts, prepared.plan, prepared.batches, learner, run_name, report, cleanups.close)
         totals = [totals_over_ranks(each) for each in (parts.adapters.collectives, parts.adapters.data_collectives)]
         sums = [lambda number, of=each: of([number])[0] for each in totals]
         counters = framework.counters(parts, run, learner, *sums)
-        run.counters, learner.window.batches_left = counters.each_batch, partial(_batches_left, run)
         trained = TrainedParameters.of(parts, counters.settle)
-        checkpoints = RunCheckpoints(parts, run, prepared.asked_accumulation, host.parts, trained.check_and_settle)
-        run.checkpoints = with_overridden_saves(parts, checkpoints)
-        run.guard = make_guard(parts, run, prepared.loader, counters.settle)
-        run.agreement = make_agreement(parts.requests, parts.adapters.collectives, lambda: checkpoints.writing)
+        reporting = Reporting(parts, run)
+        checkpoints = RunCheckpoints(
+            parts,
+            run,
+            prepared.asked_accumulation,
+            host.parts,
+            trained.check_and_settle,
+            reporting.identifiers_to_save,
+        )
+        run.connect(
+            with_overridden_saves(parts, checkpoints),
+            make_guard(parts, run, prepared.loader, counters.settle),
+            make_agreement(parts.requests, parts.adapters.collectives, lambda: checkpoints.writing),
+            counters.each_batch,
+            partial(_further_figures, host.memory, parts, run, counters),
+        )
         after_step.first(checkpoints.prepare)  # allocates the snapshots once the optimizer has its state
         parts.control.should_training_stop = False  # an earlier run left it on
         parts.adapters.precision.discard_update()  # an earlier run may have failed before a step
         stages = Stages(parts, run, prepared.loader, partial(finish_pushes_after, parts))
-        session = Session(parts, run, prepared.global_state, learner, checkpoints, counters, stages)
-        run.further_figures = partial(_memory_figures, host, session)
-        undo.callback(host.attach, None)
+        session = Session(parts, run, prepared.global_state, learner, checkpoints, counters, stages, reporting)
+        cleanups.callback(host.attach, None)
         _attach(host, session, prepared.loader)
         restore(parts, run, checkpoints, resume_from)
         resumed = messages.resumed_from(parts.adapters.storage, resume_from, checkpoints.latest)
         stages.start(resumed)
         messages.log_start(parts, run, prepared.loader, resumed)
         messages.log_nothing_left(run, resumed, resume_from)
-        stop_reporting = session.start_reporting()
-        outcome = _watch_outcome(host, session)
-        followers = changes_in_on_save(parts), publishing_events(parts, run, checkpoints.latest), session.logger_events
-        checkpoints.make_room = parts.publisher.make_room
-        checkpoints.on_late = [each[CheckpointPublished] for each in followers if CheckpointPublished in each]
-        follow_commands, stop_commands = _listen(parts, run)
+        cleanups.callback(prepared.journal.close)
+        passes_models = reporting.start(cleanups)
         parts.dispatcher.observe(
             prepared.journal.follow(run),
-            outcome,
+            _watch_outcome(host, session),
             messages.end_messages(parts, run),
             guard_messages(parts.args),
             trained.handlers(),
-            follow_commands,
-            *followers,
+            _listen(parts, run, cleanups),
             *prepared.observers,
+            late=(changes_in_on_save(parts), publishing_events(parts, run, checkpoints.latest), passes_models),
         )
-        run.cleanups = (undo.pop_all().close, prepared.journal.close, *stop_reporting, *stop_commands)
+        undo.pop_all()  # the run closes them from now on
     return session
 
 
-def _listen(parts: TrainerParts, run: Run[Any, Any]) -> tuple[Observer, Sequence[Callable[[], None]]]:
-    """Read the commands of the board from now on; return the event handlers, and what ends it."""
+def _listen(parts: TrainerParts, run: Run[Any, Any], cleanups: ExitStack) -> Observer:
+    """Read the commands of the board until the run is closed; return the event handlers."""
     listener = listener_for(parts.args, parts.adapters, parts.requests, run.state.run, lambda: run.state.step)
     if listener is None:
-        return {}, ()
+        return {}
     listener.start()
-    return listener.handlers(), (listener.stop,)
+    cleanups.callback(listener.stop)
+    return listener.handlers()
 
 
-def _prepare(parts: TrainerParts, resume_from: str | bool | None, undo: ExitStack) -> Preparation:
+def _prepare(parts: TrainerParts, resume_from: str | bool | None, cleanups: ExitStack) -> Preparation:
     """Return the model on its device, the data and the plan. Raises ConfigurationError with every problem found."""
     args, adapters, framework = parts.args, parts.adapters, parts.adapters.framework
     with checks.Refusals() as refusals:
@@ -256,17 +283,17 @@ def _prepare(parts: TrainerParts, resume_from: str | bool | None, undo: ExitStac
     plan: Plan | None = None
     asked_accumulation = args.gradient_accumulation_steps
     with refusals:
-        undo.enter_context(same_global_batch(parts, resume_from))
+        cleanups.enter_context(same_global_batch(parts, resume_from))
     global_state = take_global_state(adapters.device, framework.flags(args, adapters.device))
-    undo.callback(global_state.release)
+    cleanups.callback(global_state.release)
     if parts.rules.own_order:
         adapters.device.seed(args.seed + adapters.mesh.data.rank)
     with refusals:
         model = parts.hooks.place_model(moves=not adapters.parallelism.capabilities.sharded)
-        observers = undo.enter_context(framework.patched(model, args, parts.processing_class))
+        observers = cleanups.enter_context(framework.patched(model, args, parts.processing_class))
     with refusals:
         loader = parts.hooks.get_train_dataloader()
-        undo.callback(framework.stop_workers, loader)
+        cleanups.callback(framework.stop_workers, loader)
         transfer, inspect = framework.batch_preparation(parts)
         batches = framework.batches(parts, loader, journal.fingerprinted(transfer), inspect)
         per_epoch = batches.batches_per_epoch()
@@ -283,7 +310,13 @@ def _prepare(parts: TrainerParts, resume_from: str | bool | None, undo: ExitStac
 
 
 def _make_run(
-    parts: TrainerParts, plan: Plan, batches: Batches[Any], learner: RunLearner, name: str | None, report: Report
+    parts: TrainerParts,
+    plan: Plan,
+    batches: Batches[Any],
+    learner: RunLearner,
+    name: str | None,
+    report: Report,
+    clean_up: Callable[[], None],
 ) -> Run[Any, Any]:
     """Return the run at its first step, under one name on all processes."""
     args = parts.args
@@ -294,7 +327,7 @@ def _make_run(
         global_batch_size=global_batch_size(args, parts.adapters.mesh.data, parts.train_batch_size)
         * args.gradient_accumulation_steps,
     )
-    return Run(
+    run = learner.window.run = Run(
         learner=learner.learner,
         batches=batches,
         losses=parts.adapters.framework.losses(parts),
@@ -313,7 +346,9 @@ def _make_run(
         schedule_observes=not parts.hooks.observes_metrics,
         windows=learner.windows if parts.rules.own_order or plan.batches_per_epoch else whole_windows(learner.windows),
         evaluate_first=args.eval_on_start,
+        cleanups=(clean_up,),
     )
+    return run
 
 
 def _evaluation(parts: TrainerParts) -> Callable[[], Evaluation]:
@@ -333,12 +368,6 @@ def _evaluation(parts: TrainerParts) -> Callable[[], Evaluation]:
             ) from error
 
     return evaluate_reporting_memory if parts.args.auto_find_batch_size else evaluate
-
-
-def _batches_left(run: Run[Any, Any]) -> int | None:
-    """Return the micro-batches of the current epoch that were not trained on yet; None if its length is not known."""
-    batches = run.plan.batches_per_epoch
-    return None if batches is None else max(0, batches - run.state.batches)
 
 
 def _triggers(args: TrainingArguments, plan: Plan, has_default_flow: bool) -> Triggers:
@@ -387,11 +416,9 @@ def _watch_outcome(host: RunHost, session: Session) -> dict[type[AnyEvent], Call
     return {CheckpointPublished: on_published, SaveFailed: lambda event: failed.add(event.step), TrainEnded: on_end}
 
 
-def _memory_figures(host: RunHost, session: Session) -> dict[str, float]:
+def _further_figures(
+    memory: MemoryStages, parts: TrainerParts, run: Run[Any, Any], counters: RunCounters
+) -> dict[str, float]:
     """Complete the counts at the end of the run, and return the figures of its memory and further ones."""
-    session.counters.settle()
-    run = session.run
-    return {
-        **host.memory.end("train"),
-        **session.parts.adapters.framework.loss_figures(session.parts, run.losses, run.state.step),
-    }
+    counters.settle()
+    return {**memory.end("train"), **parts.adapters.framework.loss_figures(parts, run.losses, run.state.step)}

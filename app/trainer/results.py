@@ -121,8 +121,8 @@ class TrainerStages(TrainerAttributes):
         state.log_history.append({**logs, "step": state.global_step})
         self.control.should_log = False
         self._dispatcher.call("on_log", logs=logs)
-        if session is not None and session.loggers is not None:
-            session.loggers.write(Record(state.global_step, state.epoch, dict(logs)))
+        if session is not None and (loggers := session.reporting.loggers) is not None:
+            loggers.write(Record(state.global_step, state.epoch, dict(logs)))
 
     def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
         """Print the metrics of a split ("train", "eval", "test") in aligned lines, formatted by `metrics_format`."""

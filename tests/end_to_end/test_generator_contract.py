@@ -16,6 +16,7 @@ from torch import Tensor
 from hexloop import Trainer, TrainerCallback
 from hexloop.adapters.interrupts import ManualInterrupts
 from hexloop.adapters.logger import RecordingLogger
+from hexloop.app.control.listening import CommandListener
 from hexloop.domain.errors import RunStateError
 from hexloop.domain.events import (
     AnyEvent,
@@ -539,6 +540,25 @@ def test_an_exception_at_the_first_event_cleans_up(tmp_path: Path) -> None:
     trainer.remove_callback(Breaking)
 
     assert logger.finished == 1
+    assert trainer.train().global_step == 4
+
+
+def test_a_run_that_cannot_be_constructed_cleans_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the last part does not start, the loggers, which have started, learn that the run failed."""
+
+    def start(_listener: CommandListener) -> None:
+        raise RuntimeError("can't start new thread")
+
+    logger, interrupts = RecordingLogger(), ManualInterrupts()
+    trainer = small_trainer(tmp_path, save_strategy="epoch", parts={"loggers": [logger], "interrupts": interrupts})
+    with monkeypatch.context() as patch:
+        patch.setattr(CommandListener, "start", start)
+        with pytest.raises(RuntimeError, match="new thread"):
+            trainer.train()
+
+    assert [outcome.kind for outcome in logger.outcomes] == ["failed"]
+    assert not interrupts.listening
+    assert not trainer.is_in_train
     assert trainer.train().global_step == 4
 
 
