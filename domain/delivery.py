@@ -97,6 +97,7 @@ class Delivery:
         self._stopped = False
         self._hurried = False
         self._ends_at: float | None = None
+        self._then: Callable[[], None] | None = None
         self.trouble: str | None = None
 
     def wake(self) -> None:
@@ -122,12 +123,20 @@ class Delivery:
                 self._outbox.changed.wait(min(1.0, max(ends_at - time.monotonic(), 0.0)))
             return not left
 
-    def stop(self, wait: bool = True) -> None:
-        """Finish the current intent, or its current attempt, and start no other. wait: return when the thread ended."""
+    def stop(self, wait: bool = True, then: Callable[[], None] | None = None) -> None:
+        """Finish the current intent, or its current attempt, and start no other.
+
+        wait: return when the thread has ended. then: is called once nothing is attempted, now or by the thread.
+        """
         with self._outbox.changed:
             self._stopped = True
             self._outbox.changed.notify_all()
             thread = self._thread
+            attempts = self._outbox.is_attempting
+            if attempts and then is not None:
+                self._then = then
+        if not attempts and then is not None:
+            then()
         if wait and thread is not None and thread is not threading.current_thread():
             thread.join()
 
@@ -150,6 +159,8 @@ class Delivery:
             else:
                 failures, hint, self.trouble = 0, None, None
                 self._outbox.done(intent)
+        if (then := self._then) is not None:
+            then()
 
     def _next(self, failures: int, hint: float | None) -> Intent | None:
         """Return the next intent, after a pause if the last attempt failed; None if the thread is to end."""

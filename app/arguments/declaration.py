@@ -188,8 +188,9 @@ def annotations_of(cls: type, needed: Collection[str] = ()) -> dict[str, Any]:
 
 def takes(cls: type[Any], name: str) -> bool:
     """Return whether `cls(...)` takes an argument of that name, by name or as one of any."""
-    parameters = inspect.signature(cls.__init__).parameters
-    return has_argument(cls, name) or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    if has_argument(cls, name):
+        return True
+    return any(each.kind is each.VAR_KEYWORD for each in inspect.signature(cls.__init__).parameters.values())
 
 
 def has_argument(cls: Any, name: str) -> bool:

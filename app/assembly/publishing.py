@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from attrs import asdict, define, field, frozen
@@ -194,8 +194,7 @@ class HubPublisher:
 
         Its exception is a RefusedError if the hub refuses the push.
         """
-        held, _ = self._opened
-        with held.outbox.changed:
+        with nullcontext() if self._working is None else self._working[0].outbox.changed:
             return self._futures.setdefault(intent.number, Future())
 
     def wait(self, intent: Intent, limit: float) -> Published | None:
@@ -220,6 +219,7 @@ class HubPublisher:
                     f"outbox in {self.folder}. Once the cause is gone, finish it with: "
                     f"{finishing_command([now], self.folder)}"
                 )
+        future = self.future(intent)
         return future.result() if _has_succeeded(future) else None
 
     def finish(self, limit: float, report: Callable[[int], None] = lambda left: None) -> tuple[Intent, ...]:
@@ -239,7 +239,9 @@ class HubPublisher:
     def retry(self) -> None:
         """Make refused pushes deliverable again."""
         held, delivery = self._opened
-        held.outbox.retry()
+        with held.outbox.changed:
+            self._futures = {number: each for number, each in self._futures.items() if not _was_refused(each)}
+            held.outbox.retry()
         delivery.wake()
 
     def drop(self, numbers: Sequence[int]) -> list[Intent]:
@@ -251,11 +253,10 @@ class HubPublisher:
         return dropped
 
     def close(self) -> None:
-        """Stop working the outbox off, and leave it to other processes."""
+        """Stop working the outbox off, and leave it to other processes, after the attempt that is being made."""
         if self._working is not None:
             held, delivery = self._working
-            delivery.stop(wait=False)
-            held.close()
+            delivery.stop(wait=False, then=held.close)
             self._working = None
 
     def outboxes_of_others(self) -> list[str]:
@@ -276,11 +277,17 @@ class HubPublisher:
             published = self._publish(held, intent, Push.of(intent))
         except RefusedError as error:
             with held.outbox.changed:
-                if (future := self._futures.pop(intent.number, None)) is not None:
-                    future.set_exception(error)
+                self._open_future(intent).set_exception(error)
             raise
         with held.outbox.changed:
-            self._futures.setdefault(intent.number, Future()).set_result(published)
+            self._open_future(intent).set_result(published)
+
+    def _open_future(self, intent: Intent) -> Future[Published]:
+        """Return the future of a push whose outcome is known now; a new one, if it was refused before."""
+        future = self._futures.get(intent.number)
+        if future is None or future.done():
+            future = self._futures[intent.number] = Future()
+        return future
 
     def _publish(self, held: HeldOutbox, intent: Intent, push: Push) -> Published:
         if intent.number not in self._own and (objection := self.objection(push)):
@@ -304,6 +311,10 @@ def _is_replaced(old: Intent, new: Intent) -> bool:
         return Push.of(new).replaces(old)
     except RefusedError:
         return False
+
+
+def _was_refused(future: Future[Published]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is not None
 
 
 def _has_succeeded(future: Future[Published]) -> bool:

@@ -1,4 +1,4 @@
-"""The console script, started as users start it."""
+"""The command, as a program of its own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from tests.warm_python import warm_python
 
 ENVIRONMENT: Mapping[str, str] = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -19,11 +21,10 @@ def script() -> str:
     return found
 
 
-def hexloop(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run `hexloop` with `words` in `folder`, and wait for its end."""
-    return subprocess.run(
-        [script(), *map(str, words)], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False
-    )
+def hexloop(*words: str | Path, folder: Path, installed: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run the command with `words` in `folder`, and wait for its end. installed: as the console script."""
+    command = [*([script()] if installed else [warm_python(), "-m", "hexloop"]), *map(str, words)]
+    return subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False)
 
 
 def started(*words: str | Path, folder: Path) -> subprocess.Popen[str]:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.browser import Browser, browser, needs_browser
 from tests.end_to_end.test_board import begin, board, note
+from tests.warm_python import warm_python
 
 pytestmark = needs_browser
 
@@ -67,7 +68,7 @@ sys.exit(trainer.outcome.exit_code)
 @pytest.mark.matrix
 def test_a_run_in_another_process_is_paused_saved_resumed_and_stopped(chromium: Browser, tmp_path: Path) -> None:
     """By the buttons of its page, which says what became of each command; the process ends as after a signal."""
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path / "live")], cwd=ROOT)
+    process = subprocess.Popen([warm_python(), "-c", SCRIPT, str(tmp_path / "live")], cwd=ROOT)
     try:
         until = time.monotonic() + 60
         while not (tmp_path / "live" / ".hexloop/journal.jsonl").exists():

@@ -79,7 +79,7 @@ def test_ctrl_c_reaches_the_loaders_workers_too_and_still_saves(folder: Path) ->
 def test_a_bad_recipe_exits_with_2_and_prints_nothing_else(tmp_path: Path) -> None:
     """All errors go to standard error, as documented; standard output stays empty."""
     Project(tmp_path).recipe("modle: {call: project.Line}\ntrain_dataset: {call: project.pionts, count: 3}\n")
-    ended = hexloop("train", "recipe.yaml", folder=tmp_path)
+    ended = hexloop("train", "recipe.yaml", folder=tmp_path, installed=True)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == (
         "hexloop: 3 problems in the configuration:\n"

@@ -19,6 +19,7 @@ import hexloop.adapters
 import hexloop.ports
 from hexloop.app.command_line.options import read_options
 from tests.end_to_end.pages import ROOT, Block, blocks_of, commands_of, refreshed
+from tests.warm_python import warm_python
 
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md"))]
 PATCHES = ROOT / "docs" / "how-to-add.md"
@@ -38,7 +39,8 @@ def name_of(path: Path) -> str:
 
 def run_python(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
     """Run Python in `folder`, where only installed packages can be imported."""
-    command = [sys.executable, *map(str, words)]
+    checks_imports = "error" in words  # also those of what a warm interpreter has imported
+    command = [sys.executable if checks_imports else warm_python(), *map(str, words)]
     return subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False)
 
 

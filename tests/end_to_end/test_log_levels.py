@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from hexloop import TrainingArguments
 from hexloop.app.environment import DistributedEnvironment
 from hexloop.app.notices import HEXLOOPS
 from hexloop.app.run.messages import set_log_level
+from tests.warm_python import warm_python
 
 LOGGER = logging.getLogger("hexloop")
 
@@ -76,7 +76,7 @@ SCRIPT = """
 
 def said(folder: Path, level: str, *more: str) -> str:
     """Return a script's standard error."""
-    command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(folder), level, *more]
+    command = [warm_python(), "-c", textwrap.dedent(SCRIPT), str(folder), level, *more]
     return subprocess.run(command, check=True, capture_output=True, text=True).stderr
 
 

@@ -21,6 +21,7 @@ from hexloop import EarlyStoppingCallback, Trainer
 from tests.end_to_end.small.models import Stream, net, rows
 from tests.end_to_end.small.trainers import small_trainer
 from tests.terminals import screen_of
+from tests.warm_python import warm_python
 
 
 @pytest.fixture
@@ -252,7 +253,7 @@ SCRIPT = """
     trainer.train()
 """
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-c", textwrap.dedent(SCRIPT)]
+COMMAND = ["-c", textwrap.dedent(SCRIPT)]
 SIZE = ("COLUMNS", "LINES")
 """Variables that would replace the size of the terminal."""
 INHERITED = {name: value for name, value in os.environ.items() if name not in SIZE}
@@ -263,7 +264,7 @@ def test_a_run_on_a_terminal(tmp_path: Path) -> None:
     """Messages stay above one bar, which ends complete; evaluations are rows below one header."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 120, 0, 0))
-    command = [*COMMAND, str(tmp_path)]
+    command = [warm_python(), *COMMAND, str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
         shown = [row for row in screen_of(ours) if row]
@@ -284,7 +285,8 @@ def test_a_run_on_a_terminal(tmp_path: Path) -> None:
 def test_a_run_in_a_file(tmp_path: Path) -> None:
     """Standard error and output in one file have plain lines, without carriage returns or escape sequences."""
     with (tmp_path / "log").open("wb") as log:
-        subprocess.run([*COMMAND, str(tmp_path / "out")], cwd=ROOT, env=ENVIRONMENT, stdout=log, stderr=log, check=True)
+        command = [warm_python(), *COMMAND, str(tmp_path / "out")]
+        subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, stdout=log, stderr=log, check=True)
     text = (tmp_path / "log").read_text()
     assert "\r" not in text
     assert "\x1b" not in text

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from tests.contracts.optimizers import KeepingInGroups
 from tests.end_to_end.small.documents import documents_of
 from tests.end_to_end.small.models import Net, Noisy, Stream, net, rows
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
+from tests.warm_python import warm_python
 
 STEPS = 8
 
@@ -321,7 +321,7 @@ def test_it_resumes_exactly_in_a_fresh_process(tmp_path: Path) -> None:
     whole.train()
     cut_after(trainer_of(tmp_path / "cut", CASES[name]), 3)
     fresh = subprocess.run(
-        [sys.executable, "-c", FRESH, str(tmp_path / "cut"), name],
+        [warm_python(), "-c", FRESH, str(tmp_path / "cut"), name],
         cwd=Path(__file__).parents[2],
         env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
         capture_output=True,

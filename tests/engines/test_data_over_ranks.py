@@ -7,7 +7,6 @@ import math
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.engines import shared_data
+from tests.warm_python import warm_python
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 240
@@ -95,7 +95,7 @@ def launch(world: int, scenarios: dict[str, Any], folder: Path, **environment: s
         port = probe.getsockname()[1]
     settings = {"OMP_NUM_THREADS": "1"}
     meeting = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    command = [sys.executable, "-m", "tests.engines.shared_data", str(folder), json.dumps(scenarios)]
+    command = [warm_python(), "-m", "tests.engines.shared_data", str(folder), json.dumps(scenarios)]
     processes = []
     for rank in range(world):
         own = {"RANK": rank, "LOCAL_RANK": rank, **meeting} if world > 1 else {}

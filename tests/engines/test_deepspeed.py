@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tests.engines.deepspeed_worker import Classifier, train
 from tests.engines.processes import QUIET, ROOT, free_port
+from tests.warm_python import warm_python
 
 pytest.importorskip("deepspeed")
 
@@ -37,7 +38,7 @@ def run(phases: list[dict[str, Any]], processes: int = 2, /, **arguments: Any) -
         "WORLD_SIZE": str(processes),
         "LOCAL_WORLD_SIZE": str(processes),
     }
-    command = [sys.executable, "-m", "tests.engines.deepspeed_worker", job]
+    command = [warm_python(), "-m", "tests.engines.deepspeed_worker", job]
     started = [
         subprocess.Popen(
             command,

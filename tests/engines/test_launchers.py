@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from tests.engines.processes import free_port
+from tests.warm_python import warm_python
 
 SCRIPT = """
 import json, os, sys
@@ -84,7 +85,7 @@ class Launch:
 def alone(folder: Path) -> float:
     """Return the loss of one process."""
     launch = Launch(folder / "alone")
-    (said,) = launch.end(launch.start([sys.executable, "train.py"], 1))
+    (said,) = launch.end(launch.start([warm_python(), "train.py"], 1))
     loss: float = said["loss"]
     return loss
 

@@ -6,12 +6,12 @@ import json
 import os
 import stat
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.secret_forms import FORMS, SECRET
+from tests.warm_python import warm_python
 
 RUN = """
 import sys, json
@@ -41,7 +41,7 @@ print(repr(args))
 
 def run(code: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *code], env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        [warm_python(), *code], env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
 

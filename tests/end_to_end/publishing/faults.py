@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from hexloop.adapters.storage.local import LocalStorage
 from hexloop.domain.checkpoints.reading import verify
 from tests.end_to_end.publishing.publishing_run import TOKEN
 from tests.engines.publishing_hub import HubFault, PublishingHub, publishing_hub
+from tests.warm_python import warm_python
 
 ROOT = Path(__file__).parents[3]
 LAST = 12
@@ -38,7 +38,7 @@ def environment() -> dict[str, str]:
 
 def start(folder: Path, address: str, **further: Any) -> subprocess.Popen[str]:
     """Start a program that trains and publishes."""
-    program = [sys.executable, "-m", "tests.end_to_end.publishing.publishing_run", str(folder), address]
+    program = [warm_python(), "-m", "tests.end_to_end.publishing.publishing_run", str(folder), address]
     return subprocess.Popen(
         [*program, json.dumps(further)], cwd=ROOT, env=environment(), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -54,7 +54,7 @@ def finished(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 def hexloop(*words: str) -> subprocess.CompletedProcess[str]:
     """Call the command."""
-    program = [sys.executable, "-m", "hexloop", *words]
+    program = [warm_python(), "-m", "hexloop", *words]
     return subprocess.run(
         program, cwd=ROOT, env=environment(), check=False, capture_output=True, text=True, timeout=280
     )

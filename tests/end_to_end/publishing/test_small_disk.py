@@ -85,7 +85,9 @@ def test_a_hub_that_is_down_does_not_fill_the_disk(
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             trainer.train()
+        _, delivery = trainer._publisher._opened
         trainer._publisher.close()
+        delivery.stop()  # wait for the attempt that is being made
         texts = [str(each.message) for each in warned]
         storage = LocalStorage(disk / "run")
         assert max(checkpoint_steps(storage)) == STEPS

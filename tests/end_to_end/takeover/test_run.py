@@ -29,7 +29,7 @@ def test_the_process_is_that_of_python(how: str, tmp_path: Path) -> None:
 @pytest.mark.matrix
 def test_the_command_is_no_part_of_the_path(tmp_path: Path) -> None:
     """The console script replaces its own folder in the path by that of the script."""
-    done = console.hexloop("run", PROCESS, folder=tmp_path)
+    done = console.hexloop("run", PROCESS, folder=tmp_path, installed=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0].startswith(f"[] {SCRIPTS} __main__ {PROCESS}")
 

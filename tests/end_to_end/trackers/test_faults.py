@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.trackers.stand_in import NAME, calls_in, install, steps_in
+from tests.warm_python import warm_python
 
 ROOT = Path(__file__).parents[3]
 
@@ -36,7 +37,7 @@ def environment(packages: Path, fault: str = "", **further: str) -> dict[str, st
 
 
 def start(packages: Path, fault: str = "", resume: str = "none", **given: Any) -> subprocess.Popen[str]:
-    program = [sys.executable, "-m", "tests.end_to_end.trackers.tracked_run", str(packages.parent / "run"), resume]
+    program = [warm_python(), "-m", "tests.end_to_end.trackers.tracked_run", str(packages.parent / "run"), resume]
     chosen = {**SAVING, "report_to": NAME, **given}
     return subprocess.Popen(
         [*program, json.dumps(chosen)], cwd=ROOT, env=environment(packages, fault), text=True,
@@ -53,7 +54,7 @@ def ended(process: subprocess.Popen[str], seconds: float = 120.0) -> tuple[dict[
 
 
 def outbox(packages: Path, command: str) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-m", "hexloop", "outbox", command, str(packages.parent / "run")]
+    program = [warm_python(), "-m", "hexloop", "outbox", command, str(packages.parent / "run")]
     return subprocess.run(
         program, cwd=ROOT, env=environment(packages), text=True, capture_output=True, check=False, timeout=120
     )

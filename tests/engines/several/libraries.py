@@ -25,6 +25,7 @@ from tests.end_to_end.parity.models import make_model, summed
 from tests.end_to_end.parity.runs import BOTH, Outcome
 from tests.engines.processes import QUIET, ROOT, free_port
 from tests.engines.several.whole import KeepingGradients, KeepingGradientsOfDeepSpeed, kept_gradients, whole_weights
+from tests.warm_python import warm_python
 
 LIMIT = 240
 """Time limit of a launch in seconds."""
@@ -48,8 +49,8 @@ def train(library: str, engine: str, cases: Cases, folder: Path, processes: int 
     """Return the result of each case. Raises AssertionError if a process failed, or used another engine."""
     words = [library, engine, str(folder), json.dumps(cases)]
     launcher = ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--nproc-per-node", str(processes)]
-    command = [sys.executable, "-m", "torch.distributed.run", *launcher, "-m", __name__, *words]
-    environment = {**os.environ, **QUIET}
+    command = [warm_python(), "-m", "torch.distributed.run", *launcher, "-m", __name__, *words]
+    environment = {**os.environ, **QUIET, "PYTHON_EXEC": warm_python()}
     ended = subprocess.run(
         command, check=False, cwd=ROOT, env=environment, timeout=LIMIT, capture_output=True, text=True
     )

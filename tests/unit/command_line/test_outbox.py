@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -49,10 +49,19 @@ def leave(
     with pytest.raises((UnavailableError, RefusedError)):
         publisher.wait(intent, 0.05)
     publisher.close()
+    finish_pushes()  # an attempt notes its failure in the entry
+    return intent
+
+
+def put_weights(held: Path) -> None:
+    (held / "weights").write_bytes(b"123")
+
+
+def finish_pushes() -> None:
+    """Wait for the attempts of publishers that were closed."""
     for thread in threading.enumerate():
         if thread.name == "hexloop push":
-            thread.join()  # it may be in an attempt, after which it notes the failure in the entry
-    return intent
+            thread.join()
 
 
 def published() -> dict[str, bytes]:
@@ -81,6 +90,45 @@ def test_what_is_left_is_listed_and_finished(commands: Commands) -> None:
     assert commands("outbox", "flush", "run", "--hub", "hub").code == 0
     assert published() == {"weights": b"123"}
     assert commands("outbox", "list", "run").code == 0
+
+
+def test_a_push_that_is_being_made_is_not_made_again(commands: Commands) -> None:
+    """A publisher that is closed meanwhile keeps the outbox until the attempt has ended."""
+    began, goes_on = threading.Event(), threading.Event()
+
+    class SlowHub(FolderHub):
+        def publish(self, *given: Any, **named: Any) -> str:
+            began.set()
+            goes_on.wait()
+            return super().publish(*given, **named)
+
+    hub = SlowHub("hub")
+    publisher = HubPublisher(hub, "run")
+    publisher.push(Push(hub.address, "me/model", "step 3", ["model"]), put_weights)
+    assert began.wait(60)
+    publisher.close()
+    flushed = commands("outbox", "flush", "run", "--hub", "hub")
+    assert "A live process uses the outbox hub" in flushed.errors
+    goes_on.set()
+    finish_pushes()
+    assert commands("outbox", "flush", "run", "--hub", "hub").code == 0
+    assert [message for message, _ in versions()] == ["step 3"]
+
+
+def test_the_outcome_of_a_push_may_be_asked_for_late(commands: Commands) -> None:
+    """After the hub has refused it, and after it was retried."""
+    hub = ForbiddingHub("hub")
+    publisher = HubPublisher(hub, "run")
+    intent = publisher.push(Push(hub.address, "me/model", "step 3", ["model"]), put_weights)
+    assert [each.refused for each in publisher.finish(60)] == [True]
+    assert isinstance(publisher.future(intent).exception(60), RefusedError)
+
+    publisher.open()
+    publisher.hub = FolderHub("hub")
+    publisher.retry()
+    assert publisher.finish(60) == ()
+    assert publisher.future(intent).result(60).name == "me/model"
+    publisher.close()
 
 
 def test_what_was_refused_is_retried_on_request(commands: Commands) -> None:

@@ -88,8 +88,24 @@ def test_a_hanging_destination_does_not_keep_the_caller() -> None:
     sender.wake()
     assert hangs.wait(60)
     assert not sender.finish(0.0)
-    sender.stop(wait=False)
+    freed = threading.Event()
+    sender.stop(wait=False, then=freed.set)
+    assert not freed.wait(0.05), "the attempt still needs the outbox"
     goes_on.set()
+    sender.stop()
+    assert freed.is_set()
+
+
+def test_nothing_is_waited_for_between_two_attempts() -> None:
+    """During a pause the outbox is free at once."""
+    outbox = make_outbox("a")
+    sender = Delivery(outbox, Destination(OSError("down")).accept, Backoff((3600.0,)), limit=0)
+    sender.wake()
+    with outbox.changed:
+        assert outbox.changed.wait_for(lambda: sender.trouble, 60)
+    freed = threading.Event()
+    sender.stop(wait=False, then=freed.set)
+    assert freed.is_set()
     sender.stop()
 
 
