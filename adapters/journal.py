@@ -14,13 +14,12 @@ from typing import Any
 
 from attrs import Factory, frozen
 
-from hexloop.adapters.schemas import Open, structured
-from hexloop.domain.checkpoints.manifest import MOST_STEPS
 from hexloop.domain.folders import place_of
 from hexloop.domain.journal_index import INDEX, WindowsAhead
 from hexloop.domain.json_documents import finite_json, read_json
 from hexloop.domain.limits import limits
-from hexloop.domain.ranges import Count
+from hexloop.domain.ranges import MOST, Count
+from hexloop.domain.schemas import Open, structured
 from hexloop.ports.logger import Fact
 
 
@@ -297,7 +296,7 @@ def _is_plain(note: Any, line: bytes) -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < MOST_STEPS
+    return type(value) is int and 0 <= value < MOST
 
 
 def _strictly_read(line: bytes) -> Any:

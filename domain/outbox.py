@@ -12,21 +12,24 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from attrs import asdict, evolve, field, frozen
-from attrs.validators import ge, instance_of, le
 
 from hexloop.domain.checkpoints.manifest import stays_inside
 from hexloop.domain.errors import IrregularFileError, MissingFileError, StorageError
 from hexloop.domain.json_documents import read_bytes, read_json
 from hexloop.domain.limits import limits
+from hexloop.domain.ranges import Between, Holding
 from hexloop.domain.redaction import printable, redact, redacted
 from hexloop.domain.run_folder import EARLIER, OUTBOX
+from hexloop.domain.schemas import structured
 from hexloop.ports.storage import Entry, Storage
 
-MOST = 1 << 63
-"""The largest number of an intent: it takes 20 digits in the name of a file."""
+Number = Annotated[int, Between(0, (1 << 62) - 1)]
+"""A number of an intent: it takes 20 digits in the name of a file, and has others after it."""
+
+Place = Annotated[str, Holding("a path inside", lambda path: not path or stays_inside(path))]
 
 MOST_INTENTS = 2_000
 """How many files with intents are looked at."""
@@ -37,8 +40,6 @@ MOST_BYTES = 32 << 20
 logger = logging.getLogger("hexloop.outbox")
 
 Result = TypeVar("Result")
-
-_NUMBER = [instance_of(int), ge(0), le(MOST)]
 
 
 @frozen
@@ -52,16 +53,16 @@ class Intent:
     so that it waits for the user.
     """
 
-    number: int = field(validator=_NUMBER)
-    action: str = field(validator=instance_of(str))
-    path: str = field(validator=instance_of(str))
-    source: str = field(default="", validator=instance_of(str))
-    target: str = field(default="", validator=instance_of(str))
-    revision: int = field(default=0, validator=_NUMBER)
-    details: Mapping[str, Any] = field(factory=dict, validator=instance_of(dict))
-    failures: int = field(default=0, validator=_NUMBER)
-    problem: str = field(default="", validator=instance_of(str))
-    refused: bool = field(default=False, validator=instance_of(bool))
+    number: Number
+    action: str
+    path: Place
+    source: Place = ""
+    target: Place = ""
+    revision: Number = 0
+    details: Mapping[str, Any] = field(factory=dict)
+    failures: Number = 0
+    problem: str = ""
+    refused: bool = False
 
     @property
     def name(self) -> str:
@@ -346,12 +347,9 @@ def move_earlier_outbox(storage: Storage) -> None:
 def read_intent(storage: Storage, path: str, actions: Collection[str]) -> Intent | None:
     """Return the intent in a file; None if the file does not have one with a known action, or names other places."""
     try:
-        intent = Intent(**read_json(read_bytes(storage.read(path), limits().entry_bytes)))
-    except (ValueError, TypeError, IrregularFileError, MissingFileError):
+        intent = structured(read_json(read_bytes(storage.read(path), limits().entry_bytes)), Intent)
+    except (ValueError, IrregularFileError, MissingFileError):
         return None
     if is_within(intent.source, EARLIER[OUTBOX]):
         intent = evolve(intent, source=OUTBOX + intent.source.removeprefix(EARLIER[OUTBOX]))
-    numbers = intent.number, intent.revision, intent.failures
-    places = intent.path, intent.source, intent.target
-    sound = max(numbers) < MOST // 2 and all(not each or stays_inside(each) for each in places)
-    return intent if sound and intent.action in actions else None
+    return intent if intent.action in actions else None

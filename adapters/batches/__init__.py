@@ -7,10 +7,10 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any, Generic, Protocol, TypeVar
 
-from hexloop.adapters.schemas import read_part
 from hexloop.domain.json_documents import json_part
 from hexloop.domain.order import global_batches, rank_slice
 from hexloop.domain.ranges import Count
+from hexloop.domain.schemas import read_part
 from hexloop.ports.mesh import Place
 from hexloop.ports.state import Part
 

@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
-from attrs import fields
+from attrs import asdict, fields
 
-from hexloop.adapters.schemas import read_document, shown, unstructured
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import keyed, read_bytes, read_json
 from hexloop.domain.run_folder import RUN_STATE
+from hexloop.domain.schemas import read_document, shown
 from hexloop.domain.state import MIGRATIONS as STATE_MIGRATIONS
 from hexloop.domain.state import Migration, RunState, migrate
 from hexloop.domain.wording import listed
@@ -178,7 +178,7 @@ def _current(name: str) -> int:
 
 def encode_state(state: RunState) -> bytes:
     """Return the run state as a document. Raises CheckpointError if JSON cannot represent it."""
-    return encode("run_state", unstructured(state))
+    return encode("run_state", asdict(state))
 
 
 def state_of(values: Mapping[str, Any]) -> RunState:

@@ -8,10 +8,10 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from hexloop.adapters.schemas import read_part
 from hexloop.domain.json_documents import json_part
 from hexloop.domain.random_states import refuse_invalid_python_state
 from hexloop.domain.ranges import Count
+from hexloop.domain.schemas import read_part
 from hexloop.ports.device import DeviceCapabilities, Memory
 from hexloop.ports.state import Part
 

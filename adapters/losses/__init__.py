@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import SupportsFloat
 
-from hexloop.adapters.schemas import read_part
 from hexloop.domain.json_documents import json_part
+from hexloop.domain.schemas import read_part
 from hexloop.ports.state import Part
 
 

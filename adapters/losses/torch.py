@@ -12,9 +12,9 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hexloop.adapters.schemas import read_part, shown, structured
 from hexloop.domain.json_documents import json_part, only_value
 from hexloop.domain.ranges import Count
+from hexloop.domain.schemas import read_part, shown, structured
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.state import Part
 

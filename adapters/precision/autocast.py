@@ -12,10 +12,10 @@ from attrs import asdict, field, frozen
 from torch import Tensor
 
 from hexloop.adapters.precision.plain import PlainPrecision
-from hexloop.adapters.schemas import KEY, structured
 from hexloop.domain.errors import RunStateError
 from hexloop.domain.json_documents import json_part, only_value
 from hexloop.domain.ranges import Holding, Int32Count, PositiveCount
+from hexloop.domain.schemas import KEY, structured
 from hexloop.ports.learner import Optimizer
 from hexloop.ports.state import Part
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import ParamSpec, Protocol, TypeVar, cast
 
-from hexloop.adapters.schemas import read_part
 from hexloop.domain.json_documents import json_part
 from hexloop.domain.ranges import Count, Positive
+from hexloop.domain.schemas import read_part
 from hexloop.ports.learner import Optimizer
 from hexloop.ports.state import Part
 

@@ -13,10 +13,8 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from attrs import field, frozen
-from attrs.validators import instance_of, optional
+from attrs import frozen
 
 from hexloop.adapters.hub import FolderHub
 from hexloop.adapters.hub.hugging_face import HuggingFaceHub
@@ -26,6 +24,7 @@ from hexloop.domain.errors import RefusedError
 from hexloop.domain.folders import Folder, is_private
 from hexloop.domain.limits import limits
 from hexloop.domain.outbox import Intent
+from hexloop.domain.schemas import structured
 from hexloop.ports.hub import Hub
 from hexloop.ports.storage import File, Storage
 
@@ -54,18 +53,6 @@ def with_token(hub: Hub, token: str) -> Hub:
     return HuggingFaceHub(hub.address, token) if isinstance(hub, HuggingFaceHub) else hub
 
 
-def _texts(_: object, attribute: Any, value: object) -> None:
-    if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
-        raise TypeError(f"{attribute.name} is not a list of texts")
-
-
-def _names(_: object, attribute: Any, value: object) -> None:
-    if value is not None and not (
-        isinstance(value, dict) and all(isinstance(each, str) for pair in value.items() for each in pair)
-    ):
-        raise TypeError(f"{attribute.name} is not a mapping of texts")
-
-
 @frozen
 class Push:
     """One commit to be made.
@@ -76,23 +63,23 @@ class Push:
     they are kept in the outbox.
     """
 
-    hub: str = field(validator=instance_of(str))
-    name: str = field(validator=instance_of(str))
-    message: str = field(validator=instance_of(str))
-    covers: Sequence[str] = field(validator=_texts)
-    delete: Sequence[str] = field(default=(), validator=_texts)
-    branch: str | None = field(default=None, validator=optional(instance_of(str)))
-    private: bool | None = field(default=None, validator=optional(instance_of(bool)))
-    review: bool = field(default=False, validator=instance_of(bool))
-    storage: str | None = field(default=None, validator=optional(instance_of(str)))
-    files: Mapping[str, str] | None = field(default=None, validator=_names)
+    hub: str
+    name: str
+    message: str
+    covers: Sequence[str]
+    delete: Sequence[str] = ()
+    branch: str | None = None
+    private: bool | None = None
+    review: bool = False
+    storage: str | None = None
+    files: Mapping[str, str] | None = None
 
     @classmethod
     def of(cls, intent: Intent) -> Push:
         """Return the push of an intent. Raises RefusedError if it is not one."""
         try:
-            return cls(**intent.details)
-        except TypeError as error:
+            return structured(dict(intent.details), cls)
+        except ValueError as error:
             raise RefusedError(f"The entry {intent.number} of the outbox is damaged ({error}); drop it.") from error
 
     def replaces(self, intent: Intent) -> bool:

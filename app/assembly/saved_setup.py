@@ -7,8 +7,8 @@ from typing import Any
 
 from attrs import Factory, field, frozen
 
-from hexloop.adapters.schemas import KEY, Open, read_document
 from hexloop.domain.ranges import BatchSize, Count, Finite, Whole
+from hexloop.domain.schemas import KEY, Open, read_document
 
 
 @frozen

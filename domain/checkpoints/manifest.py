@@ -7,16 +7,17 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Container, Iterable, Iterator, Mapping
-from itertools import count, islice
-from typing import Any
+from collections.abc import Container, Mapping
+from itertools import count
+from typing import Annotated, Any
 
-from attrs import Attribute, field, fields, frozen
-from attrs.validators import and_, deep_mapping, ge, instance_of, optional
+from attrs import field, fields, frozen
 
 from hexloop.domain.errors import DamagedCheckpointError
 from hexloop.domain.json_documents import read_json
+from hexloop.domain.ranges import Count, Holding, PositiveCount
 from hexloop.domain.run_folder import OWN, within_own
+from hexloop.domain.schemas import structured
 from hexloop.domain.state import Migration, migrate
 from hexloop.ports.storage import Storage, Stored
 
@@ -150,16 +151,12 @@ SCHEMA_VERSION = 1
 MIGRATIONS: dict[int, Migration] = {}
 """For each earlier schema version, the function that converts its dictionary to the next version."""
 
-_TEXT = instance_of(str)
-_COUNT = and_(instance_of(int), ge(0))
+MOST_BYTES = 2**63 - 1
+"""The largest size of a file."""
 
-
-def _check_files(_: object, __: Attribute[Any], files: Mapping[str, Stored]) -> None:
-    for path, stored in files.items():
-        if not stays_inside(path):
-            raise ValueError(f"the file name {path!r} is not a path within the checkpoint")
-        if not isinstance(stored.size, int) or stored.size < 0 or not isinstance(stored.digest, str):
-            raise ValueError(f"the size or digest of {path} is invalid")
+FilePath = Annotated[str, Holding("a path within the checkpoint", stays_inside)]
+StoredFile = Annotated[Stored, Holding(f"of a size from 0 to {MOST_BYTES}", lambda file: 0 <= file.size <= MOST_BYTES)]
+StoredFiles: Any = Mapping[FilePath, StoredFile]
 
 
 @frozen
@@ -174,20 +171,24 @@ class Manifest:
     files: the size and digest of each file, by its path within the folder. Other files do not belong to the checkpoint.
     """
 
-    run: str = field(validator=_TEXT)
-    session: str = field(validator=_TEXT)
-    ancestors: Mapping[str, int] = field(validator=deep_mapping(_TEXT, _COUNT, instance_of(dict)))
-    parent: str | None = field(validator=optional(_TEXT))
-    step: int = field(validator=_COUNT)
-    world_size: int = field(validator=and_(instance_of(int), ge(1)))
-    environment: Mapping[str, str] = field(validator=deep_mapping(_TEXT, _TEXT, instance_of(dict)))
-    files: Mapping[str, Stored] = field(validator=[deep_mapping(_TEXT, instance_of(Stored)), _check_files])
+    run: str
+    session: str
+    ancestors: Mapping[str, Count]
+    parent: str | None
+    step: Count
+    world_size: PositiveCount
+    environment: Mapping[str, str]
+    files: Mapping[FilePath, StoredFile]
 
     def to_json(self) -> bytes:
-        """Return the manifest as the bytes of a file. Its last entry is the digest of everything before it."""
+        """Return the manifest as the bytes of a file. Its last entry is the digest of everything before it.
+
+        Raises ValueError if a path or a size is not one that can be read.
+        """
         document = {each.name: getattr(self, each.name) for each in fields(Manifest)}
-        document |= {"schema_version": SCHEMA_VERSION}
         document["files"] = {path: {"digest": each.digest, "size": each.size} for path, each in self.files.items()}
+        structured(document["files"], StoredFiles)
+        document |= {"schema_version": SCHEMA_VERSION}
         entries = (f"  {json.dumps(name)}: {_on_lines(value)}" for name, value in sorted(document.items()))
         return seal(("{\n" + ",\n".join(entries) + "\n}\n").encode())
 
@@ -202,74 +203,9 @@ class Manifest:
         try:
             document = migrate(read_json(body), MIGRATIONS, SCHEMA_VERSION)
             del document["schema_version"]
+            return structured(document, cls)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise DamagedCheckpointError(f"its manifest is invalid ({error})") from error
-        if problems := list(islice(_problems(document), MOST_PROBLEMS)):
-            raise DamagedCheckpointError(f"its manifest is invalid ({'; '.join(problems)})")
-        document["files"] = {path: Stored(**stored) for path, stored in document["files"].items()}
-        return cls(**document)
-
-
-MOST_PROBLEMS = 10
-"""How many problems of a manifest a message lists."""
-
-SHOWN = 80
-"""Characters of a value that a message shows."""
-
-MOST_STEPS = 2**53
-"""The largest step: floats represent all up to it exactly."""
-
-MOST_BYTES = 2**63 - 1
-"""The largest size of a file."""
-
-
-def _problems(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with the entries of a manifest, each with its name."""
-    known = {each.name for each in fields(Manifest)}
-    yield from (f"{name} is missing" for name in sorted(known - document.keys()))
-    yield from (f"{_shown(name)} is not an entry of a manifest" for name in sorted(document.keys() - known))
-    for name in ("run", "session", "parent"):
-        value = document.get(name, "")
-        if type(value) is not str and not (name == "parent" and value is None):
-            yield f"{name}: {_shown(value)} is not text"
-    yield from _wrong_number("step", document.get("step", 0), 0, MOST_STEPS)
-    yield from _wrong_number("world_size", document.get("world_size", 1), 1, MOST_STEPS)
-    for session, step in _entries(document, "ancestors"):
-        yield from _wrong_number(f"ancestors.{_shown(session)}", step, 0, MOST_STEPS)
-    for fact, value in _entries(document, "environment"):
-        if type(value) is not str:
-            yield f"environment.{_shown(fact)}: {_shown(value)} is not text"
-    for path, stored in _entries(document, "files"):
-        yield from _problems_of_file(path, stored)
-    for name in ("ancestors", "environment", "files"):
-        if type(document.get(name, {})) is not dict:
-            yield f"{name}: {_shown(document[name])} is not a JSON object"
-
-
-def _entries(document: Mapping[str, Any], name: str) -> Iterable[tuple[str, Any]]:
-    value = document.get(name)
-    return value.items() if type(value) is dict else ()
-
-
-def _problems_of_file(path: str, stored: object) -> Iterator[str]:
-    if not stays_inside(path):
-        yield f"the file name {_shown(path)} is not a path within the checkpoint"
-    if type(stored) is not dict or stored.keys() != {"size", "digest"}:
-        yield f"files.{_shown(path)} does not have exactly a size and a digest"
-        return
-    yield from _wrong_number(f"the size of {_shown(path)}", stored["size"], 0, MOST_BYTES)
-    if type(stored["digest"]) is not str:
-        yield f"the digest of {_shown(path)}: {_shown(stored['digest'])} is not text"
-
-
-def _wrong_number(name: str, value: object, least: int, most: int) -> Iterator[str]:
-    if type(value) is not int or not least <= value <= most:
-        yield f"{name}: {_shown(value)} is not a whole number from {least} to {most}"
-
-
-def _shown(value: object) -> str:
-    text = ascii(value[:SHOWN] if isinstance(value, str) else value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 @frozen

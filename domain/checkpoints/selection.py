@@ -12,7 +12,6 @@ from attrs import define, field
 
 from hexloop.domain.checkpoints.manifest import (
     MANIFEST,
-    MOST_STEPS,
     REASON,
     Lineage,
     Manifest,
@@ -34,6 +33,7 @@ from hexloop.domain.errors import (
     StorageError,
     UnreadableCheckpointError,
 )
+from hexloop.domain.ranges import MOST
 from hexloop.domain.wording import listed
 from hexloop.ports.storage import Publication, Storage
 
@@ -109,7 +109,7 @@ class _BySession:
 
     def take_from(self, lineage: Lineage) -> str | None:
         """Remove and return the last one in a lineage, of its latest session that has any; None if none is left."""
-        bounds = {**lineage.ancestors, lineage.session: MOST_STEPS}
+        bounds = {**lineage.ancestors, lineage.session: MOST}
         for session in sorted(bounds.keys(), reverse=True):
             found = self._sessions.get((session, lineage.run), [])
             place = bisect_right(found, bounds[session], key=itemgetter(0))

@@ -16,9 +16,9 @@ import torch
 from attrs import asdict, define, evolve, field, frozen
 from torch import Tensor
 
-from hexloop.adapters.schemas import structured
 from hexloop.domain.errors import DataError
 from hexloop.domain.ranges import BatchSize, Count, Updates
+from hexloop.domain.schemas import structured
 from hexloop.domain.wording import listed
 from hexloop.ports.state import JSON, Part
 

@@ -35,10 +35,10 @@ from hexloop.adapters.batches.torch.shares import (
 )
 from hexloop.adapters.batches.torch.stream import restarted, set_epoch
 from hexloop.adapters.batches.torch.structure import Transfer, row_count
-from hexloop.adapters.schemas import read_part
 from hexloop.domain.json_documents import json_part
 from hexloop.domain.order import rank_slice
 from hexloop.domain.ranges import Count
+from hexloop.domain.schemas import read_part
 from hexloop.ports.state import Part
 
 

@@ -34,7 +34,7 @@ from hexloop.adapters.batches.torch.passes import (
 from hexloop.adapters.batches.torch.reproduction import shielded
 from hexloop.adapters.batches.torch.shares import ALONE, SharingOptions
 from hexloop.adapters.batches.torch.structure import Transfer
-from hexloop.adapters.schemas import structured
+from hexloop.domain.schemas import structured
 from hexloop.ports.state import Part
 
 END = object()

@@ -12,10 +12,10 @@ import torch
 from attrs import Factory, frozen
 from torch import Tensor
 
-from hexloop.adapters.schemas import shown, structured
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.json_documents import json_part, json_value
 from hexloop.domain.random_states import numpy_problems, python_problems
+from hexloop.domain.schemas import shown, structured
 from hexloop.domain.wording import listed
 from hexloop.ports.device import DeviceCapabilities, Memory
 from hexloop.ports.state import Part

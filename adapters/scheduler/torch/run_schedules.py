@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
-from hexloop.adapters.schemas import KEY, read_part, structured
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.json_documents import json_part
@@ -28,6 +27,7 @@ from hexloop.domain.schedules import (
     build_adaptive,
 )
 from hexloop.domain.schedules.adaptive import GreedyState, PlateauState
+from hexloop.domain.schemas import KEY, read_part, structured
 from hexloop.ports.state import Part
 
 POSITION = "position"

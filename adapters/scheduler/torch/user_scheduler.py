@@ -15,10 +15,10 @@ from attrs import define, field, frozen
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hexloop.adapters.schemas import read_part, shown
 from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.json_documents import json_part, keyed
 from hexloop.domain.ranges import MOST, Finite
+from hexloop.domain.schemas import read_part, shown
 from hexloop.domain.wording import first_listed
 from hexloop.ports.state import Part
 

@@ -13,9 +13,9 @@ import torch
 from attrs import frozen
 from torch.optim import LBFGS, Optimizer
 
-from hexloop.adapters.schemas import shown
 from hexloop.adapters.trainable.torch.parameter_groups import TORCH, is_from
 from hexloop.adapters.trainable.torch.serialization import DTYPES, TENSOR
+from hexloop.domain.schemas import shown
 from hexloop.domain.wording import first_listed
 from hexloop.ports.state import Part
 

@@ -9,11 +9,11 @@ from attrs import Factory, field, frozen
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hexloop.adapters.schemas import KEY, Open, structured
 from hexloop.adapters.trainable.torch.moments import CHECKED, SCALARS
 from hexloop.adapters.trainable.torch.parameter_groups import NUMBERED, is_from
 from hexloop.adapters.trainable.torch.serialization import TENSOR
 from hexloop.domain.ranges import MOST, Count, Positive, Updates
+from hexloop.domain.schemas import KEY, Open, structured
 from hexloop.domain.wording import listed
 
 OPTIONS = "param_groups"

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hexloop.adapters.schemas import shown
 from hexloop.adapters.trainable.torch.layouts import (
     WHOLE,
     TorchLayout,
@@ -42,6 +41,7 @@ from hexloop.adapters.trainable.torch.serialization import (
 )
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import json_part, json_value
+from hexloop.domain.schemas import shown
 from hexloop.domain.wording import listed
 from hexloop.ports.mesh import Spread
 from hexloop.ports.state import JSON, Part

@@ -178,13 +178,13 @@ def test_a_long_reason_is_cut(storage: Changing) -> None:
 
 @pytest.mark.parametrize(
     ("path", "stored", "words"),
-    [("../a", Stored(1, "x:y"), "not a path within"), ("a", Stored(-1, "x:y"), "the size or digest of a is invalid")],
+    [("../a", Stored(1, "x:y"), "not a path within"), ("a", Stored(-1, "x:y"), "is not of a size from 0")],
 )
-def test_a_manifest_of_wrong_files_cannot_be_made(path: str, stored: Stored, words: str) -> None:
-    """Nor can it be written, therefore."""
+def test_a_manifest_of_wrong_files_cannot_be_written(path: str, stored: Stored, words: str) -> None:
+    """It could not be read."""
     storage = MemoryStorage()
     save_all(storage, "mine", [5])
     manifest = read_manifest(storage, "checkpoint-5")
     assert isinstance(manifest, Manifest)
     with pytest.raises(ValueError, match=words):
-        evolve(manifest, files={path: stored})
+        evolve(manifest, files={path: stored}).to_json()

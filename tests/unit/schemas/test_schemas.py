@@ -12,10 +12,10 @@ from attrs import field, frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.adapters.schemas import KEY, Open, read_document, read_part, structured
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import json_part
 from hexloop.domain.ranges import Count, Finite, Int32Count, Positive
+from hexloop.domain.schemas import KEY, Open, read_document, read_part, structured
 from hexloop.domain.wording import MOST_LISTED
 from tests.unit.schemas.json_values import VALUES
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 from attrs import Factory, asdict, frozen
 
-from hexloop.adapters.schemas import Open, read_document
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.ranges import LARGEST_BATCH, Between, Count, Holding, PositiveCount
+from hexloop.domain.schemas import Open, read_document
 from hexloop.domain.state import RunState
 
 LEAST_EPOCHS = 1e-12
