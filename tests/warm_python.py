@@ -232,7 +232,12 @@ def report(error: BaseException) -> None:
 
 
 def end(code: object) -> NoReturn:
-    """End as an interpreter does, but leave the memory to the system: to release it takes longer than to start."""
+    """End as an interpreter does, but leave the memory to the system: to release it takes longer than to start.
+
+    With WARM_END=interpreter, it is the interpreter that ends.
+    """
+    if os.environ.get("WARM_END") == "interpreter":
+        raise SystemExit(code)
     if code is not None and not isinstance(code, int):
         print(code, file=sys.stderr)
     threading._shutdown()  # type: ignore[attr-defined]

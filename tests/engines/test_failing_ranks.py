@@ -6,7 +6,6 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 import threading
 import time
 from importlib.metadata import version
@@ -23,6 +22,7 @@ from hexloop.domain.checkpoints.reading import checkpoint_steps, verify
 from hexloop.domain.run_folder import OWN
 from tests.engines.processes import PATIENCE, QUIET, free_port
 from tests.engines.several.training import Training, ended, fresh, run
+from tests.warm_python import warm_python
 
 SAVES = {"save_strategy": "steps", "save_steps": 4}
 AT_ONCE = {**SAVES, "save_async": False}
@@ -185,8 +185,8 @@ def test_a_script_that_catches_the_error_exits_normally(tmp_path: Path, failing:
         environment = {**os.environ, **QUIET, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         processes = [
             subprocess.Popen(
-                [sys.executable, script, tmp_path / f"run-{number}", failing],
-                env={**environment, "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"},
+                [warm_python(), script, tmp_path / f"run-{number}", failing],
+                env={**environment, "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "WARM_END": "interpreter"},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
