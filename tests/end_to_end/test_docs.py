@@ -26,7 +26,7 @@ PATCHES = ROOT / "docs" / "how-to-add.md"
 """Its blocks change a copy of the source: `test_how_to_add.py` runs them."""
 RUNNABLE = [page for page in PAGES if page != PATCHES and any(block.language == "python" for block in blocks_of(page))]
 QUICK = {"README", "index", "start", "checkpoints", "testing"}
-"""Pages whose code `make test` runs, too; each takes seconds to import torch."""
+"""Pages whose code `make test` runs, too."""
 
 LANGUAGES = {"python", "sh", "yaml", "toml", "text", "diff"}
 SUITES = sorted((ROOT / "docs" / "examples").glob("test_*.py"))
@@ -37,10 +37,12 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def run_python(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run Python in `folder`, where only installed packages can be imported."""
-    checks_imports = "error" in words  # also those of what a warm interpreter has imported
-    command = [sys.executable if checks_imports else warm_python(), *map(str, words)]
+def run_python(folder: Path, *words: str | Path, cold: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run Python in `folder`, where only installed packages can be imported.
+
+    cold: import everything anew, so that warnings of imports are seen.
+    """
+    command = [sys.executable if cold else warm_python(), *map(str, words)]
     return subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False)
 
 
@@ -53,7 +55,8 @@ def run_python(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[
 )
 def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     """The blocks of a page run in order, in an empty folder, without a warning."""
-    ended = run_python(tmp_path, "-W", "error", ROOT / "tests/end_to_end/pages.py", page)
+    pages = ROOT / "tests/end_to_end/pages.py"
+    ended = run_python(tmp_path, "-W", "error", pages, page, cold=page.stem not in QUICK)
     assert ended.returncode == 0, ended.stderr[-5000:]
 
 

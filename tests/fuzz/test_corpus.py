@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from random import Random
 
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from tests.fuzz.processes import run_all
 from tests.fuzz.queues import QUEUES
 from tests.fuzz.targets import CORPUS, PARSERS, Target
+from tests.warm_python import warm_python
 
 MOST_BYTES = 300_000
 
@@ -22,7 +22,7 @@ MOST_BYTES = 300_000
 def test_the_corpus_has_no_findings() -> None:
     """Each seed, and each case that was a finding once, goes through its target, in a process of its own."""
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz", "--replay"],
+        [warm_python(), "-m", "tests.fuzz", "--replay"],
         cwd=Path(__file__).parents[2],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,

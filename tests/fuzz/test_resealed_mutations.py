@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.warm_python import warm_python
 
 
 @pytest.mark.parametrize("cases", [15, pytest.param(1000, marks=[pytest.mark.matrix, pytest.mark.timeout(3600)])])
 def test_resealed_mutations_are_refused_or_train(cases: int) -> None:
     """With an error of hexloop, or to the end, in a process that neither crashes nor hangs nor takes much memory."""
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz.resealed", "--cases", str(cases), "--seed", "27"],
+        [warm_python(), "-m", "tests.fuzz.resealed", "--cases", str(cases), "--seed", "27"],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
