@@ -128,9 +128,11 @@ class Framework(ABC, Generic[Parts]):
     read outside of the framework. The methods that are not abstract have answers for a framework without such things.
 
     calls: those of `METHODS` that it calls if a subclass of the Trainer overrides them; others are refused.
+    model_kind: what can be a model, for the message that refuses another object.
     """
 
     calls: frozenset[str] = frozenset()
+    model_kind: str = "an object that is not a class"
 
     # The model
 

@@ -178,10 +178,7 @@ def refuse_parts(
         )
         problems.append(Problem(problem, kind=TypeError))
     if model is not None and isinstance(framework, Framework) and not framework.is_model(model):
-        problem = (
-            f"model is {shown(model)}, which is not a model; pass a torch.nn.Module, such as that of "
-            "AutoModel.from_pretrained(...) for the name or folder of a model."
-        )
+        problem = f"model is {shown(model)}, which is not a model; pass {framework.model_kind}."
         problems.append(Problem(problem, kind=TypeError))
     if not isinstance(optimizers, tuple | list) or len(optimizers) != 2:
         problem = (

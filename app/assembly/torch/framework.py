@@ -33,6 +33,7 @@ class TorchFramework(Framework[TrainerParts]):
 
     # The model
 
+    model_kind = "a torch.nn.Module, such as that of AutoModel.from_pretrained(...) for the name or folder of a model"
     place = staticmethod(models.place_model)
     weights = staticmethod(saved_weights)
     refuse_unprepared = staticmethod(state.refuse_unprepared)

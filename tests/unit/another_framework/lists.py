@@ -94,6 +94,8 @@ class AllWeights:
 class Lists(Framework[TrainerParts]):
     """Lists of floats as the framework of a run."""
 
+    model_kind = "a LinearModel"
+
     def device(self, args: TrainingArguments) -> Device:
         """Return a device without hardware."""
         return SimulatedDevice("cpu")
