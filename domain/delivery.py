@@ -97,6 +97,7 @@ class Delivery:
         self._stopped = False
         self._hurried = False
         self._ends_at: float | None = None
+        self._attempts = False
         self._then: Callable[[], None] | None = None
         self.trouble: str | None = None
 
@@ -132,7 +133,7 @@ class Delivery:
             self._stopped = True
             self._outbox.changed.notify_all()
             thread = self._thread
-            attempts = self._outbox.is_attempting
+            attempts = self._attempts
             if attempts and then is not None:
                 self._then = then
         if not attempts and then is not None:
@@ -143,24 +144,31 @@ class Delivery:
     def _run(self) -> None:
         failures, hint = 0, None
         while (intent := self._next(failures, hint)) is not None:
-            self._rate.take()
             try:
-                self._carry_out(intent)
-            except Exception as error:
-                refused = isinstance(error, RefusedError)
-                if intent.number in {each.number for each in self._outbox.pending()}:  # it was not dropped meanwhile
-                    self.trouble = str(error)
-                    level = logging.DEBUG if failures and not refused else logging.WARNING
-                    outcome = "was refused" if refused else "failed and is retried"
-                    logger.log(level, "Uploading %s %s: %s", intent.path, outcome, error)
-                self._outbox.fail(intent, str(error) or type(error).__name__, refused)
-                failures = 0 if refused else failures + 1
-                hint = error.retry_after if isinstance(error, UnavailableError) else None
-            else:
-                failures, hint, self.trouble = 0, None, None
-                self._outbox.done(intent)
-        if (then := self._then) is not None:
-            then()
+                failures, hint = self._attempt(intent, failures)
+            finally:
+                with self._outbox.changed:
+                    self._attempts, then, self._then = False, self._then, None
+                if then is not None:
+                    then()
+
+    def _attempt(self, intent: Intent, failures: int) -> tuple[int, float | None]:
+        """Carry out an intent; return the failures in a row, and the pause that the destination asks for."""
+        self._rate.take()
+        try:
+            self._carry_out(intent)
+        except Exception as error:
+            refused = isinstance(error, RefusedError)
+            if intent.number in {each.number for each in self._outbox.pending()}:  # it was not dropped meanwhile
+                self.trouble = str(error)
+                level = logging.DEBUG if failures and not refused else logging.WARNING
+                outcome = "was refused" if refused else "failed and is retried"
+                logger.log(level, "Uploading %s %s: %s", intent.path, outcome, error)
+            self._outbox.fail(intent, str(error) or type(error).__name__, refused)
+            return 0 if refused else failures + 1, error.retry_after if isinstance(error, UnavailableError) else None
+        self.trouble = None
+        self._outbox.done(intent)
+        return 0, None
 
     def _next(self, failures: int, hint: float | None) -> Intent | None:
         """Return the next intent, after a pause if the last attempt failed; None if the thread is to end."""
@@ -174,6 +182,7 @@ class Delivery:
                 wait = max(ready_at - time.monotonic(), self._rate.wait())
                 if intent is not None and wait <= 0:
                     self._outbox.begin(intent)
+                    self._attempts = True
                     return intent
                 if not self._outbox.deliverable():
                     break

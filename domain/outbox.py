@@ -115,12 +115,6 @@ class Outbox:
         with self.changed:
             return tuple(intent for intent in self.pending() if intent.number != self._attempted)
 
-    @property
-    def is_attempting(self) -> bool:
-        """Whether an intent is being carried out."""
-        with self.changed:
-            return self._attempted is not None
-
     def first(self) -> Intent | None:
         """Return the next deliverable intent; None if there is none or it is not active yet."""
         with self.changed:

@@ -123,9 +123,8 @@ def _reader(kind: Any) -> Read:
     container, inner = get_origin(kind) or kind, get_args(kind)
     if container is Annotated:
         return _annotated(_reader(inner[0]), kind.__metadata__)
-    if container in (UnionType, Union):
-        (only,) = (each for each in inner if each is not NoneType)
-        return _optional(_reader(only))
+    if container in (UnionType, Union) and len(inner) == 2 and NoneType in inner:
+        return _optional(_reader(inner[inner[0] is NoneType]))
     if container in (list, Sequence):
         return _list(_reader(*inner or (Any,)))
     if container is tuple:

@@ -5,8 +5,9 @@
 process for the program, and forwards signals and the exit status. The server belongs to one process of pytest and ends
 with it.
 
-Not for a test of what is imported, of the environment at the start of torch (other than OMP_NUM_THREADS), or of the
-memory of a process.
+Not for a test of what is imported, of the environment at the start of Python or torch (other than OMP_NUM_THREADS), of
+the order of sets (all programs have one seed of hashes), of the memory of a process, of its group, or of signals other
+than those in `FORWARDED`. Children of a program are started by `sys.executable`, which is not warm.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
+import io
 import os
 import random
 import runpy
 import select
 import selectors
+import shutil
 import signal
 import socket
 import struct
@@ -35,7 +38,9 @@ from typing import Any, NoReturn
 
 PRELOADED = ("torch._dynamo", "hexloop.app.trainer.trainer", "hexloop.app.assembly.torch.framework", "accelerate.state")
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-LENGTH = struct.Struct("!I")
+HEAD = struct.Struct("!II")
+"""The bytes of a client's message, and the number of its words."""
+
 STATUS = struct.Struct("!i")
 
 CLIENT = """\
@@ -43,12 +48,17 @@ CLIENT = """\
 import os, signal, socket, struct, sys
 connection = socket.socket(socket.AF_UNIX)
 connection.connect({address!r})
-parts = [*sys.argv[1:], "", os.getcwd(), *(f"{{name}}={{value}}" for name, value in os.environ.items())]
+parts = [*sys.argv[1:], os.getcwd(), *(f"{{name}}={{value}}" for name, value in os.environ.items())]
 message = b"\\0".join(map(os.fsencode, parts))
-socket.send_fds(connection, [struct.pack("!I", len(message))], [0, 1, 2])
+socket.send_fds(connection, [struct.pack("!II", len(message), len(sys.argv) - 1)], [0, 1, 2])
 connection.sendall(message)
+def forward(number, frame):
+    try:
+        connection.send(bytes([number]))
+    except OSError:  # the program has ended
+        pass
 for number in {forwarded}:
-    signal.signal(number, lambda number, _: connection.send(bytes([number])))
+    signal.signal(number, forward)
 status, = struct.unpack("!i", connection.recv(4, socket.MSG_WAITALL) or struct.pack("!i", signal.SIGKILL))
 if os.WIFSIGNALED(status):
     signal.signal(os.WTERMSIG(status), signal.SIG_DFL) if os.WTERMSIG(status) != signal.SIGKILL else None
@@ -98,25 +108,23 @@ def serve(address: str) -> None:
                 listener.close()
                 return run_for(connection)
             connection.close()
-    with suppress(OSError):
-        os.unlink(address)
+    shutil.rmtree(Path(address).parent, ignore_errors=True)
     os._exit(0)
 
 
 def run_for(connection: socket.socket) -> None:
     """Run the program of a client in a process of its own; this process watches both."""
-    head, streams, _, _ = socket.recv_fds(connection, LENGTH.size, 3)
-    (length,) = LENGTH.unpack(head)
-    message = bytearray()
-    while len(message) < length:
-        message += connection.recv(length - len(message))
-    parts = [os.fsdecode(part) for part in bytes(message).split(b"\0")]
-    end = parts.index("")
+    head, streams, _, _ = socket.recv_fds(connection, HEAD.size, 3)
+    length, count = HEAD.unpack(head) if len(head) == HEAD.size else (0, 0)
+    message = connection.recv(length, socket.MSG_WAITALL) if length else b""
+    if not length or len(message) < length:  # the client has died
+        os._exit(1)
+    parts = [os.fsdecode(part) for part in message.split(b"\0")]
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     child = os.fork()
     if child == 0:
         connection.close()
-        become(parts[:end], parts[end + 1], dict(part.split("=", 1) for part in parts[end + 2 :]), streams)
+        become(parts[:count], parts[count], dict(part.split("=", 1) for part in parts[count + 1 :]), streams)
         return
     for stream in streams:
         os.close(stream)
@@ -160,24 +168,27 @@ def become(words: list[str], folder: str, environment: dict[str, str], streams: 
     sys.path[:] = [*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *base]
     sys.orig_argv = [sys.executable, *words]
     buffered = not environment.get("PYTHONUNBUFFERED")
+    filters = [each for each in environment.get("PYTHONWARNINGS", "").split(",") if each]
     while words and words[0].startswith("-") and words[0] not in ("-c", "-m", "-"):
         option = words.pop(0)
         if option in ("-W", "-X"):
             option += words.pop(0)
         if option.startswith("-W"):
-            warnings._processoptions([option[2:]])  # type: ignore[attr-defined]
+            filters.append(option[2:])
         elif option == "-u":
             buffered = False
         elif not option.startswith("-X"):
             raise SystemExit(f"A warm interpreter does not take the option {option}.")
-    warnings._processoptions(list(filter(None, environment.get("PYTHONWARNINGS", "").split(","))))  # type: ignore[attr-defined]
+    sys.warnoptions[:] = filters
+    warnings._processoptions(filters)  # type: ignore[attr-defined]
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]  # noqa: SIM115
     for number, name in ((1, "stdout"), (2, "stderr")):
-        by_line = 1 if number == 2 or os.isatty(number) else -1
-        file = open(number, "w", by_line, errors="backslashreplace" if number == 2 else None, closefd=False)  # noqa: SIM115
-        file.reconfigure(write_through=not buffered)
+        binary: Any = open(number, "wb", -1 if buffered else 0, closefd=False)  # noqa: SIM115
+        by_line, errors = number == 2 or os.isatty(number), "backslashreplace" if number == 2 else None
+        file = io.TextIOWrapper(binary, errors=errors, line_buffering=by_line, write_through=not buffered)
         setattr(sys, name, file)
         setattr(sys, f"__{name}__", file)
+    tempfile.tempdir = None
     random.seed()
     if (numpy := sys.modules.get("numpy.random")) is not None:
         numpy.seed()
@@ -204,16 +215,17 @@ def run_program() -> NoReturn:
         elif how == "-c":
             sys.path.insert(0, "")
             sys.argv[:] = ["-c", *rest[1:]]
-            exec(compile(rest[0], "<string>", "exec"), main.__dict__)
+            exec(compile(rest[0], "<string>", "exec", dont_inherit=True), main.__dict__)
         else:
             sys.path.insert(0, str(Path(how).resolve().parent))
             sys.argv[:] = PROGRAM
             main.__file__ = how
-            exec(compile(Path(how).read_bytes(), how, "exec"), main.__dict__)
+            exec(compile(Path(how).read_bytes(), how, "exec", dont_inherit=True), main.__dict__)
     except SystemExit as error:
         end(error.code)
     except KeyboardInterrupt as error:
         report(error)
+        finish()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     except BaseException as error:
@@ -231,6 +243,15 @@ def report(error: BaseException) -> None:
     sys.stdout.flush()
 
 
+def finish() -> None:
+    """Wait for threads, call what is registered for the end, and flush the streams."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+
+
 def end(code: object) -> NoReturn:
     """End as an interpreter does, but leave the memory to the system: to release it takes longer than to start.
 
@@ -240,11 +261,7 @@ def end(code: object) -> NoReturn:
         raise SystemExit(code)
     if code is not None and not isinstance(code, int):
         print(code, file=sys.stderr)
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
+    finish()
     os._exit(code & 0xFF if isinstance(code, int) else int(code is not None))
 
 

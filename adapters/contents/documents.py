@@ -178,7 +178,7 @@ def _current(name: str) -> int:
 
 def encode_state(state: RunState) -> bytes:
     """Return the run state as a document. Raises CheckpointError if JSON cannot represent it."""
-    return encode("run_state", asdict(state))
+    return encode("run_state", {**asdict(state, recurse=False), "skipped": [asdict(each) for each in state.skipped]})
 
 
 def state_of(values: Mapping[str, Any]) -> RunState:

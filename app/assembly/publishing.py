@@ -134,8 +134,9 @@ class HubPublisher:
         fill: puts the files into a folder that it is given; the push keeps them. replaces: whether pushes that are
         covered by this one are dropped. room: bytes that the run is about to need on the disk: as long as they are not
         free, the oldest pushes of checkpoints are dropped that keep some.
-        Raises StorageError or OSError if that is not possible.
+        Raises StorageError or OSError if that is not possible, and TypeError if a part of the push has a wrong type.
         """
+        push.check()
         self.open(deliver=False)
         held, delivery = self._opened
         note_push(self.folder, push.hub, push.name)
@@ -194,7 +195,8 @@ class HubPublisher:
 
         Its exception is a RefusedError if the hub refuses the push.
         """
-        with nullcontext() if self._working is None else self._working[0].outbox.changed:
+        working = self._working
+        with nullcontext() if working is None else working[0].outbox.changed:
             return self._futures.setdefault(intent.number, Future())
 
     def wait(self, intent: Intent, limit: float) -> Published | None:
@@ -219,7 +221,9 @@ class HubPublisher:
                     f"outbox in {self.folder}. Once the cause is gone, finish it with: "
                     f"{finishing_command([now], self.folder)}"
                 )
-        future = self.future(intent)
+        if not _has_succeeded(future):  # it may have been refused before, and retried
+            with held.outbox.changed:
+                future = self._futures.get(intent.number, future)
         return future.result() if _has_succeeded(future) else None
 
     def finish(self, limit: float, report: Callable[[int], None] = lambda left: None) -> tuple[Intent, ...]:

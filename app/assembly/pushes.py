@@ -6,6 +6,7 @@ dropped first, and the newest push of each repository and branch never.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from attrs import frozen
+from attrs import asdict, frozen
 
 from hexloop.adapters.hub import FolderHub
 from hexloop.adapters.hub.hugging_face import HuggingFaceHub
@@ -73,6 +74,13 @@ class Push:
     review: bool = False
     storage: str | None = None
     files: Mapping[str, str] | None = None
+
+    def check(self) -> None:
+        """Raise TypeError if it could not be read from an outbox."""
+        try:
+            structured(json.loads(json.dumps(asdict(self))), Push)
+        except ValueError as error:
+            raise TypeError(f"What is to be published is invalid: {error}.") from None
 
     @classmethod
     def of(cls, intent: Intent) -> Push:

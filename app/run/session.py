@@ -80,7 +80,7 @@ class Reporting:
         self.parts.requests.request_stop(reason, save=True)
 
     def _note_failure(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        """Note for the loggers that the run was not constructed."""
+        """Note for the loggers that the run was not constructed, or that its end failed."""
         self.run.failure = self.run.failure or error
 
     def _finish(self, loggers: RunLoggers) -> None:

@@ -156,7 +156,6 @@ MOST_BYTES = 2**63 - 1
 
 FilePath = Annotated[str, Holding("a path within the checkpoint", stays_inside)]
 StoredFile = Annotated[Stored, Holding(f"of a size from 0 to {MOST_BYTES}", lambda file: 0 <= file.size <= MOST_BYTES)]
-StoredFiles: Any = Mapping[FilePath, StoredFile]
 
 
 @frozen
@@ -183,14 +182,15 @@ class Manifest:
     def to_json(self) -> bytes:
         """Return the manifest as the bytes of a file. Its last entry is the digest of everything before it.
 
-        Raises ValueError if a path or a size is not one that can be read.
+        Raises ValueError if a manifest with its values would not be read.
         """
         document = {each.name: getattr(self, each.name) for each in fields(Manifest)}
         document["files"] = {path: {"digest": each.digest, "size": each.size} for path, each in self.files.items()}
-        structured(document["files"], StoredFiles)
         document |= {"schema_version": SCHEMA_VERSION}
         entries = (f"  {json.dumps(name)}: {_on_lines(value)}" for name, value in sorted(document.items()))
-        return seal(("{\n" + ",\n".join(entries) + "\n}\n").encode())
+        body = ("{\n" + ",\n".join(entries) + "\n}\n").encode()
+        structured(_entries_in(body), Manifest)
+        return seal(body)
 
     @classmethod
     def from_json(cls, data: bytes) -> Manifest:
@@ -201,11 +201,16 @@ class Manifest:
         """
         body = unseal(data)
         try:
-            document = migrate(read_json(body), MIGRATIONS, SCHEMA_VERSION)
-            del document["schema_version"]
-            return structured(document, cls)
+            return structured(_entries_in(body), cls)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise DamagedCheckpointError(f"its manifest is invalid ({error})") from error
+
+
+def _entries_in(body: bytes) -> dict[str, Any]:
+    """Return the entries of a manifest without its digest, as this version writes them."""
+    document: dict[str, Any] = migrate(read_json(body), MIGRATIONS, SCHEMA_VERSION)
+    del document["schema_version"]
+    return document
 
 
 @frozen

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +21,6 @@ from hexloop.app.control.files import Action, CommandFolder
 from hexloop.app.pages.reading import read_runs
 from hexloop.app.pages.watching import RunIndex
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
-from tests.warm_python import warm_python
 
 LIVE: dict[str, Any] = {"save_strategy": "steps", "save_steps": 10**6, "num_train_epochs": 10**6}
 
@@ -200,7 +200,7 @@ def test_a_killed_run_does_not_obey_twice(tmp_path: Path) -> None:
         "    save_strategy='steps', save_steps=5, save_total_limit=2, parts={'callbacks': [Slow()]})\n"
         "trainer.train(resume_from_checkpoint='auto'); print(trainer.outcome.stopped)\n"
     )
-    command = [warm_python(), "-c", script, str(tmp_path)]
+    command = [sys.executable, "-c", script, str(tmp_path)]
     process = subprocess.Popen([*command, "1000000"], cwd=Path(__file__).parents[2])
     try:
         until(lambda: any(note.get("phase") == "published" for note in notes(tmp_path)))

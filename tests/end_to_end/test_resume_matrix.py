@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from hexloop.app.testing.resume_exactness import first_difference
 from tests.end_to_end.resume.cases import FACTORS, SCHEDULES, allowed
 from tests.end_to_end.resume.covering import Choice, all_pairs, covering_array, pairs_of
 from tests.end_to_end.resume.halves import read
-from tests.warm_python import warm_python
 
 ROOT = Path(__file__).parents[2]
 PLAIN: Choice = {
@@ -27,7 +27,7 @@ def in_a_process(cases: list[tuple[int, Choice]], folder: Path, *parts: str) -> 
     listed = folder / "cases.json"
     listed.write_text(json.dumps(cases))
     ended = subprocess.run(
-        [warm_python(), "-m", "tests.end_to_end.resume.halves", str(listed), str(folder), *parts],
+        [sys.executable, "-m", "tests.end_to_end.resume.halves", str(listed), str(folder), *parts],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         capture_output=True,

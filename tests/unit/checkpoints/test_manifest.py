@@ -132,6 +132,13 @@ def test_an_invalid_manifest_is_refused(changes: dict[str, Any]) -> None:
         Manifest.from_json(sealed(**changes))
 
 
+@pytest.mark.parametrize("changes", [{"environment": {"python": 3}}, {"step": -1}, {"run": None}, {"parent": 3}])
+def test_what_could_not_be_read_is_not_written(changes: dict[str, Any]) -> None:
+    """A checkpoint with such a manifest would be lost."""
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        evolve(EXAMPLE, **changes).to_json()
+
+
 def test_all_problems_are_told_at_once() -> None:
     """The message names every wrong entry, with its value cut if it is long."""
     files = {"a": {"size": 1, "digest": 3}, "b": {"size": -1, "digest": "x:y"}}

@@ -115,6 +115,14 @@ def test_a_push_that_is_being_made_is_not_made_again(commands: Commands) -> None
     assert [message for message, _ in versions()] == ["step 3"]
 
 
+def test_a_push_that_could_not_be_read_is_refused_at_once(commands: Commands) -> None:
+    """Nothing is left of it."""
+    publisher = HubPublisher(FolderHub("hub"), "run")
+    with pytest.raises(TypeError, match="message: 5 is not text"):
+        publisher.push(Push("file://hub", "me/model", 5, ["model"]), put_weights)  # type: ignore[arg-type]
+    assert not Path("run").exists()
+
+
 def test_the_outcome_of_a_push_may_be_asked_for_late(commands: Commands) -> None:
     """After the hub has refused it, and after it was retried."""
     hub = ForbiddingHub("hub")

@@ -102,7 +102,7 @@ def test_nothing_is_waited_for_between_two_attempts() -> None:
     sender = Delivery(outbox, Destination(OSError("down")).accept, Backoff((3600.0,)), limit=0)
     sender.wake()
     with outbox.changed:
-        assert outbox.changed.wait_for(lambda: sender.trouble, 60)
+        assert outbox.changed.wait_for(lambda: sender.trouble and not sender._attempts, 60)
     freed = threading.Event()
     sender.stop(wait=False, then=freed.set)
     assert freed.is_set()

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from attrs import asdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.adapters.contents.documents import state_of
+from hexloop.adapters.contents.documents import encode_state, state_of
 from hexloop.adapters.trainable.torch.optimizer_document import checked_document
 from hexloop.app.assembly.saved_setup import check_setup, finish_in
 from hexloop.domain.errors import CheckpointError
+from hexloop.domain.json_documents import read_json
 from hexloop.domain.state import RunState
 from tests.unit.schemas.json_values import VALUES
 
@@ -134,3 +135,16 @@ def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
     values, _ = DOCUMENTS["run state"]
     with pytest.raises(CheckpointError, match=r"best_checkpoint: .* is not the name of a folder"):
         state_of({**values, "best_checkpoint": name})
+
+
+class Bounds(NamedTuple):
+    """What a callback of the user's keeps."""
+
+    low: float
+    high: float
+
+
+def test_any_collection_in_a_callbacks_state_is_saved() -> None:
+    """A named tuple is a list in the document."""
+    saved = read_json(encode_state(RunState(callbacks={"A": {"bounds": Bounds(0.5, 1.0)}})))
+    assert state_of(saved).callbacks == {"A": {"bounds": [0.5, 1.0]}}
