@@ -1,4 +1,7 @@
-"""Runs of every kind, interrupted and resumed in fresh processes, equal uninterrupted ones."""
+"""Runs of every kind, interrupted and resumed, equal uninterrupted ones.
+
+`make test-all` resumes the whole array in fresh processes; `make test` few of its cases, in its own process.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,40 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hexloop.app.testing.resume_exactness import first_difference
+from tests.covering import Choice, all_pairs, covering_array, pairs_of
+from tests.end_to_end.resume import halves
 from tests.end_to_end.resume.cases import FACTORS, SCHEDULES, allowed
-from tests.end_to_end.resume.covering import Choice, all_pairs, covering_array, pairs_of
 from tests.end_to_end.resume.halves import read
 
 ROOT = Path(__file__).parents[2]
+Parts = Callable[..., None]
 PLAIN: Choice = {
     "workers": 0, "augmentation": "torch", "dropout": 0.3, "accumulation": 4, "schedule": "linear",
     "precision": "fp32", "early stopping": True, "callback": True, "way": "cut twice",
 }  # fmt: skip
 
 
+def listed(cases: list[tuple[int, Choice]], folder: Path) -> str:
+    """Write the cases to a file and return its path."""
+    path = folder / "cases.json"
+    path.write_text(json.dumps(cases))
+    return str(path)
+
+
+def in_this_process(cases: list[tuple[int, Choice]], folder: Path, *parts: str) -> None:
+    halves.main(listed(cases, folder), str(folder), *parts)
+
+
 def in_a_process(cases: list[tuple[int, Choice]], folder: Path, *parts: str) -> None:
-    listed = folder / "cases.json"
-    listed.write_text(json.dumps(cases))
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.end_to_end.resume.halves", str(listed), str(folder), *parts],
+        [sys.executable, "-m", "tests.end_to_end.resume.halves", listed(cases, folder), str(folder), *parts],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         capture_output=True,
@@ -37,13 +52,13 @@ def in_a_process(cases: list[tuple[int, Choice]], folder: Path, *parts: str) -> 
     assert ended.returncode == 0, ended.stderr[-5000:]
 
 
-def assert_all_resume_exactly(cases: list[tuple[int, Choice]], folder: Path) -> None:
-    """Use three processes: for uninterrupted runs and first parts, for resumed runs, and for second interruptions."""
-    in_a_process(cases, folder, "whole", "0")
-    in_a_process(cases, folder, "1")
+def assert_all_resume_exactly(cases: list[tuple[int, Choice]], folder: Path, run: Parts = in_a_process) -> None:
+    """Run in three turns: uninterrupted runs and first parts, resumed runs, and what follows second interruptions."""
+    run(cases, folder, "whole", "0")
+    run(cases, folder, "1")
     twice = [(number, case) for number, case in cases if case["way"] == "cut twice"]
     if twice:
-        in_a_process(twice, folder, "2")
+        run(twice, folder, "2")
     differing = {}
     for number, case in cases:
         steps: dict[int, Any] = {}
@@ -72,6 +87,27 @@ def test_the_array_covers_every_pair() -> None:
     assert chosen == covering_array(FACTORS, allowed)
     assert len(chosen) < 200
     assert len(SCHEDULES) == 12
+
+
+def with_every_value(listed: list[tuple[int, Choice]]) -> list[tuple[int, Choice]]:
+    """Return few cases without workers that contain every value of the other factors.
+
+    Workers take seconds to start; test_resume_data.py resumes runs with some.
+    """
+    listed = [each for each in listed if not each[1]["workers"]]
+    missing, chosen = {(factor, value) for factor in FACTORS.keys() - {"workers"} for value in FACTORS[factor]}, []
+    while missing:
+        number, case = max(listed, key=lambda each: len(missing & each[1].items()))
+        missing -= case.items()
+        chosen.append((number, case))
+    return chosen
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
+@pytest.mark.filterwarnings("ignore:The run ends with")  # one stopped before its first save has no best checkpoint
+def test_every_value_resumes_exactly(tmp_path: Path) -> None:
+    """Weights, optimizer, history, data and random states equal the uninterrupted run's, in cases of the array."""
+    assert_all_resume_exactly(with_every_value(cases()), tmp_path, run=in_this_process)
 
 
 @pytest.mark.matrix

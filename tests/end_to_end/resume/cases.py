@@ -10,7 +10,7 @@ from hexloop import EarlyStoppingCallback, Trainer, TrainerCallback
 from hexloop.app.callbacks import ExportableState
 from hexloop.app.testing.recording import Cut, step_is
 from hexloop.domain.events import AnyEvent, EpochEnded, PredictionStepEnded
-from tests.end_to_end.resume.covering import Choice
+from tests.covering import Choice
 from tests.end_to_end.resume.data import DATA, NOISE, TRAINERS
 from tests.end_to_end.small.models import net, rows
 from tests.end_to_end.small.trainers import small_trainer

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from hexloop.app.testing.recording import RecordedRun, from_json, record_run, to_json
+from tests.covering import Choice
 from tests.end_to_end.resume.cases import interruptions, make_trainer
-from tests.end_to_end.resume.covering import Choice
 
 
 def read(folder: Path, part: str) -> RecordedRun:

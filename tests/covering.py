@@ -35,7 +35,7 @@ def covering_array(factors: Mapping[str, Sequence[Any]], allowed: Callable[[Choi
     chosen: list[Choice] = []
     while missing:
         choice: Choice = dict(min(missing, key=repr))
-        for factor in sorted(factors.keys() - choice.keys(), key=lambda name: -len(factors[name])):
+        for factor in sorted(factors.keys() - choice.keys(), key=lambda name: (-len(factors[name]), name)):
             possible = [value for value in factors[factor] if allowed({**choice, factor: value})]
             # Ties rotate, so that values are used evenly.
             turn = len(chosen) % len(possible)
