@@ -160,6 +160,7 @@ class Shuffled(IterableDataset[Any]):
             yield {**every[index], "x": every[index]["x"] + random.random()}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("step", [1, 3, 5, 6])
 def test_a_stream_shuffled_by_a_global_generator_resumes_exactly(tmp_path: Path, step: int) -> None:
     """A resumed run repeats the order and continues the noise."""
@@ -221,8 +222,9 @@ class Dropping:
         return default_data_collator(positive)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("data", [lambda: rows(22), lambda: Streamed("none"), lambda: StreamedWithState("numpy")])
-@pytest.mark.parametrize("step", [1, 4, 6, 7])
+@pytest.mark.parametrize("step", [4, 6, 7, 1])
 def test_batches_of_fewer_rows_than_were_read_resume_exactly(tmp_path: Path, data: Any, step: int) -> None:
     """The resume position counts samples read, not rows that the model received."""
     assert_exact(making(tmp_path, data, parts=lambda: {"data_collator": Dropping()}, max_steps=9), step)
@@ -279,6 +281,10 @@ class StartsAtItsState(Streamed):
 def test_data_whose_state_is_at_the_end_start_over(tmp_path: Path, step: int) -> None:
     """Saved between two epochs, the next one is complete."""
     assert_exact(making(tmp_path, lambda: StartsAtItsState("none"), max_steps=9), step)
+
+
+def test_data_saved_at_the_end_of_an_epoch_start_over(tmp_path: Path) -> None:
+    """Saved by epoch, the next one is complete."""
     assert_exact(
         making(tmp_path, lambda: StartsAtItsState("none"), max_steps=9, save_strategy="epoch"),
         cut=lambda event: type(event).__name__ == "EpochEnded",

@@ -246,6 +246,7 @@ SUPPLIED: Mapping[str, Callable[[torch.optim.Optimizer], Any]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", SUPPLIED)
 def test_a_run_with_a_user_s_scheduler_resumes_exactly(kind: str, tmp_path: Path) -> None:
     """A Trainer steps it, and resumes it exactly from before and after the first metric."""
