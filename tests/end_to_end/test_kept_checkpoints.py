@@ -10,9 +10,7 @@ import pytest
 from tests.reference import kept_checkpoints
 
 FOLDERS = sorted(Path(kept_checkpoints.__file__).parent.glob("checkpoints_of_*"))
-KINDS = [
-    kind if kind in ("fp32", "ddp") else pytest.param(kind, marks=pytest.mark.matrix) for kind in kept_checkpoints.KINDS
-]
+KINDS = [kind if kind == "fp32" else pytest.param(kind, marks=pytest.mark.matrix) for kind in kept_checkpoints.KINDS]
 
 
 @pytest.mark.parametrize("kind", KINDS)

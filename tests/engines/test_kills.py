@@ -9,19 +9,17 @@ import pytest
 from tests.engines.killed_run import Job
 from tests.engines.kills import Aim, Counts, KilledRun, kill_runs, wait_for_the_end_of
 
-KILLS = 20
-
-
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/stat").exists(), reason="processes are looked for where Linux lists them"
 )
 
 
-def test_runs_killed_at_random_match_runs_without_kills(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.matrix)])
+def test_runs_killed_at_random_match_runs_without_kills(kills: int, tmp_path: Path) -> None:
     """Each run resumes from complete checkpoints, cleans up, leaves no worker, and has the same weights and history."""
-    counts = kill_runs(tmp_path, Job(width=256, steps=30), KILLS, each=10)
-    assert counts.kills == KILLS
-    assert counts.inside > 0
+    counts = kill_runs(tmp_path, Job(width=256, steps=30), kills, each=10)
+    assert counts.kills == kills
+    assert counts.inside > 0 or kills < 20
 
 
 @pytest.mark.matrix

@@ -25,8 +25,11 @@ def both(factory: pytest.TempPathFactory, names: Sequence[str]) -> Pair:
 
 
 @pytest.fixture(scope="module")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return both(tmp_path_factory, QUICK)
+def quick(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """The runs of the cases that are tested in this session."""
+    tested = [item for item in request.session.items if "quick" in getattr(item, "fixturenames", ())]
+    names = {item.callspec.params["name"] for item in tested if isinstance(item, pytest.Function)}
+    return both(tmp_path_factory, [name for name in QUICK if name in names])
 
 
 @pytest.fixture(scope="module")

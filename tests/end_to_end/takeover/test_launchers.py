@@ -40,9 +40,8 @@ OPTIONS = (
 )
 
 
-@pytest.mark.parametrize(
-    "launcher", [name if name == "torchrun" else pytest.param(name, marks=pytest.mark.matrix) for name in LAUNCHERS]
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_two_processes(launcher: str, tmp_path: Path) -> None:
     """Both processes train with hexloop, and the first writes the results once."""
     done = python(*LAUNCHERS[launcher], SCRIPTS / "line.py", *OPTIONS, folder=tmp_path)
