@@ -20,7 +20,7 @@ train: $(VENV)/with-examples
 	$(VENV)/bin/hexloop train docs/examples/digits.yaml --report
 
 test: $(VENV)/with-test
-	$(PYTEST) -m "not matrix"
+	$(PYTEST) -m "not matrix" --ignore tests/ecosystem --ignore tests/trackers
 
 test-all: lint types contracts docs $(PARTS) test-all-fuzz test-all-ecosystem test-all-trackers
 

@@ -27,9 +27,9 @@ def both(factory: pytest.TempPathFactory, names: Sequence[str]) -> Pair:
 @pytest.fixture(scope="module")
 def quick(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """The runs of the cases that are tested in this session."""
-    tested = [item for item in request.session.items if "quick" in getattr(item, "fixturenames", ())]
-    names = {item.callspec.params["name"] for item in tested if isinstance(item, pytest.Function)}
-    return both(tmp_path_factory, [name for name in QUICK if name in names])
+    functions = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    tested = {item.name for item in functions if item.path == request.path and "quick" in item.fixturenames}
+    return both(tmp_path_factory, [name for name in QUICK if any(f"[{name}]" in each for each in tested)])
 
 
 @pytest.fixture(scope="module")
