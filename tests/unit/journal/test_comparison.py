@@ -147,3 +147,13 @@ def test_what_a_run_gave_up_is_not_compared() -> None:
     assert compared([*void, returned, *again], make_journal()).first is None
     assert compared([*void, {**returned, "back_to": None}, *again], make_journal()).first is None
     assert compared([*void, returned], make_journal()).last == 4
+
+
+def test_runs_without_a_common_step_are_not_compared() -> None:
+    """Both log, but at other steps."""
+    one, other = (
+        [{"kind": "began", "run": "a", "step": 0}, {"kind": "logged", "step": step, "values": {"loss": 1.0}}]
+        for step in (1, 2)
+    )
+    comparison = compared(one, other)
+    assert (comparison.compared, comparison.divergences) == ({}, ())

@@ -21,6 +21,11 @@ def test_the_last_batch_is_kept_or_dropped() -> None:
     assert global_batches(4, 10, drop_last=False, start=11) == 0
 
 
+def test_one_part_is_the_first() -> None:
+    """That of the first rank."""
+    assert [Shard(Place(rank, 3)).is_first for rank in range(3)] == [True, False, False]
+
+
 @fixed
 @given(st.integers(0, 10**6), st.integers(0, 300), st.integers(1, 40))
 def test_ranks_partition_a_global_batch(first: int, size: int, world: int) -> None:

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from attrs import asdict
+from attrs import asdict, frozen
 
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.schedules import (
@@ -20,6 +20,7 @@ from hexloop.domain.schedules import (
     WarmupStableDecay,
     build_adaptive,
     build_shape,
+    check_schedule,
 )
 from hexloop.domain.schedules.adaptive import Greedy, ReduceLROnPlateau
 
@@ -242,3 +243,25 @@ def test_values_at_the_edge_are_accepted(name: str, options: dict[str, Any]) -> 
     """The edges of a range are valid if the formula is defined there."""
     built: Any = build_adaptive(name, options) if name in ADAPTIVE else shape(name, **options)
     assert options.items() <= asdict(built).items()
+
+
+@frozen
+class Chosen:
+    """Arguments that name a schedule."""
+
+    lr_scheduler_type: str
+    lr_scheduler_kwargs: dict[str, Any]
+    learning_rate: float = 1e-3
+
+    def get_warmup_steps(self, num_training_steps: int) -> float:
+        return num_training_steps // 10
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"), [("linear", {"power": 2.0}), ("reduce_lr_on_plateau", {"patience": -1}), ("greedy", {"x": 1})]
+)
+def test_schedules_are_checked_before_a_run(name: str, wrong: dict[str, Any]) -> None:
+    """The default options pass, and wrong ones are refused by name."""
+    check_schedule(Chosen(name, {}), 100)
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+        check_schedule(Chosen(name, wrong), 100)

@@ -152,3 +152,30 @@ def test_many_wrong_values_take_little_memory(wrong: dict[str, Any]) -> None:
         tracemalloc.stop()
     assert len(str(raised.value)) < 1000
     assert peak < 16 << 20
+
+
+@frozen
+class Checked:
+    number: int
+    double: int = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        if self.number < 0:
+            raise ValueError("it is negative")
+        object.__setattr__(self, "double", 2 * self.number)
+
+
+def test_a_class_may_check_and_compute() -> None:
+    """Its error is a problem of the document, and a computed field is no entry."""
+    assert structured({"number": 2}, Checked).double == 4
+    with pytest.raises(ValueError, match=r"^at: not valid \(it is negative\)$"):
+        structured({"number": -1}, Checked, "at")
+    with pytest.raises(ValueError, match="unknown entries 'double'"):
+        structured({"number": 1, "double": 2}, Checked)
+
+
+@pytest.mark.parametrize("kind", [int | str | None, set[int], bytes])
+def test_a_kind_that_no_document_has_is_an_error_of_the_program(kind: Any) -> None:
+    """It is not one of the document."""
+    with pytest.raises(TypeError, match="is not a kind of value"):
+        structured(1, kind)
