@@ -151,9 +151,7 @@ def test_what_a_run_gave_up_is_not_compared() -> None:
 
 def test_runs_without_a_common_step_are_not_compared() -> None:
     """Both log, but at other steps."""
-    one, other = (
-        [{"kind": "began", "run": "a", "step": 0}, {"kind": "logged", "step": step, "values": {"loss": 1.0}}]
-        for step in (1, 2)
-    )
+    began: dict[str, Any] = {"kind": "began", "run": "a", "step": 0}
+    one, other = ([began, {"kind": "logged", "step": step, "values": {"loss": 1.0}}] for step in (1, 2))
     comparison = compared(one, other)
     assert (comparison.compared, comparison.divergences) == ({}, ())
