@@ -1,8 +1,10 @@
-"""Settings of every test process, made before torch is imported; how many examples; the mark `one_in`."""
+"""Settings of every test process, made before torch is imported; examples, the mark `one_in`, garbage collections."""
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from collections import Counter
 
 import pytest
@@ -16,8 +18,9 @@ for name in ("OMP_NUM_THREADS", "HF_HUB_DISABLE_XET"):
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose how many examples properties are tried with, before the tests are imported."""
+    """Choose how many examples properties are tried with, before the tests are imported; shorten collections."""
     choose_profile(config.getoption("markexpr"))
+    config.pluginmanager.register(Frozen())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -31,3 +34,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if cases[name] % mark.args[0]:
             item.add_marker("matrix")
         cases[name] += 1
+
+
+class Frozen:
+    """Leaves what was imported and collected out of garbage collections, each of which takes half a second with it."""
+
+    MODULES = 100
+    """After how many imports it does so again."""
+
+    def __init__(self) -> None:
+        self.modules = 0
+
+    def pytest_runtest_setup(self) -> None:
+        """Called before each test."""
+        if len(sys.modules) >= self.modules + self.MODULES:
+            self.modules = len(sys.modules)
+            gc.collect()
+            gc.freeze()

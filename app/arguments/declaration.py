@@ -188,15 +188,18 @@ def annotations_of(cls: type, needed: Collection[str] = ()) -> dict[str, Any]:
 
 def takes(cls: type[Any], name: str) -> bool:
     """Return whether `cls(...)` takes an argument of that name, by name or as one of any."""
-    if has_argument(cls, name):
-        return True
-    return any(each.kind is each.VAR_KEYWORD for each in inspect.signature(cls.__init__).parameters.values())
+    return has_argument(cls, name) or any(each.kind is each.VAR_KEYWORD for each in _parameters(cls.__init__).values())
 
 
 def has_argument(cls: Any, name: str) -> bool:
     """Return whether `cls` has an argument of that name."""
     field = cls.__dataclass_fields__.get(name)
-    return (field is not None and field.init) or name in inspect.signature(cls.__init__).parameters
+    return (field is not None and field.init) or name in _parameters(cls.__init__)
+
+
+@lru_cache(maxsize=256)
+def _parameters(constructor: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(constructor).parameters
 
 
 def default_of(cls: type[Any], name: str) -> Any:

@@ -151,8 +151,8 @@ def _class_hook(kind: Any, converter: Converter) -> Hook:
 
 def _arguments_hook(kind: Any, converter: Converter) -> Hook:
     """Convert a mapping to a class of arguments, which converts its arguments itself, but not plain fields."""
-    plain = {name: annotations_of(kind).get(name, Any) for name in kind.__dataclass_fields__}
-    plain = {name: inner for name, inner in plain.items() if name not in declarations(kind)}
+    kinds = annotations_of(kind)
+    plain = {name: kinds.get(name, Any) for name in kind.__dataclass_fields__ if name not in declarations(kind)}
     required = {field.name for field in dataclasses.fields(kind) if _is_required(field)}
 
     def hook(value: object, _: Any) -> Any:
