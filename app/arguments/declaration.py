@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from functools import cache, partial
+from functools import cache, lru_cache
 from typing import Any, TypeVar, dataclass_transform
 
 import attrs
