@@ -192,7 +192,17 @@ def _imported_modules() -> list[ModuleType]:
     """
     if PACKAGE not in sys.modules:
         return []
-    return [each for each in gc.get_objects() if issubclass(type(each), ModuleType) and _is_holder(each)]
+    return [each for each in _all_objects() if issubclass(type(each), ModuleType) and _is_holder(each)]
+
+
+def _all_objects() -> list[object]:
+    """Return what Python's garbage collector tracks, with what the program has frozen, which stays frozen."""
+    if not gc.get_freeze_count():
+        return gc.get_objects()
+    gc.unfreeze()
+    found = gc.get_objects()
+    gc.freeze()
+    return found
 
 
 def _is_holder(module: ModuleType) -> bool:

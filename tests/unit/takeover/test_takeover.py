@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import importlib
 import importlib.util
 import sys
@@ -184,6 +185,16 @@ def test_a_second_package_is_taken_over() -> None:
         assert third not in (first, second)
         assert third.Trainer is hexloop.Trainer
     assert first.Trainer is third.Trainer is ORIGINALS["trainer", "Trainer"]
+
+
+def test_modules_that_the_program_froze_are_taken_over() -> None:
+    """`gc.freeze` hides objects from those who look for them."""
+    module = importlib.import_module("transformers")
+    gc.freeze()
+    with hexloop.takeover():
+        assert module.Trainer is hexloop.Trainer
+    assert module.Trainer is ORIGINALS["trainer", "Trainer"]
+    assert gc.get_freeze_count() > 0
 
 
 def test_reloaded_and_located_modules() -> None:
