@@ -188,7 +188,7 @@ def test_a_second_package_is_taken_over() -> None:
 
 
 def test_modules_that_the_program_froze_are_taken_over() -> None:
-    """`gc.freeze` hides objects from those who look for them."""
+    """`gc.freeze` hides objects from a search."""
     module = importlib.import_module("transformers")
     gc.freeze()
     with hexloop.takeover():
