@@ -195,7 +195,7 @@ def _imported_modules() -> list[ModuleType]:
     return [each for each in _all_objects() if issubclass(type(each), ModuleType) and _is_holder(each)]
 
 
-def _all_objects() -> list[object]:
+def _all_objects() -> list[Any]:
     """Return what Python's garbage collector tracks, with what the program has frozen, which stays frozen."""
     if not gc.get_freeze_count():
         return gc.get_objects()
