@@ -112,11 +112,11 @@ class Delivery:
         """Wait until nothing deliverable is left, at most `limit` seconds (None: without limit); return whether.
 
         The first attempt does not wait for a pause, unless the destination asked for it. report: is called with the
-        number of intents left, about once a second and at each change.
+        number of intents left: before the first attempt, about once a second and at each change.
         """
         ends_at = float("inf") if limit is None else time.monotonic() + limit
-        self.wake()
         with self._outbox.changed:
+            self.wake()
             self._hurried = True
             self._outbox.changed.notify_all()
             while (left := len(self._outbox.deliverable())) and not self._stopped and time.monotonic() < ends_at:
