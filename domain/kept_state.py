@@ -29,7 +29,7 @@ class StateInMemory:
     _parts: dict[str, list[Part]] = field(factory=dict, init=False)
 
     def keep(self, state: RunState) -> None:
-        """Copy the state of everything. Collective if state is sharded."""
+        """Copy the state of everything."""
         self.before(state)
         self._parts = {name: self.snapshots.take(name, each.export()) for name, each in self.exportables.items()}
         self._state = _copied(state)

@@ -149,6 +149,13 @@ class OwnState(Parallelism[Loss_contra], Protocol[Loss_contra]):
     def optimizer_state(self, model: object, optimizer: object) -> Exportable:
         """Return what exports and loads the moments. Raises CheckpointError if the engine's state is unknown."""
 
+    def kept_state(self, model: object, optimizer: object) -> Mapping[str, Exportable]:
+        """Return what exports and loads the "model" and the "optimizer" for a copy to which the same run returns.
+
+        Each rank exports what it holds itself; all ranks load together. Raises ConfigurationError if the run could not
+        return.
+        """
+
     def group_sizes(self, model: object, optimizer: object) -> Sequence[int]:
         """Return how many of the model's parameters each of the optimizer's groups has."""
 

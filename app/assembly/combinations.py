@@ -112,11 +112,11 @@ REFUSALS = (
     ),
     Refusal(
         lambda setting: (
-            (setting.parallelism.owns_update or setting.parallelism.sharded)
+            (setting.parallelism.owns_update and not setting.parallelism.owns_state)
             and not {"skip", "rollback"}.isdisjoint((setting.args.on_nonfinite, setting.args.on_spike))
         ),
         "on_nonfinite or on_spike 'skip' or 'rollback' with the parallelism {parallelism.name}",
-        "a run cannot return to an earlier state there",
+        "the engine does not say what state a run could return to",
         "choose 'stop', and resume from the last checkpoint, or 'warn'",
     ),
     Refusal(

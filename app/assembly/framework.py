@@ -378,6 +378,13 @@ class Framework(ABC, Generic[Parts]):
     def optimizer_state(self, parts: Parts) -> Exportable:
         """Return what exports and loads the optimizer."""
 
+    def kept_state(self, parts: Parts) -> Mapping[str, Exportable]:
+        """Return what a copy in memory holds of sharded state, by the names of a checkpoint's components.
+
+        Each process exports what it holds itself. Empty if every process holds all of the state.
+        """
+        return {}
+
     @abstractmethod
     def snapshots(self, parts: Parts) -> Snapshots:
         """Return what copies the state of a run at once, to be written in the background."""

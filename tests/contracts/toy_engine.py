@@ -107,6 +107,9 @@ class Toy:
     def optimizer_state(self, model: Any, optimizer: Any) -> OptimizerState:
         return OptimizerState(model, optimizer)
 
+    def kept_state(self, model: Any, optimizer: Any) -> dict[str, Any]:
+        return {"model": self.model_state(model, 1), "optimizer": self.optimizer_state(model, optimizer)}
+
     def group_sizes(self, model: Any, optimizer: Any) -> list[int]:
         return [len(group["params"]) for group in optimizer.param_groups]
 

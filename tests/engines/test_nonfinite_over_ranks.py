@@ -11,6 +11,7 @@ import pytest
 
 from hexloop import Trainer
 from tests.engines.several.training import Trained, Training, distance, fresh, run
+from tests.engines.test_features_over_ranks import ENGINES, HAS_DEEPSPEED
 
 PLANTED = {
     **dict.fromkeys((0, 5, 6, 7, 11, 20, 21, 29, 36, 59), math.nan),
@@ -47,13 +48,20 @@ class Lacking(Planted):
         Trainer.__init__(self, model, args, collate, data, *further, **named)
 
 
-def training(processes: int, **arguments: Any) -> Training:
+def training(processes: int, engine: Training | None = None, **arguments: Any) -> Training:
     """Return a run of 55 steps: an epoch of 40 without the planted windows, and a part of the next."""
+    engine = engine or Training(processes)
     given = {
         "max_steps": 55, "save_strategy": "steps", "save_steps": 9, "logging_steps": 6, "seed": 3,
-        "train_sampling_strategy": "sequential", **arguments,
+        "train_sampling_strategy": "sequential", **engine.arguments, **arguments,
     }  # fmt: skip
-    return Training(processes, rows=WINDOW * WINDOWS, size=WINDOW, dropout=0.1, arguments=given)
+    return engine.of(processes, rows=WINDOW * WINDOWS, size=WINDOW, dropout=0.1, arguments=given)
+
+
+def zero_3_on_the_cpu() -> dict[str, Any]:
+    """Return a configuration of DeepSpeed that offloads the moments and keeps no weight whole."""
+    moments = {"stage": 3, "offload_optimizer": {"device": "cpu"}, "stage3_param_persistence_threshold": 0}
+    return {"zero_optimization": moments, "zero_force_ds_cpu_optimizer": False, "bf16": {"enabled": "auto"}}
 
 
 def logs(trained: Trained) -> list[dict[str, float]]:
@@ -70,7 +78,37 @@ def logs(trained: Trained) -> list[dict[str, float]]:
 )
 def test_planted_windows_leave_no_trace(processes: int, reaction: str, tmp_path: Path) -> None:
     """Weights and logs are those of data without the windows, also if the run is resumed in between."""
-    chosen = training(processes, on_nonfinite=reaction)
+    assert_no_trace(training(processes, on_nonfinite=reaction), tmp_path)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("name", "reaction", "settings"),
+    [
+        ("fsdp1", "skip", {}),
+        ("fsdp2", "skip", {}),
+        ("fsdp2", "rollback", {"fsdp": "full_shard offload"}),
+        ("fsdp2", "rollback", {"bf16": True}),
+        ("zero2", "rollback", {}),
+        ("zero2", "skip", {"bf16": True}),
+        ("zero3", "skip", {}),
+        ("zero3", "rollback", {"bf16": True, "deepspeed": zero_3_on_the_cpu()}),
+        ("zero2", "skip", {"deepspeed": {"zero_optimization": {"stage": 0}, "bf16": {"enabled": True}}, "bf16": True}),
+        ("zero2", "skip", {"deepspeed": {"zero_optimization": {"stage": 0}}}),
+    ],
+)
+def test_sharded_state_returns_to_what_was_kept(
+    name: str, reaction: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """The same holds where each process keeps its own part of the weights and moments."""
+    if name.startswith("zero") and not HAS_DEEPSPEED:
+        pytest.skip("needs deepspeed")
+    assert_no_trace(training(2, ENGINES[name], on_nonfinite=reaction, **settings), tmp_path)
+
+
+def assert_no_trace(chosen: Training, tmp_path: Path) -> None:
+    """Check that a run with the windows equals one whose data lack them."""
+    processes = chosen.processes
     with_them = chosen.of(processes, kind=Planted)
     lacking = run(chosen.of(processes, kind=Lacking), fresh(tmp_path / "lacking"))
     whole = run(with_them, fresh(tmp_path / "whole"))

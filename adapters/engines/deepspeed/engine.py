@@ -25,10 +25,11 @@ from hexloop.adapters.engines.deepspeed.launcher import initialize
 from hexloop.adapters.engines.deepspeed.partitions import (
     ZeroLayout,
     ZeroPartitions,
+    is_on_disk,
     refuse_unknown_optimizer,
     wraps_optimizer,
 )
-from hexloop.adapters.engines.deepspeed.state import ZeroModelState, ZeroOptimizerState
+from hexloop.adapters.engines.deepspeed.state import ZeroModelState, ZeroOptimizerState, ZeroOwnState, ZeroOwnWeights
 from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
 from hexloop.domain.errors import CollectiveError, ConfigurationError
@@ -144,8 +145,27 @@ class DeepSpeed:
         if not wraps_optimizer(model):
             return OptimizerState(model.module, optimizer, self._layout_of(model))
         refuse_unknown_optimizer(model)
-        scaler = getattr(model.optimizer, "loss_scaler", model.optimizer) if model.fp16_enabled() else None
-        return ZeroOptimizerState(model.module, ZeroPartitions(model), scaler)
+        return ZeroOptimizerState(model.module, ZeroPartitions(model), _scaler(model))
+
+    def kept_state(self, model: Any, optimizer: Any) -> Mapping[str, Exportable]:
+        """Return what exports and loads this rank's weights and moments as they lie in its memory.
+
+        Raises ConfigurationError if weights are offloaded to disk, and CheckpointError for an unknown optimizer.
+        """
+        if not wraps_optimizer(model):
+            return {"model": self.model_state(model, 1), "optimizer": self.optimizer_state(model, optimizer)}
+        refuse_unknown_optimizer(model)
+        layout = self._layout_of(model)
+        if any(is_on_disk(each) for each in layout.parameters(model.module).values()):
+            raise ConfigurationError(
+                "on_nonfinite or on_spike is 'skip' or 'rollback', and DeepSpeed's configuration offloads the weights "
+                "to disk, of which a run keeps no copy to return to; set offload_param.device to 'cpu', or choose "
+                "'stop' or 'warn'."
+            )
+        return {
+            "model": ZeroOwnWeights(model, layout),
+            "optimizer": ZeroOwnState(ZeroPartitions(model), _scaler(model)),
+        }
 
     def group_sizes(self, model: Any, optimizer: Any) -> list[int]:
         """Return how many parameters of the module each group of the optimizer trains."""
@@ -220,6 +240,11 @@ class DeepSpeedLearner:
         if self._reports_norm:
             norm = self._engine.get_global_grad_norm()
         return norm, self._engine.was_step_applied()
+
+
+def _scaler(engine: Any) -> Any:
+    """Return the engine's loss scaler; None if it scales no loss."""
+    return getattr(engine.optimizer, "loss_scaler", engine.optimizer) if engine.fp16_enabled() else None
 
 
 def _half_dtype(engine: Any) -> torch.dtype | None:

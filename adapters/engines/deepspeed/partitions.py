@@ -64,6 +64,11 @@ class ZeroPartitions:
             self.is_spread = False
             self._read_unpartitioned()
 
+    @property
+    def count(self) -> int:
+        """The number of flat tensors."""
+        return len(self._flat)
+
     def state(self, flat: int) -> dict[str, Any]:
         """Return the optimizer's state of a flat tensor."""
         state: dict[str, Any] = self.optimizer.state[self._flat[flat]]
@@ -79,8 +84,8 @@ class ZeroPartitions:
         return isinstance(value, Tensor) and value.shape == self._flat[flat].shape
 
     @contextmanager
-    def loaded(self, flat: int | None) -> Iterator[None]:
-        """Keep a flat tensor and its moments in memory in this context, if they are offloaded to disk."""
+    def loaded(self, flat: int | None) -> Iterator[bool]:
+        """Keep a flat tensor and its moments in memory in this context; yield whether they are offloaded to disk."""
         swapped = (
             flat is not None
             and self._engine.zero_optimization_partition_weights()
@@ -89,7 +94,7 @@ class ZeroPartitions:
         if swapped:
             self._zero._optimizer_states_and_gradient_swap_in(flat)
         try:
-            yield
+            yield swapped
         finally:
             if swapped:
                 self._zero._optimizer_states_and_gradient_swap_out(flat)
@@ -175,6 +180,12 @@ def whole_shape(tensor: Tensor) -> torch.Size:
     return shape
 
 
+def is_on_disk(parameter: Tensor) -> bool:
+    """Return whether this rank's part of a parameter is offloaded to disk at the moment."""
+    partition = getattr(parameter, "ds_tensor", None)
+    return partition is not None and bool(partition.status.name == "NOT_AVAILABLE")
+
+
 def wraps_optimizer(engine: Any) -> bool:
     """Return whether the engine's optimizer trains tensors other than the model's own parameters."""
     return engine.optimizer is not engine.basic_optimizer
@@ -219,7 +230,7 @@ class ZeroLayout(ModuleLayout):
         """Return this rank's run without padding; a copy if it is offloaded to disk."""
         partitioned: Any = tensor
         partition = partitioned.ds_tensor
-        if partition.status.name == "NOT_AVAILABLE":
+        if is_on_disk(tensor):
             read = torch.empty(partition.ds_numel, dtype=partition.dtype)
             partitioned.nvme_swapper.swap_into_buffer(partitioned, read)
             partition = read

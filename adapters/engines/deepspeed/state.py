@@ -12,7 +12,14 @@ from attrs import frozen
 from torch import Tensor, nn
 
 from hexloop.adapters.engines.deepspeed.partitions import ZeroPartitions, whole_shape
-from hexloop.adapters.trainable.torch.layouts import WHOLE, TensorEntry, TorchLayout, WholeLayout, assigned_part
+from hexloop.adapters.trainable.torch.layouts import (
+    WHOLE,
+    OwnLayout,
+    TensorEntry,
+    TorchLayout,
+    WholeLayout,
+    assigned_part,
+)
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.moments import MomentSpec, check_moments
 from hexloop.adapters.trainable.torch.optimizer_document import OPTIONS, checked_document, refuse_invalid_counters
@@ -33,6 +40,7 @@ from hexloop.adapters.trainable.torch.serialization import (
     package_classes,
     read_slice,
     read_tensor,
+    tensor_part,
 )
 from hexloop.domain.json_documents import json_part, json_value
 from hexloop.domain.ranks import assign_to_ranks
@@ -92,7 +100,7 @@ class ZeroOptimizerState:
                 for parameter in parameters:
                     outgoing += self._describe(flat, parameter, document)
         if self._scaler is not None:
-            document[LOSS_SCALE] = {key: getattr(self._scaler, key) for key in SCALER if hasattr(self._scaler, key)}
+            document[LOSS_SCALE] = _scale(self._scaler)
         yield from self._parts(outgoing)
         yield json_part(OPTIONS, document)
 
@@ -117,9 +125,7 @@ class ZeroOptimizerState:
                         self._load_parameter(flat, parameter, document, found)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"The saved optimizer is malformed: {error!r}.") from error
-        for key, value in (document.get(LOSS_SCALE) or {}).items():
-            if value is not None and self._scaler is not None and hasattr(self._scaler, key):
-                setattr(self._scaler, key, value)
+        _set_scale(self._scaler, document.get(LOSS_SCALE) or {})
 
     def _by_flat_tensor(self) -> Iterator[tuple[int, list[Tensor]]]:
         """Yield the parameters in the order of the groups, together those that share a flat tensor."""
@@ -218,6 +224,91 @@ class ZeroOptimizerState:
                     raise ValueError(
                         f"{saved.name} has the shape {saved.shape} in the checkpoint, and {name} has {spec.shape}."
                     )
+
+
+class ZeroOwnWeights(ModelState):
+    """Exportable adapter for what this rank holds of an engine's weights, as it lies in memory.
+
+    It fits only the same rank of the same run.
+    """
+
+    def __init__(self, engine: Any, layout: TorchLayout) -> None:
+        super().__init__(engine.module, layout if layout.whole else OwnLayout(layout))
+        self._zero = engine.optimizer
+
+    def load(self, parts: Iterable[Part]) -> None:
+        """Copy the parts into this rank's own tensors. Collective: weights that ZeRO 3 keeps whole are gathered."""
+        persistent = getattr(self._zero, "persistent_parameters", ())
+        if persistent:
+            persistent[0].partition(persistent)
+        super().load(parts)
+        if persistent:
+            self._zero.checkpoint_event_epilogue()
+
+
+class ZeroOwnState:
+    """Exportable adapter for what this rank holds of an engine's optimizer, as it lies in memory.
+
+    It fits only the same rank of the same run, and nothing is exchanged.
+    """
+
+    def __init__(self, partitions: ZeroPartitions, scaler: Any = None) -> None:
+        self._partitions = partitions
+        self._scaler = scaler
+        self._classes = package_classes(partitions.optimizer)
+        self._groups = GroupValues(partitions.optimizer)
+
+    def export(self) -> Iterator[Part]:
+        """Yield the flat tensors and their state, and everything else as one JSON document."""
+        optimizer = self._partitions.optimizer
+        encoder = StateEncoder(type(optimizer).__qualname__, self._classes)
+        document = {
+            "groups": self._groups.export(encoder, optimizer.param_groups),
+            STATE_KEYS: self._groups.state_keys(),
+            LOSS_SCALE: _scale(self._scaler),
+        }
+        yield from (tensor_part(name, tensor) for name, tensor in encoder.tensors.items())
+        states = []
+        for flat in range(self._partitions.count):
+            with self._partitions.loaded(flat) as from_disk:
+                held = StateEncoder(type(optimizer).__qualname__, self._classes)
+                state = {**self._partitions.state(flat), MASTERS: self._partitions.master(flat)}
+                states.append(held.encode(state, f"flat.{flat}"))
+                for name, tensor in held.tensors.items():
+                    yield tensor_part(name, tensor.clone() if from_disk else tensor)
+        yield json_part(OPTIONS, {**document, "state": states})
+
+    def load(self, parts: Iterable[Part]) -> None:
+        """Copy the parts into the flat tensors, and restore their state."""
+        found = {part.name: part for part in parts}
+        document = json_value(found[OPTIONS])
+        restoring = StateDecoder(found, self._classes, hides=False)
+        self._groups.put(self._groups.taken(document, restoring))
+        for flat, saved in enumerate(document["state"]):
+            with self._partitions.loaded(flat):
+                master, live = self._partitions.master(flat), self._partitions.state(flat)
+                values = StateDecoder(found, self._classes, hides=False).decode(saved)
+                master.copy_(values.pop(MASTERS))
+                for key in live.keys() - values.keys():
+                    del live[key]
+                for key, value in values.items():
+                    own = live.get(key)
+                    if isinstance(own, Tensor) and isinstance(value, Tensor) and own.shape == value.shape:
+                        own.copy_(value)
+                    else:
+                        live[key] = value.to(master.device) if self._partitions.is_moment(flat, value) else value
+        _set_scale(self._scaler, document[LOSS_SCALE])
+
+
+def _scale(scaler: Any) -> dict[str, Any]:
+    """Return what changes of a loss scaler from step to step."""
+    return {key: getattr(scaler, key) for key in SCALER if hasattr(scaler, key)}
+
+
+def _set_scale(scaler: Any, saved: Mapping[str, Any]) -> None:
+    for key, value in saved.items():
+        if value is not None and scaler is not None and hasattr(scaler, key):
+            setattr(scaler, key, value)
 
 
 class ZeroModelState(ModelState):

@@ -66,6 +66,46 @@ class WholeLayout(ModuleLayout):
 WHOLE = WholeLayout()
 
 
+@frozen
+class OwnLayout:
+    """Layout of what this rank holds of a sharded model, as if that were all of it: for a copy in its own memory.
+
+    Exporting and loading with it exchanges nothing, and fits only the same rank of the same run.
+    """
+
+    _sharded: TorchLayout
+
+    mesh = Mesh()
+    whole = False
+    uneven = False
+
+    def state(self, model: nn.Module) -> Mapping[str, Any]:
+        """Return the state dict."""
+        return self._sharded.state(model)
+
+    def parameters(self, model: nn.Module) -> Mapping[str, Tensor]:
+        """Return the parameters."""
+        return self._sharded.parameters(model)
+
+    def spread(self, tensor: Tensor, parameter: Tensor) -> Spread | None:
+        """Return the shape of this rank's elements as that of the whole; None if every rank has the whole."""
+        if self._sharded.spread(tensor, parameter) is None:
+            return None
+        return Spread(tuple(self._sharded.local(tensor).shape), self.mesh)
+
+    def local(self, tensor: Tensor) -> Tensor:
+        """Return this rank's elements."""
+        return self._sharded.local(tensor)
+
+    def like(self, parameter: Tensor, local: Tensor) -> Tensor:
+        """Return a tensor that is distributed like a parameter."""
+        return self._sharded.like(parameter, local)
+
+    def norm(self, own: Tensor) -> Tensor:
+        """Return the norm over all ranks."""
+        return self._sharded.norm(own)
+
+
 def norm_over(own: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """Return the norm of the ranks' parts of sharded gradients, from the norm of this rank's. Collective."""
     squared = own.to(torch.float32).square()
@@ -109,13 +149,20 @@ def assigned_parts(entries: Sequence[TensorEntry], layout: TorchLayout, writers:
 
     Tensors are assigned by `assign_to_ranks` to the first `writers` ranks, to all ranks if None. They are gathered one
     at a time, in the host memory of their rank. Collective.
+    With an OwnLayout each part is this rank's tensor itself.
     """
+    if isinstance(layout, OwnLayout):
+        held = ((entry.name, _own_elements(entry, layout)) for entry in entries)
+        yield from (tensor_part(name, own) for name, own in held if own is not None)
+        return
     owners = assign_to_ranks([entry.size for entry in entries], writers or layout.mesh.size)
     for entry, owner in zip(entries, owners, strict=True):
-        own = entry.tensor
-        if own is not None and entry.spread is not None:
-            own = layout.local(own)
-        yield assigned_part(entry, own, owner, layout.mesh.rank)
+        yield assigned_part(entry, _own_elements(entry, layout), owner, layout.mesh.rank)
+
+
+def _own_elements(entry: TensorEntry, layout: TorchLayout) -> Tensor | None:
+    """Return this rank's elements of a tensor."""
+    return entry.tensor if entry.tensor is None or entry.spread is None else layout.local(entry.tensor)
 
 
 def assigned_part(entry: TensorEntry, own: Tensor | None, owner: int, rank: int) -> Part:

@@ -121,6 +121,7 @@ class TorchFramework(Framework[TrainerParts]):
     # Checkpoints
 
     optimizer_state = staticmethod(state.optimizer_state)
+    kept_state = staticmethod(state.kept_state)
     snapshots = staticmethod(state.snapshots)
     group_sizes = staticmethod(state.group_sizes)
     names_without_decay = staticmethod(state.names_without_decay)

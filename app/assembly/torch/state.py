@@ -14,7 +14,7 @@ from torch import Tensor
 from hexloop.adapters.contents.checkpoint import sharded_files_of
 from hexloop.adapters.contents.safetensors_files import MODEL, is_weights
 from hexloop.adapters.snapshots.torch import TorchSnapshots
-from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout, shape_of
+from hexloop.adapters.trainable.torch.layouts import WHOLE, OwnLayout, TorchLayout, shape_of
 from hexloop.adapters.trainable.torch.model_state import ModelState, is_derived
 from hexloop.adapters.trainable.torch.names import by_own_names, fitting_names, wrapped_as
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
@@ -54,6 +54,16 @@ def optimizer_state(parts: TrainerParts) -> Exportable:
     if engine := own_state(parts):
         return engine.optimizer_state(parts.model_wrapped, parts.optimizer)
     return OptimizerState(parts.unwrapped_model, parts.optimizer, layout_of(parts))
+
+
+def kept_state(parts: TrainerParts) -> Mapping[str, Exportable]:
+    """Return what a copy in memory holds of sharded state: what this process holds itself."""
+    if engine := own_state(parts):
+        return engine.kept_state(parts.model_wrapped, parts.optimizer)
+    if not is_sharded(parts.adapters.parallelism, parts.model):
+        return {}
+    model, layout = parts.unwrapped_model, OwnLayout(layout_of(parts))
+    return {"model": ModelState(model, layout), "optimizer": OptimizerState(model, parts.optimizer, layout)}
 
 
 def group_sizes(parts: TrainerParts) -> Sequence[int]:

@@ -350,6 +350,21 @@ class EngineContract(ParallelismContract[Model, Batch, Loss], Generic[Model, Bat
         assert resumed[0] == trained[0]
         assert resumed[1:] == trained[1:]
 
+    def test_a_run_returns_to_what_was_kept(self, parallelism: Parallelism[Loss]) -> None:
+        """If the engine owns the state, a run that loads what was kept takes the same steps once more."""
+        if not parallelism.capabilities.owns_state:
+            pytest.skip("it does not own the state")
+        engine = cast("OwnState[Loss]", parallelism)
+        model, optimizer = engine.prepare(self.model(), self.optimizer)
+        learner, states = self.learner(engine, model, optimizer), engine.kept_state(model, optimizer)
+        assert states.keys() == {"model", "optimizer"}
+        for _ in range(2):  # from the start, when there may be no moments yet, and from there on
+            copies = {name: kept(state.export()) for name, state in states.items()}
+            steps = [self.step(learner) for _ in range(2)]
+            for name, state in states.items():
+                state.load(copies[name])
+            assert [self.step(learner) for _ in range(2)] == steps
+
     def _steps_and_states(self, parallelism: Parallelism[Loss], saved: Any = None) -> tuple[Any, float, Any]:
         """Return the state after a step (or the loaded one), the loss of the next step, and the state after it."""
         engine = cast("OwnState[Loss]", parallelism)
