@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from hexloop import DataCollatorWithPadding, Trainer, TrainingArguments, default_data_collator
 from hexloop.adapters.device.torch import CudaDevice
 from hexloop.adapters.interrupts import SignalInterrupts
-from hexloop.domain.errors import CheckpointError, ConfigurationError, DataError, HexloopError
+from hexloop.domain.errors import CheckpointError, ConfigurationError, DataError, HexloopError, InputsError
 from hexloop.domain.events import StepEnded
 from tests.end_to_end.small.models import Net, Stream, net, rows
 from tests.end_to_end.small.trainers import same_weights, small_trainer, weights
@@ -262,6 +262,7 @@ def test_unusable_columns_are_refused(tmp_path: Path) -> None:
 
     assert "text" in problem
     assert "labels" in problem
+    assert "Tokenize the texts first" in problem
 
 
 def test_signals_are_refused_outside_the_main_thread(tmp_path: Path) -> None:
@@ -289,6 +290,42 @@ class Lossless(Net):
 class Unlabelled(Net):
     def forward(self, x: Tensor) -> Any:  # type: ignore[override]
         return {"logits": self.layers(x)}
+
+
+def passed_on(forward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def with_anything(self: Any, *values: Any, **named: Any) -> Any:
+        return forward(self, *values, **named)
+
+    return with_anything
+
+
+class Decorated(Net):
+    """As the models of transformers: forward is decorated, and all of its arguments are optional."""
+
+    main_input_name = "x"
+
+    @passed_on
+    def forward(self, x: Tensor | None = None, labels: Tensor | None = None) -> Any:
+        if x is None:
+            raise ValueError("a raw error of the model")
+        return super().forward(x, labels)
+
+
+LABELS_ALONE: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "texts": (
+        [{"text": "a", "labels": [0.0]}] * 8,
+        r"has only labels: the data's column text is left out, .* Tokenize",
+    ),
+    "others": (
+        [{"image": [0.0], "labels": [0.0]}] * 8,
+        r"only labels \(the data's column image is left out\), and the forward of Decorated takes x and labels\. ",
+    ),
+    "nothing": (
+        [{"labels": [0.0]}] * 8,
+        r"has only labels, and the forward of Decorated takes x and labels\. Make x of",
+    ),
+}
 
 
 FIRST_BATCHES: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
@@ -393,6 +430,28 @@ def test_problems_in_the_data_are_reported_on_the_first_batch(tmp_path: Path, na
 
     assert not steps
     assert same_weights(weights(trainer), before)
+
+
+@pytest.mark.parametrize("name", LABELS_ALONE)
+def test_labels_without_inputs_are_refused(tmp_path: Path, name: str) -> None:
+    """Training and evaluation name the columns, what forward takes and the missing step."""
+    data, words = LABELS_ALONE[name]
+    with pytest.raises(InputsError, match=words):
+        small_trainer(tmp_path, parts={"model": net(kind=Decorated), "train_dataset": data}).train()
+    trainer = small_trainer(tmp_path, parts={"model": net(kind=Decorated)}, eval_strategy="no")
+    with pytest.raises(InputsError, match=words):
+        trainer.evaluate(data)
+    assert trainer.evaluate(rows(8))["eval_loss"] > 0
+
+
+def test_names_are_checked_in_evaluations(tmp_path: Path) -> None:
+    """The first batch of an evaluation or a prediction is checked as that of a run is."""
+    trainer = small_trainer(tmp_path)
+    with pytest.raises(
+        InputsError, match=r"The batch lacks x, which the forward of Net needs: it has labels\. The data's"
+    ):
+        trainer.predict([{"pixels": row["x"], "labels": row["labels"]} for row in rows(8)])
+    assert len(trainer.predict([{"x": row["x"]} for row in rows(8)]).predictions) == 8
 
 
 class Padded:

@@ -218,14 +218,24 @@ def collate_columns(collate: Collate, columns: frozenset[str], features: list[An
     return collate(features)
 
 
+TOKENIZE = (
+    "Tokenize the texts first, such as with dataset.map(lambda rows: tokenizer(rows[...], truncation=True), "
+    "batched=True), or pass a data_collator that does."
+)
+"""The step that is missing if data are texts."""
+
+RENAME = "Rename the columns, or set remove_unused_columns=False and select the columns in the data_collator."
+
+
 def without_unused_columns(dataset: Any, columns: frozenset[str]) -> Any:
     """Return a `datasets.Dataset` with only the columns that the model takes. Raises ConfigurationError without one."""
     unused = [name for name in dataset.column_names if name not in columns]
     if len(unused) == len(dataset.column_names):
+        kinds = getattr(dataset, "features", None) or {}
+        texts = any(getattr(kinds.get(name), "dtype", None) in ("string", "large_string") for name in unused)
         raise ConfigurationError(
             f"The model takes none of the dataset's columns: the dataset has {', '.join(unused)}, and the model "
-            f"takes {', '.join(sorted(columns))}; rename the columns, or set remove_unused_columns=False and "
-            "select the columns in the data_collator."
+            f"takes {', '.join(sorted(columns))}. {TOKENIZE if texts else RENAME}"
         )
     if unused:
         logging.getLogger("hexloop").info(

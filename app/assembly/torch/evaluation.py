@@ -32,7 +32,7 @@ from hexloop.app.assembly.torch.losses import (
 from hexloop.app.assembly.torch.model import default_label_names, with_past
 from hexloop.app.assembly.torch.state import refuse_unprepared
 from hexloop.app.assembly.torch.tensors import data_group, tensor_gatherer
-from hexloop.app.assembly.torch.transfer import batch_transfer
+from hexloop.app.assembly.torch.transfer import batch_transfer, checked_batches
 from hexloop.app.calling import refuse_metrics
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.evaluation import EvalLoopOutput, PredictionOutput
@@ -110,6 +110,7 @@ def make_evaluator(
         model = wrap(model)
     own_order = parts.rules.own_order
     rows = expected_rows(loader) if own_order else example_count(loader)
+    transfer = checked_batches(parts, loader, batch_transfer(parts, parts.hooks.predicts_any_batch))
     loader = evaluation_batches(parts, loader)
     options = EvaluationOptions(
         prefix=prefix,
@@ -136,7 +137,7 @@ def make_evaluator(
         model,
         loader,
         step if args.past_index < 0 else with_past(args.past_index, step),
-        batch_transfer(parts, parts.hooks.predicts_any_batch),
+        transfer,
         row_count,
         parts.compute_metrics,
         parts.preprocess_logits_for_metrics or (lambda logits, _labels: logits),

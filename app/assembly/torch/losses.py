@@ -64,8 +64,7 @@ def standard_loss(parts: TrainerParts) -> LossChoice:
     if parts.compute_loss_func is not None:
         return LossChoice(FunctionLoss(parts.compute_loss_func, label_names), True, shifted)
     smoother, factor = parts.label_smoother, parts.args.label_smoothing_factor
-    asked = smoother is not None or bool(factor)
-    if asked and _can_be_smoothed(model, label_names, factor) and smoother is not None:
+    if smoother is not None and _can_be_smoothed(model, label_names, factor):
         shifts = is_causal_language_model(model) or (exact and shifted)
         smoothed = SmoothedLoss(smoother, shifts, label_names)
         return LossChoice(smoothed, exact or divides, shifts if exact else shifted)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from inspect import Parameter, signature
 from typing import Any
 
+from hexloop.adapters.batches.torch.collate import TOKENIZE
 from hexloop.adapters.batches.torch.structure import Transfer, row_count, shallow_copy, transfer_to
 from hexloop.adapters.trainable.torch.forward import forward_parameters, named_by_position
 from hexloop.app.assembly.parts import TrainerParts
@@ -15,6 +16,9 @@ from hexloop.domain.wording import did_you_mean, enumeration
 
 __all__ = ["shallow_copy"]
 """An adapter's name that the rest of the app gets from here."""
+
+MOST_NAMED = 6
+"""The arguments of a forward that a message lists."""
 
 BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
@@ -44,6 +48,19 @@ def batch_transfer(parts: TrainerParts, takes_any: bool) -> Transfer:
     return lambda batch: named(transfer(batch))
 
 
+def checked_batches(parts: TrainerParts, loader: Any, transfer: Transfer) -> Transfer:
+    """Return what moves the batches of an evaluation, and checks the names in the first of them."""
+    left = [getattr(loader, "dataset", None)]
+
+    def transferred(batch: Any) -> Any:
+        batch = transfer(batch)
+        if left and isinstance(batch, Mapping):
+            _check(parts, left.pop(), list(map(str, batch)))
+        return batch
+
+    return transfer if parts.hooks.predicts_any_batch else transferred
+
+
 def check_first_batch(parts: TrainerParts, batch: Any) -> None:
     """Raise DataError if a batch is not a mapping of stacked samples, and InputsError if forward does not take it."""
     if batch is None:
@@ -60,26 +77,55 @@ def check_first_batch(parts: TrainerParts, batch: Any) -> None:
             f"The data_collator returned {', '.join(map(str, batch))} without a batch dimension; "
             "let it stack its samples into tensors whose first dimension is the batch."
         )
+    _check(parts, parts.train_dataset, list(map(str, batch)))
+
+
+def _check(parts: TrainerParts, data: Any, names: Sequence[str]) -> None:
+    """Raise InputsError if a batch of `data` with entries of these names is not what forward takes."""
+    if parts.hooks.prepares_inputs or parts.unwrapped_model._forward_pre_hooks:
+        return  # the user changes the inputs on the way
+    _refuse_labels_alone(parts, data, names)
     parameters = _certain_parameters(parts)
     if parameters is not None:
-        _check_names(parts, parameters, list(map(str, batch)))
+        _check_names(parts, data, parameters, names)
 
 
 def _certain_parameters(parts: TrainerParts) -> Mapping[str, Parameter] | None:
     """Return the parameters of forward, if it is certain to be called with the batch as it is; None otherwise.
 
-    It is not if the user changes the inputs on the way, or forward is decorated or wrapped by another model.
+    It is not if forward is decorated or wrapped by another model, or the loss is computed from its outputs.
     """
     model = parts.unwrapped_model
-    changed = parts.hooks.prepares_inputs or model._forward_pre_hooks
-    if changed or hasattr(model, "get_base_model") or parts.compute_loss_func is not None or parts.label_smoother:
+    if hasattr(model, "get_base_model") or parts.compute_loss_func is not None or parts.label_smoother:
         return None
     with suppress(TypeError, ValueError):
         return signature(model.forward, follow_wrapped=False).parameters
     return None
 
 
-def _check_names(parts: TrainerParts, parameters: Mapping[str, Parameter], names: Sequence[str]) -> None:
+def _refuse_labels_alone(parts: TrainerParts, data: Any, names: Sequence[str]) -> None:
+    """Raise InputsError if the batch has labels and nothing else, because the inputs are texts or have other names."""
+    model, main = parts.unwrapped_model, parts.main_input_name
+    takes = list(forward_parameters(model))
+    if main not in takes or not set(names) <= {*parts.label_names, "labels"}:
+        return
+    left_out = [name for name in _columns(data) if name not in {*names, "label", "label_ids"}]
+    texts, forward = _texts(data, left_out), f"the forward of {type(model).__name__}"
+    if texts:
+        raise InputsError(
+            f"The batch has only {enumeration(names)}: the data's {_columns_text(texts)} left out, because {forward} "
+            f"takes {_some(takes)} as tensors, and texts cannot be stacked. {TOKENIZE}"
+        )
+    if hasattr(model, "main_input_name"):  # a model of transformers, which cannot do without
+        others = f" (the data's {_columns_text(left_out)} left out)" if left_out else ""
+        raise InputsError(
+            f"The batch has only {enumeration(names)}{others}, and {forward} takes {_some(takes)}. Make {main} of the "
+            "data first, such as with dataset.map (texts with a tokenizer) or in a data_collator with "
+            "remove_unused_columns=False, or rename the column that has it."
+        )
+
+
+def _check_names(parts: TrainerParts, data: Any, parameters: Mapping[str, Parameter], names: Sequence[str]) -> None:
     """Raise InputsError if forward needs an input that the batch does not have, or does not take one that it has."""
     forward, takes = f"the forward of {type(parts.unwrapped_model).__name__}", list(parameters)
     if any(each.kind is Parameter.POSITIONAL_ONLY for each in parameters.values()):
@@ -89,11 +135,10 @@ def _check_names(parts: TrainerParts, parameters: Mapping[str, Parameter], names
         for name, each in parameters.items()
         if each.kind in BY_NAME and each.default is Parameter.empty and name not in names
     ]
-    only_labels = set(names) <= {*parts.label_names, "labels"} and parts.main_input_name in takes
-    suspicious = missing or only_labels  # reading a sample may draw random numbers, so only then
-    left_out = [name for name in _columns(parts.train_dataset) if name not in names] if suspicious else []
-    texts = _texts(parts.train_dataset, left_out) if left_out else []
-    if texts and (set(missing) & set(texts) or (only_labels and not missing)):
+    # Reading a sample may draw random numbers, so only where something is missing.
+    left_out = [name for name in _columns(data) if name not in names] if missing else []
+    texts = _texts(data, left_out) if left_out else []
+    if set(missing) & set(texts):
         raise InputsError(
             f"The batch has only {enumeration(names)}: the data's {_columns_text(texts)} left out, because {forward} "
             f"takes {enumeration(takes)} as tensors, and texts cannot be stacked. {TOKENIZE}"
@@ -117,13 +162,6 @@ def _check_names(parts: TrainerParts, parameters: Mapping[str, Parameter], names
             f"{enumeration(takes) if takes else 'none'}. Rename the column, let data_collator leave it out, or set "
             "remove_unused_columns=True."
         )
-
-
-TOKENIZE = (
-    "Tokenize the texts first, such as with dataset.map(lambda rows: tokenizer(rows[...], truncation=True), "
-    "batched=True), or pass a data_collator that does."
-)
-"""The step that is missing if data are texts."""
 
 
 def _why_empty(parts: TrainerParts) -> str:
@@ -152,6 +190,11 @@ def _texts(dataset: Any, names: Sequence[str]) -> list[str]:
         first = dataset[0]
         return [name for name in names if isinstance(first[name], str)]
     return []
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return the names, of which models of transformers have dozens."""
+    return enumeration(names) if len(names) <= MOST_NAMED else f"{', '.join(names[:MOST_NAMED])} and others"
 
 
 def _columns_text(names: Sequence[str]) -> str:
