@@ -54,7 +54,7 @@ def checked_batches(parts: TrainerParts, loader: Any, transfer: Transfer) -> Tra
 
     def transferred(batch: Any) -> Any:
         batch = transfer(batch)
-        if left and isinstance(batch, Mapping):
+        if left and isinstance(batch, Mapping) and len(batch):
             _check(parts, left.pop(), list(map(str, batch)))
         return batch
 
