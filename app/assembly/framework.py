@@ -85,6 +85,10 @@ class WeightsPolicy(Protocol[Parts_contra]):
     """What is saved of a model, which saving, checkpoints, loggers and model cards ask."""
 
     @property
+    def name(self) -> str:
+        """The name that a checkpoint notes, so that its files are understood without the model; usually empty."""
+
+    @property
     def has_adapters(self) -> bool:
         """Whether the model has adapters, which are trained in place of its weights."""
 

@@ -40,6 +40,7 @@ class SavedSetup:
     batch_size: BatchSize | None = None
     asked_accumulation: BatchSize | None = None
     mesh: dict[str, BatchSize] | None = None
+    weights: str | None = None
     optimizer: SavedOptimizer | None = None
     imported_from: str | None = None
 

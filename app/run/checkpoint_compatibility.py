@@ -83,7 +83,8 @@ class RunSetup:
         self._run = run
         found = ("batch_size",) if parts.args.auto_find_batch_size else ()
         self._accepted = frozenset((*parts.args.resume_despite, *found))
-        self.model = parts.adapters.framework.weights(parts.unwrapped_model).state(parts)
+        self._weights = parts.adapters.framework.weights(parts.unwrapped_model)
+        self.model = self._weights.state(parts)
         self._document = self._description()
 
     def document(self) -> Mapping[str, Any]:
@@ -167,6 +168,7 @@ class RunSetup:
             "batch_size": global_batch_size(parts.args, mesh.data, parts.train_batch_size),
             "asked_accumulation": self._asked_accumulation,
             **({} if mesh.data.size == mesh.size else {"mesh": mesh.sizes}),
+            **({"weights": self._weights.name} if self._weights.name else {}),
             "optimizer": {
                 "class": type(optimizer).__qualname__,
                 "by_arguments": parts.makes_optimizer or optimizer is parts.standard_optimizer,

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+import hexloop
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.torch.saved_weights import POLICIES, SavedWeights
@@ -45,7 +46,9 @@ class TrainedState:
 
 
 class TrainedOnly(SavedWeights):
-    """What is trained, for a model of this class."""
+    """What is trained, for a model of this class; transformers keeps it in a file of another name."""
+
+    name = "trained only"
 
     @classmethod
     def fits(cls, model: Any) -> bool:
@@ -57,6 +60,14 @@ class TrainedOnly(SavedWeights):
     @staticmethod
     def published(paths: Sequence[str]) -> list[str]:
         return [path for path in paths if path == "model.safetensors"]
+
+    @staticmethod
+    def exported(paths: Sequence[str]) -> list[str]:
+        return [path for path in paths if path != "model.safetensors"]
+
+    @classmethod
+    def imported(cls, names: Sequence[str]) -> list[str]:
+        return [name for name in names if name == "trained.safetensors"]
 
 
 @pytest.fixture(autouse=True)
@@ -99,3 +110,25 @@ def test_a_checkpoint_of_another_policy_is_refused(tmp_path: Path) -> None:
     small_trainer(tmp_path, **{**SAVING, "eval_strategy": "no"}).train()
     with pytest.raises(CheckpointError, match=r"layers\.0\.\w+ is not in both"):
         half_trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+
+
+def test_exports_and_imports_ask_the_policy(tmp_path: Path) -> None:
+    """The policy says which files transformers gets, and which hold the weights; the import resumes bit-identically."""
+    whole = half_trainer(tmp_path)
+    whole.train()
+    exported = Path(hexloop.export_checkpoint(tmp_path / "checkpoint-2", tmp_path / "exported"))
+    assert not (exported / "model.safetensors").exists()
+    save_file(load_file(tmp_path / "checkpoint-2" / "model.safetensors"), exported / "trained.safetensors")
+
+    imported = hexloop.import_checkpoint(exported, tmp_path / "imported")
+    again = half_trainer(tmp_path)
+    again.train(resume_from_checkpoint=imported)
+    assert same_weights(weights(again), weights(whole))
+
+
+def test_a_policy_that_the_program_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An export cannot know what the files mean, and says which policy is missing."""
+    half_trainer(tmp_path).train()
+    monkeypatch.setattr("hexloop.app.assembly.torch.saved_weights.POLICIES", POLICIES)
+    with pytest.raises(CheckpointError, match="holds what the policy 'trained only' saves of a model"):
+        hexloop.export_checkpoint(tmp_path / "checkpoint-2", tmp_path / "exported")

@@ -1,7 +1,7 @@
 """What is saved of a model: one policy for each kind of model.
 
-Saving, checkpoints, loading, publishing, loggers and model cards ask the policy and nothing else about adapters or
-classes. To add one, derive from `SavedWeights` and put it before the others in `POLICIES`.
+Saving, checkpoints, loading, publishing, export, import, loggers and model cards ask the policy and nothing else about
+adapters or classes. To add one, derive from `SavedWeights` and put it before the others in `POLICIES`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from attrs import frozen
 from safetensors.torch import save_file
@@ -26,6 +26,7 @@ from hexloop.app.assembly.torch.state import (
     separated,
     weights_to_write,
 )
+from hexloop.domain.errors import CheckpointError
 from hexloop.ports.parallelism import ExportableModel
 
 SELF_SAVING = (("transformers.modeling_utils", "PreTrainedModel"), ("peft.peft_model", "PeftModel"))
@@ -39,10 +40,12 @@ ADAPTERS = "adapter_config.json", "adapter_model.safetensors"
 class SavedWeights:
     """Everything: the policy for a model without adapters, and the base of the others.
 
-    model: as the user passed it, without wrappers.
+    model: as the user passed it, without wrappers. name: noted in checkpoints, so that an export finds the policy; only
+    a policy whose files mean something else needs one.
     """
 
     model: Any
+    name: ClassVar[str] = ""
 
     @classmethod
     def fits(cls, model: Any) -> bool:
@@ -115,6 +118,16 @@ class SavedWeights:
             return [path for path in paths if not is_weights(path)]
         return list(paths)
 
+    @staticmethod
+    def exported(paths: Sequence[str]) -> list[str]:
+        """Return which of a checkpoint's files of the model are part of its export to transformers."""
+        return list(paths)
+
+    @classmethod
+    def imported(cls, names: Sequence[str]) -> list[str]:
+        """Return which files of a transformers checkpoint hold what this policy saves; empty if it has none of them."""
+        return [] if cls.name else list(filter(is_weights, names))
+
     def complete_card(self, folder: str, library: str | None) -> None:
         """Let the library that an earlier model card in the folder names add to the new one."""
 
@@ -152,6 +165,24 @@ POLICIES: list[type[SavedWeights]] = [AdaptersBeside, SavedWeights]
 def saved_weights(model: Any) -> SavedWeights:
     """Return the policy for a model without wrappers."""
     return next(policy for policy in POLICIES if policy.fits(model))(model)
+
+
+def policy_of(name: str | None) -> type[SavedWeights]:
+    """Return the policy that a checkpoint was saved by. Raises CheckpointError if this program does not have it."""
+    if not name:
+        return SavedWeights
+    for policy in POLICIES:
+        if policy.name == name:
+            return policy
+    raise CheckpointError(
+        f"The checkpoint holds what the policy {name!r} saves of a model, which this program does not have; import the "
+        "module that adds it to hexloop.app.assembly.torch.saved_weights.POLICIES first."
+    )
+
+
+def policy_for_files(names: Sequence[str]) -> type[SavedWeights]:
+    """Return the policy that saves what files of a transformers checkpoint hold."""
+    return next((policy for policy in POLICIES if policy.imported(names)), SavedWeights)
 
 
 def saved_state(parts: TrainerParts) -> ExportableModel:

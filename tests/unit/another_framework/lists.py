@@ -55,6 +55,7 @@ class AllWeights:
     """What is saved of a model: all of it."""
 
     model: LinearModel
+    name = ""
     has_adapters = has_files = False
     adapters: Mapping[str, Any] = {}
 

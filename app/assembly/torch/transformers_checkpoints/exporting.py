@@ -17,6 +17,7 @@ from hexloop.adapters.device.torch import decode_state
 from hexloop.adapters.trainable.torch.parameter_groups import state_dict_of
 from hexloop.app.assembly.checkpoint_files import CheckpointFiles, is_run_file
 from hexloop.app.assembly.storage import storage_for
+from hexloop.app.assembly.torch.saved_weights import policy_of
 from hexloop.app.assembly.torch.transformers_checkpoints.files import (
     OPTIMIZER,
     RANDOM,
@@ -75,9 +76,9 @@ def export_checkpoint(
 
 def _write(source: CheckpointFiles, folder: str) -> None:
     state = source.run_state()
-    for path in source.files:
-        if path not in NOT_COPIED and not is_run_file(path):
-            _copy(source, path, folder)
+    of_model = [path for path in source.files if path not in NOT_COPIED and not is_run_file(path)]
+    for path in policy_of(source.run_setup().get("weights")).exported(of_model):
+        _copy(source, path, folder)
     optimizer = state_dict_of(_parts(source, "optimizer"), _groups(source))
     write_pickled(folder, OPTIMIZER, optimizer)
     schedule = _schedule_state_dict(_parts(source, "scheduler"), optimizer["param_groups"], state)

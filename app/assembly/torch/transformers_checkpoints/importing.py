@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from torch import Tensor
 
 from hexloop.adapters.contents.checkpoint import AnySetup, CheckpointContents, parts_of
 from hexloop.adapters.contents.documents import shard_names
-from hexloop.adapters.contents.safetensors_files import MODEL, is_weights
+from hexloop.adapters.contents.safetensors_files import MODEL, Stream, is_weights, tensor_parts
 from hexloop.adapters.device.torch import encode_state
 from hexloop.adapters.trainable.torch.parameter_groups import numbered_parts
 from hexloop.adapters.trainable.torch.serialization import tensor_part
 from hexloop.app.assembly.adapters import cpu_device
 from hexloop.app.assembly.storage import storage_for
+from hexloop.app.assembly.torch.saved_weights import policy_for_files
 from hexloop.app.assembly.torch.transformers_checkpoints.files import (
     ARGUMENTS,
     OPTIMIZER,
@@ -82,9 +84,9 @@ def import_checkpoint(
     with pickled_files(source, _pickled_names(source)) as pickled:
         components = _components(source, state, pickled)
     exportables = {name: FixedParts(tuple(parts)) for name, parts in components.items()}
-    contents = CheckpointContents(
-        exportables, lambda: _companions(source), setup=AnySetup({"imported_from": "transformers"})
-    )
+    policy = policy_for_files(os.listdir(source)).name
+    setup = {"imported_from": "transformers", **({"weights": policy} if policy else {})}
+    contents = CheckpointContents(exportables, lambda: _companions(source), setup=AnySetup(setup))
     for event in CheckpointStore(storage, contents).save(state):
         if isinstance(event, SaveFailed):
             raise StorageError(
@@ -244,8 +246,12 @@ def weight_parts(folder: str, pickled: PickledFiles) -> list[Part]:
     pickled: those of the folder, among them the weights that `pickled_weights` lists.
     """
     names = os.listdir(folder)
-    if weights := [name for name in names if is_weights(name)]:
-        return parts_of(MODEL, weights, lambda path, start=0: _read(folder, path, start))
+    if weights := policy_for_files(names).imported(names):
+        open_file = partial(_read, folder)
+        if any(map(is_weights, weights)):
+            return parts_of(MODEL, weights, open_file)
+        stream = Stream(open_file)
+        return [part for path in weights for part in tensor_parts(stream, path)]
     state: dict[str, Any] = {}
     for name in pickled_weights(folder, names):
         shard = pickled.read(name)
@@ -257,7 +263,7 @@ def weight_parts(folder: str, pickled: PickledFiles) -> list[Part]:
 
 def pickled_weights(folder: str, names: list[str]) -> list[str]:
     """Return the pickled files with the weights, if no others have them. Raises CheckpointError if there are none."""
-    if any(map(is_weights, names)):
+    if policy_for_files(names).imported(names):
         return []
     if WEIGHTS in names:
         return [WEIGHTS]
@@ -296,7 +302,7 @@ def _bytes_of(folder: str, name: str) -> bytes:
         return b"".join(iter(lambda: file.read(1 << 20), b""))[: most + 1]
 
 
-def _read(folder: str, name: str, start: int) -> Iterator[memoryview]:
+def _read(folder: str, name: str, start: int = 0) -> Iterator[memoryview]:
     with open_regular(os.path.join(folder, name)) as file:
         left = os.fstat(file.fileno()).st_size - start
         file.seek(start)
