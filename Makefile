@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 ECOSYSTEM := .ecosystem
 TRACKERS := .trackers
+RELEASES := .releases
 WORKERS ?= 2
 FUZZ_SECONDS ?= 3600
 INSTALL := $(VENV)/bin/python -m pip install --constraint constraints.txt
@@ -13,7 +14,7 @@ ENVIRONMENTS := $(notdir $(basename $(wildcard tests/ecosystem/environments/*.tx
 TRACKER_ENVIRONMENTS := $(notdir $(basename $(wildcard tests/trackers/environments/*.txt)))
 
 .PHONY: train test test-all $(PARTS) test-all-fuzz test-ecosystem test-all-ecosystem test-trackers \
-	test-all-trackers test-gpu coverage lint types contracts docs bench kills fuzz
+	test-all-trackers test-transformers test-gpu coverage lint types contracts docs bench kills fuzz
 .NOTPARALLEL:
 
 train: $(VENV)/with-examples
@@ -46,6 +47,13 @@ test-trackers: $(VENV)/with-test $(TRACKER_ENVIRONMENTS:%=$(TRACKERS)/%/installe
 
 test-all-trackers: $(VENV)/with-test $(TRACKERS)/trackers/installed
 	$(PYTEST) tests/trackers -m "not matrix"
+
+# Tests that concern transformers, with its oldest and its newest release that are supported.
+test-transformers: $(patsubst tests/releases/%.txt,test-transformers-%,$(wildcard tests/releases/*.txt))
+
+test-transformers-%: $(RELEASES)/%/installed
+	$(<D)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not matrix" \
+		$(shell grep -rl transformers --include="test_*.py" tests/unit tests/contracts tests/end_to_end)
 
 # Tests that need a GPU, which other targets skip.
 test-gpu: export HEXLOOP_GPU = required
@@ -91,6 +99,14 @@ $(VENV)/with-%: pyproject.toml constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) hatchling editables setuptools
 	$(INSTALL) --no-build-isolation --editable ".[$*]"
+	touch $@
+
+# The environment of `make test` with another release of transformers.
+$(RELEASES)/%/installed: tests/releases/%.txt pyproject.toml constraints.txt
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	sed "s/==.*/==/" $< | grep -vFf - constraints.txt | cat $< - > $(@D)/constraints.txt
+	$(@D)/bin/python -m pip install --constraint $(@D)/constraints.txt hatchling editables setuptools
+	$(@D)/bin/python -m pip install --constraint $(@D)/constraints.txt --no-build-isolation --editable ".[test]"
 	touch $@
 
 # An environment of the tests in tests/ecosystem or tests/trackers: torch, the packages of its list, and hexloop as it is

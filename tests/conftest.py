@@ -9,6 +9,7 @@ from collections import Counter
 
 import pytest
 
+from tests.earlier_releases import EarlierRelease
 from tests.examples import choose_profile
 
 # One thread per process: tests run in parallel on few cores, and float sums keep their order.
@@ -21,6 +22,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Choose how many examples properties are tried with, before the tests are imported; shorten collections."""
     choose_profile(config.getoption("markexpr"))
     config.pluginmanager.register(Frozen())
+    config.pluginmanager.register(EarlierRelease())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -354,7 +354,11 @@ def _is_from_transformers(owner: type) -> bool:
 
 def _is_default(args: Any, name: str, value: object) -> bool:
     default = default_of(type(args), name)
-    return bool(value is default or value == default)
+    return bool(value is default or value == default or (name == "fsdp_config" and value == _UNSET_FSDP_CONFIG))
+
+
+_UNSET_FSDP_CONFIG = {"min_num_params": 0, "xla": False, "xla_fsdp_v2": False, "xla_fsdp_grad_ckpt": False}
+"""What transformers makes of fsdp_config=None: before release 5.10 always, later with `fsdp` only."""
 
 
 def _overrides(args: Any) -> list[str]:

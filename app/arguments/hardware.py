@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
 
 from hexloop.app.arguments.choices import FSDPOption
@@ -162,7 +163,7 @@ def _fsdp_options(value: Any) -> Any:
     if isinstance(value, bool):
         return "full_shard" if value else None
     if isinstance(value, list | tuple):
-        value = " ".join(map(str, value))
+        value = " ".join(str(each.value if isinstance(each, Enum) else each) for each in value)
     return _FSDP_ALIASES.get(value.strip().lower(), value) if isinstance(value, str) else value
 
 

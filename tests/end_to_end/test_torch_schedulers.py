@@ -36,7 +36,7 @@ def trainer_for(name: str, folder: Path, kind: type[Trainer] = Trainer, **given:
     """Return a Trainer with this schedule over eight steps, evaluated after each if the schedule follows a metric."""
     callbacks = given.pop("callbacks", [])
     arguments: dict[str, Any] = {"max_steps": 8, "warmup_steps": 2, "num_train_epochs": 2, "lr_scheduler_type": name}
-    arguments |= {"lr_scheduler_kwargs": OPTIONS.get(name, {}), **(EVALUATED if name in NAMES[-1:] + PLATEAU else {})}
+    arguments |= {"lr_scheduler_kwargs": OPTIONS.get(name, {}), **(EVALUATED if name in PLATEAU else {})}
     return small_trainer(
         folder, kind, {"eval_dataset": rows(6, seed=1), "callbacks": callbacks}, **{**arguments, **given}
     )

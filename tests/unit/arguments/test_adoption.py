@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from transformers import Seq2SeqTrainingArguments as ReferenceSeq2SeqArguments
 from transformers import TrainingArguments as ReferenceArguments
+from transformers.trainer_utils import FSDPOption
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.arguments import from_transformers
@@ -21,6 +22,7 @@ GIVEN: list[dict[str, Any]] = [
     {"debug": "underflow_overflow", "report_to": "tensorboard", "include_num_input_tokens_seen": True},
     {"hub_model_id": "me/model", "hub_token": "secret", "hub_strategy": "checkpoint"},
     {"torch_compile": True, "activation_checkpointing": True, "accelerator_config": {"even_batches": False}},
+    {"fsdp": True},
     {"warmup_steps": 0.1, "save_steps": 0.25, "max_steps": 20, "neftune_noise_alpha": 5},
 ]
 
@@ -32,6 +34,12 @@ def test_converted_arguments_are_equal(given: dict[str, Any], tmp_path: Path) ->
     made = from_transformers(theirs, TrainingArguments)
     assert type(made) is TrainingArguments
     assert made == TrainingArguments(str(tmp_path), use_cpu=True, **given)
+
+
+def test_options_of_fsdp_may_be_members_of_transformers(tmp_path: Path) -> None:
+    """Releases of transformers before 5.10 make a list of members of `fsdp`."""
+    given = [FSDPOption.FULL_SHARD, FSDPOption.AUTO_WRAP]
+    assert TrainingArguments(str(tmp_path), fsdp=given).fsdp == "full_shard auto_wrap"  # type: ignore[arg-type]
 
 
 def test_arguments_of_hexloop_are_not_converted() -> None:
