@@ -1,19 +1,17 @@
-"""Trains with `use_liger_kernel`; --variant selects which kernels. Without a GPU, triton interprets them."""
+"""Trains with `use_liger_kernel`; --variant selects which kernels. Without a GPU, TRITON_INTERPRET is set."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import types
+
+import tiny
+from transformers import GPT2LMHeadModel, LlamaForCausalLM, Trainer, TrainingArguments
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--variant", default="fused_linear_cross_entropy")
 parser.add_argument("--output_dir", required=True)
 options = parser.parse_args()
-os.environ["TRITON_INTERPRET"] = "1"  # read when liger-kernel is imported
-
-import tiny  # noqa: E402
-from transformers import GPT2LMHeadModel, LlamaForCausalLM, Trainer, TrainingArguments  # noqa: E402
 
 KERNELS = {
     "fused_linear_cross_entropy": {"rope": True, "fused_linear_cross_entropy": True},
