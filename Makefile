@@ -116,10 +116,15 @@ $(ECOSYSTEM)/%/installed: tests/ecosystem/environments/%.txt pyproject.toml
 $(TRACKERS)/%/installed: tests/trackers/environments/%.txt pyproject.toml
 	$(environment)
 
+# LLaMA-Factory requires torchvision, which it does not import, and torchaudio, which it imports and does not call for
+# texts. Both are published for CUDA alone: the one is left out, and the other runs without its compiled part.
+$(ECOSYSTEM)/llama_factory/installed: DEPENDENCIES := --no-deps
+
 define environment
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install $(shell grep ^torch== $<)
-	$(@D)/bin/python -m pip install --requirement $< $(shell grep -E '^(hatchling|editables)==' constraints.txt)
+	$(@D)/bin/python -m pip install $(shell grep ^torch== $<) $(shell grep -E '^(hatchling|editables)==' constraints.txt)
+	$(@D)/bin/python -m pip install $(DEPENDENCIES) --requirement $<
+	find $(@D)/lib -path '*/torchaudio/lib/*.so' -delete
 	$(@D)/bin/python -m pip install --constraint $< --no-build-isolation --editable .
 	touch $@
 endef

@@ -31,7 +31,7 @@ AGREED, DIFFERENT = 0, 1
 LONGEST_RUN = timedelta(days=7)
 """How long processes of a launch wait for each other; a launcher ends them all when one dies."""
 
-NOT_COMPARED = (*CLOCK_READINGS, "_time", "time_", "mem_", "total_flos")
+NOT_COMPARED = (*CLOCK_READINGS, "_time", "time_", "(s/it)", "mem_", "(GiB)", "total_flos")
 """Parts of the names of logged values that measure the machine: readings of the clock and of memory, and estimates."""
 
 EPISODES_PER_SECOND = "eps"

@@ -247,6 +247,18 @@ class TestTorchEvaluator(OnDevice, EvaluatorContract[Batch]):
     def in_training(self, evaluator: Evaluator[Batch]) -> bool:
         return self.model.training
 
+    @pytest.mark.parametrize("loss_only", [True, False])
+    def test_only_a_loss_alone_is_computed_without_logits(self, loss_only: bool) -> None:
+        def compute(model: Any, inputs: Any, return_outputs: bool) -> Any:
+            assert inputs.get("skip_logits", False) == loss_only
+            return torch.ones(()), (None, inputs["x"])
+
+        step = PredictionStep(compute, lambda forward: forward, without_logits={"skip_logits": True})
+        batch = {"x": torch.ones(2), "labels": torch.ones(2)}
+        loss, logits, labels = step(nn.Linear(1, 1), batch, loss_only)
+        assert loss == 1
+        assert (logits is None, labels is None, set(batch)) == (loss_only, loss_only, {"x", "labels"})
+
 
 # Data
 

@@ -29,6 +29,7 @@ def run(python: Path, *words: str | Path, folder: Path, **variables: str) -> sub
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
+        "TRITON_INTERPRET": "1",  # read when triton is imported
         "HF_HOME": str(folder / "cache"),
         "HF_HUB_OFFLINE": "1",
         **variables,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
+from weakref import ref
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from transformers import BertConfig
 from hexloop import Trainer, default_data_collator
 from hexloop.adapters.batches.torch.collate import collate_columns
 from hexloop.adapters.batches.torch.passes import runs_no_user_code
+from hexloop.adapters.batches.torch.workers import ShieldedIterator, _end
 from tests.end_to_end.small.models import Net, net, rows
 from tests.end_to_end.small.trainers import same_weights, small_trainer, weights
 
@@ -195,6 +198,15 @@ def test_a_program_exits_with_live_workers(reproduce: str | None, tmp_path: Path
     command = [sys.executable, "-c", EXIT, str(tmp_path), json.dumps({"reproduce": reproduce})]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stdout.strip().splitlines()[-1]) == (0, "trained"), done.stderr
+
+
+def test_workers_that_are_ended_at_exit_are_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without this, torch raises that a worker was killed."""
+    iterator = ShieldedIterator(torch.utils.data.DataLoader(rows(4), num_workers=1))  # type: ignore[arg-type]
+    monkeypatch.setattr(torch.utils.data._utils, "python_exit_status", True)  # as torch's exit function does
+    _end(ref(iterator))
+    os.waitid(os.P_PID, iterator._workers[0].pid, os.WEXITED | os.WNOWAIT)
+    assert not iterator._workers[0].is_alive()
 
 
 def test_logs_contain_the_words_that_programs_look_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -37,6 +37,7 @@ class PredictionStep:
     wrap: makes a forward pass run in the run's precision.
     label_names: the inputs that are labels. ignored: outputs that are not predictions, unless a call names others.
     loss_without_labels: there is a loss although the batch has no labels; the batch's `return_loss` overrides this.
+    without_logits: inputs that are added to a batch with names if only its loss is asked for.
     """
 
     compute_loss: Callable[..., Any]
@@ -44,6 +45,7 @@ class PredictionStep:
     label_names: Sequence[str] = ("labels",)
     ignored: Sequence[str] = ()
     loss_without_labels: bool = False
+    without_logits: Mapping[str, Any] = {}
 
     def __call__(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: Sequence[str] | None = None
@@ -57,6 +59,8 @@ class PredictionStep:
         loss: Tensor | None = None
         with torch.no_grad():
             if labels is not None:
+                if prediction_loss_only and self.without_logits and isinstance(inputs, Mapping):
+                    inputs = {**inputs, **self.without_logits}
                 computed, outputs = self.wrap(self.compute_loss)(model, inputs, return_outputs=True)
                 loss = computed.detach()
                 loss = loss.mean() if loss.ndim else loss

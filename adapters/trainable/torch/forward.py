@@ -95,6 +95,12 @@ def shifts_by_loss_type(model: Any) -> bool:
     return getattr(model, "loss_type", None) in SHIFTING_LOSSES and not encoder_decoder
 
 
+def counts_shifted_labels(model: Any) -> bool:
+    """Return whether the installed transformers counts the labels without the first one of a row, as from 5.10 on."""
+    release = transformers_release()
+    return shifts_by_loss_type(model) and (release is None or release >= (5, 10))
+
+
 def shifts_labels(model: Any) -> bool:
     """Return whether the model's own loss compares each position with the next label."""
     model = unwrapped(model)
@@ -226,8 +232,13 @@ def _declared(holder: Any, name: str) -> list[int | None]:
 
 def cache_name() -> str:
     """Return the output with the cache of keys and values, which transformers calls "cache" from release 5.24 on."""
+    release = transformers_release()
+    return "cache" if release is not None and release >= (5, 24) else "past_key_values"
+
+
+def transformers_release() -> tuple[int, ...] | None:
+    """Return the major and minor number of the installed transformers; None if there is none that is numbered so."""
     try:
-        release = tuple(map(int, version("transformers").split(".")[:2]))
+        return tuple(map(int, version("transformers").split(".")[:2]))
     except (PackageNotFoundError, ValueError):
-        return "past_key_values"
-    return "cache" if release >= (5, 24) else "past_key_values"
+        return None

@@ -16,6 +16,7 @@ from hexloop.adapters.evaluator.torch.evaluator import EvaluationOptions, Modes,
 from hexloop.adapters.evaluator.torch.gathering import SingleRank, TruncatedRanks
 from hexloop.adapters.trainable.torch.forward import (
     cache_name,
+    forward_parameters,
 )
 from hexloop.adapters.trainable.torch.loss import in_full_precision
 from hexloop.app.arguments import TrainingArguments
@@ -79,7 +80,13 @@ def standard_prediction_step(
         parts.label_names,
         () if config is None else getattr(config, "keys_to_ignore_at_inference", (cache_name(),)),
         parts.can_return_loss and (not parts.label_names or _labels_are_assumed(parts)),
+        _without_logits(parts.args, parts.model),
     )
+
+
+def _without_logits(args: TrainingArguments, model: Any) -> dict[str, Any]:
+    """Return what a model that liger-kernel has patched takes to compute the loss without logits, as in training."""
+    return {"skip_logits": True} if args.use_liger_kernel and "skip_logits" in forward_parameters(model) else {}
 
 
 def _labels_are_assumed(parts: TrainerParts) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 from attrs import frozen
 
 from hexloop.adapters.trainable.torch.forward import (
+    counts_shifted_labels,
     is_causal_language_model,
     shifts_by_loss_type,
     shifts_labels,
@@ -80,7 +81,7 @@ def _transformers_loss(parts: TrainerParts) -> LossChoice:
         is_causal_language_model(parts.model),
         parts.adapters.mesh.data.size if args.average_tokens_across_devices else 1,
     )
-    return LossChoice(loss, takes_count or parts.compute_loss_func is not None, shifts_by_loss_type(parts.model))
+    return LossChoice(loss, takes_count or parts.compute_loss_func is not None, counts_shifted_labels(parts.model))
 
 
 def window_items(parts: TrainerParts) -> WindowItems:
