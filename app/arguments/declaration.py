@@ -229,11 +229,11 @@ PLAIN = frozenset({type(None), bool, int, float, str})
 
 
 @cache
-def accepted_defaults(cls: type[Any]) -> Mapping[str, object]:
+def accepted_defaults(cls: type) -> Mapping[str, object]:
     """Return the plain defaults of `cls` that are accepted and need no conversion. They are checked once."""
-    found = {}
+    found, fields = {}, cls.__dataclass_fields__  # type: ignore[attr-defined]
     for name, (declaration, kind) in declarations(cls).items():
-        default = cls.__dataclass_fields__[name].default
+        default = fields[name].default
         with suppress(RefusalError):
             if type(default) in PLAIN and declaration.accepted(default, kind) is default:
                 found[name] = default
