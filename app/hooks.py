@@ -61,22 +61,25 @@ class Hooks:
     is `evaluate_in_run`.
     """
 
-    _by_name: Mapping[str, Hook]
+    _methods: Mapping[str, tuple[Callable[..., Any], Any]]
+    """Each method, and its function in the class; None if it was set on the instance. Few of them are ever read."""
 
     @classmethod
     def of(cls, instance: object) -> Hooks:
-        """Look up each method of `instance`, and whether it is overridden."""
+        """Look up each method of `instance`."""
+        own, kind = vars(instance), type(instance)
         return cls(
             {
-                name: Hook(getattr(instance, method), is_overridden(instance, method))
-                for name, method in _hook_names(type(instance)).items()
+                name: (getattr(instance, method), None if method in own else getattr(kind, method))
+                for name, method in _hook_names(kind).items()
             }
         )
 
     def __getattr__(self, name: str) -> Hook:
-        if name.startswith("_") or name not in self._by_name:
+        if name.startswith("_") or name not in self._methods:
             raise AttributeError(f"The Trainer marks no method as the hook {name!r}")
-        return self._by_name[name]
+        method, function = self._methods[name]
+        return Hook(method, function is None or not is_standard(function))
 
     # What the user's methods do
 

@@ -123,6 +123,8 @@ def redacted(value: Any) -> Any:
     """Return a JSON-like value with `redact` applied to its texts, and without values whose names are secret."""
     if isinstance(value, str):
         return redact(value)
+    if value is None or type(value) in (bool, int, float):
+        return value
     if isinstance(value, Mapping):
         return {
             name: REMOVED

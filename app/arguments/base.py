@@ -17,8 +17,10 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hexloop.app.arguments.declaration import (
+    PLAIN,
     ArgumentGroup,
     Declaration,
+    accepted_defaults,
     annotations_of,
     declarations,
     default_of,
@@ -156,10 +158,12 @@ class Arguments(ArgumentGroup, metaclass=ArgumentsMeta):
     def _convert(self) -> tuple[dict[str, Any], list[Problem]]:
         """Convert every argument; return the refused values by name, which stay as they are, and their problems."""
         refused, problems = {}, []
+        defaults, unknown = accepted_defaults(type(self)), object()
         for name in self._declared:
             value = getattr(self, name)
+            is_accepted = value is defaults.get(name, unknown)
             try:
-                vars(self)[name] = _accepted(type(self), name, value)
+                vars(self)[name] = value if is_accepted else _accepted(type(self), name, value)
             except RefusalError as refusal:
                 refused[name] = value
                 problems.append(problem({name: value}, refusal))
@@ -268,6 +272,8 @@ class Arguments(ArgumentGroup, metaclass=ArgumentsMeta):
 
 def plain(value: Any) -> Any:
     """Return a value for a document: an enumeration's value, the name of a torch dtype, what `to_dict` returns."""
+    if type(value) in PLAIN:
+        return value
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")

@@ -174,11 +174,12 @@ def each_one_of(*options: str) -> Check:
 
 def finite(value: object) -> None:
     """Check that no number in a value, or at any depth of a mapping, is NaN or infinite."""
-    if isinstance(value, Mapping):
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise RefusalError("it must be finite", "give a finite number")
+    elif isinstance(value, Mapping):
         for inner in value.values():
             finite(inner)
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise RefusalError("it must be finite", "give a finite number")
 
 
 def assignments(value: str) -> None:

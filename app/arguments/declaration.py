@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import cache, lru_cache, partial
 from typing import Any, TypeVar, dataclass_transform
 
@@ -17,7 +18,7 @@ import attrs
 
 from hexloop.app.arguments.conversion import Check, converter, finite
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.wording import Problem
+from hexloop.domain.wording import Problem, RefusalError
 
 T = TypeVar("T")
 
@@ -221,6 +222,22 @@ def declarations(cls: type) -> Mapping[str, tuple[Declaration, Any]]:
         for field in vars(owner).get("__attrs_attrs__", ())
         if DECLARATION in field.metadata
     }
+
+
+PLAIN = frozenset({type(None), bool, int, float, str})
+"""The types of values that cannot be changed, and are written as they are."""
+
+
+@cache
+def accepted_defaults(cls: type) -> Mapping[str, object]:
+    """Return the plain defaults of `cls` that are accepted and need no conversion. They are checked once."""
+    found, fields = {}, cls.__dataclass_fields__  # type: ignore[attr-defined]
+    for name, (declaration, kind) in declarations(cls).items():
+        default = fields[name].default
+        with suppress(RefusalError):
+            if type(default) in PLAIN and declaration.accepted(default, kind) is default:
+                found[name] = default
+    return found
 
 
 @cache

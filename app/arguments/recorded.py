@@ -17,19 +17,24 @@ NOT_RECORDED = frozenset({"output_dir", "run_name", "resume_from_checkpoint", "j
 
 def settings_of(args: Any) -> dict[str, Any]:
     """Return the arguments that influence results, as a journal has them; a token that is not set is None."""
+    found: dict[str, Any] = redacted(_unredacted(args))
+    return found
+
+
+def _unredacted(args: Any) -> dict[str, Any]:
     settings = {name: value for name, value in args.to_sanitized_dict().items() if name not in NOT_RECORDED}
     unset = {name: "None" for name in settings if name.endswith("_token") and getattr(args, name, "") is None}
-    found: dict[str, Any] = redacted(settings | unset)
-    return found
+    return settings | unset
 
 
 def changed_defaults(args: Any, settings: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the defaults of the arguments that differ from them; None if they cannot be known."""
     try:
-        defaults = settings_of(untouched(type(args), vars(args)))
+        defaults = _unredacted(untouched(type(args), vars(args)))
     except (ConfigurationError, TypeError):  # such as a default that is computed from the object
         return None
-    return {name: value for name, value in defaults.items() if name in settings and settings[name] != value}
+    different = {name: value for name, value in defaults.items() if name in settings and settings[name] != value}
+    return {name: value for name, value in redacted(different).items() if settings[name] != value}
 
 
 def untouched(cls: type[Arguments], given: Mapping[str, Any]) -> Any:

@@ -115,6 +115,17 @@ class EventStream(Generator[AnyEvent, None, None]):
             self._events.close()
 
 
+def next_of(events: Events, *kinds: type[AnyEvent]) -> AnyEvent | None:
+    """Return the next event of one of these types; None if there is none. It is one turn of an EventStream."""
+    if isinstance(events, EventStream):
+        with events._turn:
+            return next_of(events._events, *kinds)
+    for event in events:
+        if type(event) in kinds:
+            return event
+    return None
+
+
 def refuse_second_run(run: Run[Any, Any] | None) -> None:
     """Raise RunStateError if a run of the Trainer is live."""
     if run is not None:

@@ -55,13 +55,15 @@ def _configuration_of(config: Any) -> dict[str, Any]:
 
 def _json_like(value: Any) -> Any:
     """Return a value as JSON can hold it; what it cannot hold becomes text."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
     if isinstance(value, Mapping):
         return {str(name): _json_like(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [_json_like(each) for each in value]
     if isinstance(value, set | frozenset):
         return sorted(map(str, value))
-    return value if value is None or type(value) in (bool, int, float, str) else str(value).removeprefix("torch.")
+    return str(value).removeprefix("torch.")
 
 
 MOST_SAMPLES = 1 << 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from operator import is_not
+from operator import is_not, itemgetter
 from typing import Any
 
 from attrs import define
@@ -53,8 +53,8 @@ class TrainedParameters:
     def handlers(self) -> Mapping[type[AnyEvent], Callable[[Any], None]]:
         """Return the event handlers that check at the boundaries of steps."""
         return {
-            StepBegan: lambda _: self.check(),
-            StepEnded: lambda _: self.check(),
+            StepBegan: self.check,
+            StepEnded: self.check,
             EpochEnded: lambda _: self.check_objects(),
         }
 
@@ -81,13 +81,15 @@ class TrainedParameters:
                 "(parameter.data.copy_(values)), or replace the modules before train()."
             )
 
-    def check(self) -> None:
+    def check(self, _event: AnyEvent | None = None) -> None:
         """Raise RunStateError if the optimizer's groups changed; warn once about parameters that are not trained."""
         if (sizes := _sizes(self.optimizer)) != self.sizes:
             raise RunStateError(
                 f"The optimizer's groups had {enumeration(self.sizes)} parameters when the run started, and now have "
                 f"{enumeration(sizes)}: {SAME}"
             )
+        if not self.frozen:
+            return
         unfrozen = [name for name, each in self.frozen.items() if each.requires_grad]
         if unfrozen:
             self.frozen = {}
@@ -119,4 +121,7 @@ def _grouped(optimizer: Any) -> list[Any]:
 
 
 def _sizes(optimizer: Any) -> list[int]:
-    return [len(group["params"]) for group in optimizer.param_groups]
+    return list(map(len, map(_PARAMETERS, optimizer.param_groups)))
+
+
+_PARAMETERS = itemgetter("params")

@@ -289,11 +289,10 @@ class Trainer(
     def _drain(self, resume_from: str | bool | None, ignored: list[str] | None) -> TrainOutput:
         ended: TrainEnded | None = None
         with closing(self.stream(resume_from, ignored)) as events:
-            for event in events:
-                kind = type(event)
-                if kind is Paused:
+            while event := driving.next_of(events, Paused, TrainEnded, Finalized):
+                if isinstance(event, Paused):
                     self._live("train").wait_while_paused()
-                elif kind is TrainEnded or kind is Finalized:
+                else:
                     ended = event  # type: ignore[assignment]
         assert ended is not None
         return output_of(ended)

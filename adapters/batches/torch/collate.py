@@ -213,7 +213,7 @@ class DataCollatorWithPadding:
 
 def collate_columns(collate: Collate, columns: frozenset[str], features: list[Any]) -> Any:
     """Collate only the fields in `columns` of each sample."""
-    if isinstance(features[0], Mapping) and not features[0].keys() <= columns:
+    if isinstance(features[0], (dict, Mapping)) and not features[0].keys() <= columns:
         features = [{name: row[name] for name in row if name in columns} for row in features]
     return collate(features)
 

@@ -20,7 +20,7 @@ def transfer_to(device: torch.device | str, non_blocking: bool = False) -> Trans
     """Return a function that moves the tensors of a batch to `device`; for the CPU, it returns the batch as it is."""
     target = torch.device(device)
     if target.type == "cpu":
-        return lambda batch: batch
+        return unchanged
 
     def move(batch: Any) -> Any:
         if isinstance(batch, Tensor):
@@ -28,6 +28,11 @@ def transfer_to(device: torch.device | str, non_blocking: bool = False) -> Trans
         return map_entries(move, batch)
 
     return move
+
+
+def unchanged(batch: Any) -> Any:
+    """Return the batch as it is."""
+    return batch
 
 
 def map_entries(function: Callable[[Any], Any], batch: Any) -> Any:
@@ -73,7 +78,7 @@ def _string_rows(batch: Any) -> int:
 
 
 def _entries(batch: Any) -> Iterable[Any]:
-    if isinstance(batch, Mapping):
+    if isinstance(batch, (dict, Mapping)):
         return batch.values()
     return batch if isinstance(batch, list | tuple) else ()
 

@@ -145,7 +145,7 @@ class NamedByPosition:
 
         Raises DataError if there are more tensors than names.
         """
-        if isinstance(batch, Mapping) or not isinstance(batch, tuple | list | Tensor):
+        if isinstance(batch, (dict, Mapping)) or not isinstance(batch, tuple | list | Tensor):
             return batch
         values = [batch] if isinstance(batch, Tensor) else list(batch)
         labels = {LABELS: values.pop()} if self.labels_last and len(values) > 1 else {}

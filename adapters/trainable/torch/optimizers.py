@@ -344,10 +344,10 @@ def step_equal_groups_at_once(optimizer: Optimizer) -> None:
 
 def _equal_options(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Return whether two groups have the same options. Different tensors or objects count as different."""
-    if len(one) != len(other):
+    if one.keys() != other.keys():
         return False
     for name, value in one.items():
-        own = other.get(name, PLAIN)
+        own = other[name]
         if (
             own is not value
             and name != "params"

@@ -134,7 +134,7 @@ def loss_from_outputs(outputs: Any, inputs: Mapping[str, Any], model: nn.Module 
     model: the model that returned them, for the error message.
     Raises DataError, describing the outputs, if there is none or if it is not a single number.
     """
-    if isinstance(outputs, Mapping):
+    if isinstance(outputs, (dict, Mapping)):  # a dict first, because a question to an abstract class takes longer
         loss = outputs.get("loss")
     elif isinstance(outputs, tuple | list):
         loss = outputs[0] if outputs else None
@@ -225,14 +225,15 @@ class TorchTrainable:
 
     def loss(self, batch: Any, window_items: Any) -> Tensor:
         """Return the batch's share of the window's loss."""
-        self.enter_training_mode()
+        if not self._inner.training:
+            self.enter_training_mode()
         loss: Tensor
         if self._normalises:
             loss = checked_loss(self._compute_loss(self.model, batch, num_items_in_batch=window_items))
         else:
             loss = checked_loss(self._compute_loss(self.model, batch))
-            items = resolved_count(window_items)
-            if items is not None:
+            if window_items is not None:
+                items = resolved_count(window_items)
                 loss = weighted_share(loss, self._items_counted(batch), items) if self._exact else loss / items
         return zero_loss(loss) if isinstance(batch, Padding) else loss
 

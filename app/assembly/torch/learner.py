@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -146,8 +147,7 @@ def _before_optimizer_step(parts: TrainerParts) -> Callable[[], None]:
     """Return what calls the callbacks, and with `torch_empty_cache_steps` also empties the device's cache."""
     every, release = parts.args.torch_empty_cache_steps, parts.adapters.device.release_memory
 
-    def call() -> None:
-        parts.dispatcher.call("on_pre_optimizer_step")
+    call = partial(parts.dispatcher.call, "on_pre_optimizer_step")
 
     def call_and_release() -> None:
         call()

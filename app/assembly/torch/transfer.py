@@ -8,7 +8,7 @@ from inspect import Parameter, signature
 from typing import Any
 
 from hexloop.adapters.batches.torch.collate import TOKENIZE
-from hexloop.adapters.batches.torch.structure import Transfer, row_count, shallow_copy, transfer_to
+from hexloop.adapters.batches.torch.structure import Transfer, row_count, shallow_copy, transfer_to, unchanged
 from hexloop.adapters.trainable.torch.forward import forward_parameters, named_by_position
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.domain.errors import DataError, InputsError
@@ -45,7 +45,7 @@ def batch_transfer(parts: TrainerParts, takes_any: bool) -> Transfer:
     if takes_any:
         return transfer
     named = named_by_position(parts.model, parts.has_own_loss)
-    return lambda batch: named(transfer(batch))
+    return named if transfer is unchanged else lambda batch: named(transfer(batch))
 
 
 def checked_batches(parts: TrainerParts, loader: Any, transfer: Transfer) -> Transfer:
