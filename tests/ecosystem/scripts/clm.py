@@ -1,13 +1,9 @@
 """Trains a causal language model, pretrained or from scratch, on local text."""
 
 import logging
-import math
-import os
-import sys
 from dataclasses import dataclass, field
-from itertools import chain
 
-import datasets
+import official
 import torch
 import transformers
 from datasets import IterableDatasetDict, load_dataset
@@ -20,9 +16,7 @@ from transformers import (
     Trainer,
     TrainingArguments,
     default_data_collator,
-    set_seed,
 )
-from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils.versions import require_version
 
 require_version("datasets>=2.14.0", "pip install 'datasets>=2.14.0'")
@@ -60,19 +54,9 @@ class DataTrainingArguments:
 def main():
     parser = HfArgumentParser((ModelArguments, DataTrainingArguments, TrainingArguments))
     model_args, data_args, training_args = parser.parse_args_into_dataclasses()
-
-    logging.basicConfig(level=logging.INFO, handlers=[logging.StreamHandler(sys.stdout)])
-    log_level = training_args.get_process_log_level()
-    logger.setLevel(log_level)
-    datasets.utils.logging.set_verbosity(log_level)
-    transformers.utils.logging.set_verbosity(log_level)
+    last_checkpoint = official.set_up(training_args, logger)
     transformers.utils.logging.enable_default_handler()
     transformers.utils.logging.enable_explicit_format()
-
-    last_checkpoint = None
-    if os.path.isdir(training_args.output_dir) and training_args.do_train:
-        last_checkpoint = get_last_checkpoint(training_args.output_dir)
-    set_seed(training_args.seed)
 
     raw_datasets = load_dataset(
         "json" if data_args.train_file.endswith(".json") else "text",
@@ -103,9 +87,7 @@ def main():
     block_size = min(data_args.block_size or 1024, tokenizer.model_max_length)
 
     def group_texts(examples):
-        joined = {name: list(chain(*examples[name])) for name in examples}
-        length = len(joined[next(iter(examples))]) // block_size * block_size
-        result = {name: [t[i : i + block_size] for i in range(0, length, block_size)] for name, t in joined.items()}
+        result = official.in_blocks(examples, block_size)
         result["labels"] = result["input_ids"].copy()
         return result
 
@@ -130,11 +112,6 @@ def main():
     train_dataset = limited(lm_datasets["train"], data_args.max_train_samples) if training_args.do_train else None
     eval_dataset = limited(lm_datasets["validation"], data_args.max_eval_samples) if training_args.do_eval else None
 
-    def preprocess_logits_for_metrics(logits, labels):
-        if isinstance(logits, tuple):
-            logits = logits[0]
-        return logits.argmax(dim=-1)
-
     def compute_metrics(eval_preds):
         preds, labels = eval_preds
         labels, preds = labels[:, 1:].reshape(-1), preds[:, :-1].reshape(-1)
@@ -148,43 +125,21 @@ def main():
         processing_class=tokenizer,
         data_collator=default_data_collator,
         compute_metrics=compute_metrics if training_args.do_eval else None,
-        preprocess_logits_for_metrics=preprocess_logits_for_metrics if training_args.do_eval else None,
+        preprocess_logits_for_metrics=official.most_likely if training_args.do_eval else None,
     )
 
     if training_args.do_train:
-        checkpoint = None
-        if training_args.resume_from_checkpoint is not None:
-            checkpoint = training_args.resume_from_checkpoint
-        elif last_checkpoint is not None:
-            checkpoint = last_checkpoint
-        train_result = trainer.train(resume_from_checkpoint=checkpoint)
-        trainer.save_model()
-        metrics = train_result.metrics
-        if not data_args.streaming:
-            metrics["train_samples"] = len(train_dataset)
-        trainer.log_metrics("train", metrics)
-        trainer.save_metrics("train", metrics)
-        trainer.save_state()
+        official.train(trainer, last_checkpoint, None if data_args.streaming else len(train_dataset))
 
     if training_args.do_eval:
         logger.info("*** Evaluate ***")
         metrics = trainer.evaluate()
-        if not data_args.streaming:
-            metrics["eval_samples"] = len(eval_dataset)
-        try:
-            perplexity = math.exp(metrics["eval_loss"])
-        except OverflowError:
-            perplexity = float("inf")
-        metrics["perplexity"] = perplexity
-        trainer.log_metrics("eval", metrics)
-        trainer.save_metrics("eval", metrics)
+        metrics["perplexity"] = official.perplexity(metrics["eval_loss"])
+        official.report(trainer, "eval", metrics, None if data_args.streaming else len(eval_dataset))
 
     kwargs = {"finetuned_from": model_args.model_name_or_path, "tasks": "text-generation"}
     kwargs |= {"dataset_tags": "sentences", "dataset_args": "plain", "dataset": "sentences plain"}
-    if training_args.push_to_hub:
-        trainer.push_to_hub(**kwargs)
-    else:
-        trainer.create_model_card(**kwargs)
+    official.publish(trainer, **kwargs)
 
 
 def _mp_fn(index):

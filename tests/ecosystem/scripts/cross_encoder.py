@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 
@@ -20,9 +19,7 @@ from sentence_transformers.cross_encoder.evaluation import (
 )
 from transformers import BertForSequenceClassification
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--variant", default="binary")
-parser.add_argument("--output_dir", required=True)
+parser = tiny.parser("binary")
 options = parser.parse_args()
 variant = options.variant
 
@@ -39,19 +36,7 @@ def encoder(labels: int = 1) -> CrossEncoder:
 model = encoder(3 if variant == "classes" else 1)
 train = tiny.scored_pairs(64).rename_column("score", "label")
 evaluation = tiny.scored_pairs(16, seed=1).rename_column("score", "label")
-settings = {
-    "per_device_train_batch_size": 8,
-    "per_device_eval_batch_size": 4,
-    "max_steps": 12,
-    "learning_rate": 1e-3,
-    "logging_steps": 4,
-    "eval_strategy": "steps",
-    "eval_steps": 4,
-    "save_strategy": "steps",
-    "save_steps": 4,
-    "report_to": "none",
-    "use_cpu": True,
-}
+settings = dict(tiny.SETTINGS)
 rows = tiny.labelled(30, seed=3)
 topics = list(zip(rows["sentence"], rows["label"], strict=True))
 samples = [

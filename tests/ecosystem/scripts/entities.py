@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import random
 from pathlib import Path
 
@@ -13,9 +12,7 @@ from gliner.data_processing.collator import UniEncoderSpanDataCollator, UniEncod
 from gliner.training import Trainer, TrainingArguments
 from transformers import set_seed
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--variant", default="spans")
-parser.add_argument("--output_dir", required=True)
+parser = tiny.parser("spans")
 options = parser.parse_args()
 variant = options.variant
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import tiny_sentences as tiny
@@ -13,9 +12,7 @@ from setfit.losses import SupConLoss
 from sklearn.linear_model import LogisticRegression
 from transformers import TrainerCallback
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--variant", default="logistic")
-parser.add_argument("--output_dir", required=True)
+parser = tiny.parser("logistic")
 options = parser.parse_args()
 variant = options.variant
 

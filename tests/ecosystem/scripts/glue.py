@@ -5,8 +5,8 @@ import os
 import sys
 from dataclasses import dataclass, field
 
-import datasets
 import numpy as np
+import official
 import transformers
 from datasets import load_dataset
 from transformers import (
@@ -21,16 +21,12 @@ from transformers import (
     default_data_collator,
     set_seed,
 )
-from transformers.trainer_utils import get_last_checkpoint
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
-class DataTrainingArguments:
-    train_file: str = field(default=None, metadata={"help": "A json or csv file with the training data."})
-    validation_file: str = field(default=None, metadata={"help": "A file with the validation data."})
-    test_file: str | None = field(default=None, metadata={"help": "A file with the test data."})
+class DataTrainingArguments(official.FileArguments):
     max_seq_length: int = field(default=32, metadata={"help": "Longer inputs are truncated to this many tokens."})
     pad_to_max_length: bool = field(default=True, metadata={"help": "Whether to pad to `max_seq_length` always."})
     max_train_samples: int | None = field(default=None, metadata={"help": "How many training samples to use."})
@@ -45,8 +41,7 @@ class DataTrainingArguments:
 
 
 @dataclass
-class ModelArguments:
-    model_name_or_path: str = field(metadata={"help": "A folder or the name of a pretrained model."})
+class ModelArguments(official.ModelArguments):
     cache_dir: str | None = field(default=None, metadata={"help": "Where to keep downloaded models."})
     model_revision: str = field(default="main", metadata={"help": "A branch, tag or commit."})
     ignore_mismatched_sizes: bool = field(default=False, metadata={"help": "Whether a head of another size may load."})
@@ -62,10 +57,7 @@ def main():
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[logging.StreamHandler()])
     if training_args.should_log:
         transformers.utils.logging.set_verbosity_info()
-    log_level = training_args.get_process_log_level()
-    logger.setLevel(log_level)
-    datasets.utils.logging.set_verbosity(log_level)
-    transformers.utils.logging.set_verbosity(log_level)
+    official.set_log_levels(training_args, logger)
     transformers.utils.logging.enable_default_handler()
     transformers.utils.logging.enable_explicit_format()
     logger.warning(
@@ -74,11 +66,9 @@ def main():
     )
     logger.info(f"arguments: {training_args}")
 
-    last_checkpoint = None
-    if os.path.isdir(training_args.output_dir) and training_args.do_train:
-        last_checkpoint = get_last_checkpoint(training_args.output_dir)
-        if last_checkpoint is not None and training_args.resume_from_checkpoint is None:
-            logger.info(f"The training resumes from {last_checkpoint}.")
+    last_checkpoint = official.last_checkpoint(training_args)
+    if last_checkpoint is not None and training_args.resume_from_checkpoint is None:
+        logger.info(f"The training resumes from {last_checkpoint}.")
     set_seed(training_args.seed)
 
     files = {"train": data_args.train_file, "validation": data_args.validation_file}
@@ -164,21 +154,11 @@ def main():
     )
 
     if training_args.do_train:
-        checkpoint = training_args.resume_from_checkpoint or last_checkpoint
-        train_result = trainer.train(resume_from_checkpoint=checkpoint)
-        metrics = train_result.metrics
-        metrics["train_samples"] = len(train_dataset)
-        trainer.save_model()
-        trainer.log_metrics("train", metrics)
-        trainer.save_metrics("train", metrics)
-        trainer.save_state()
+        official.train(trainer, last_checkpoint, len(train_dataset))
 
     if training_args.do_eval:
         logger.info("*** Evaluate ***")
-        metrics = trainer.evaluate(eval_dataset=eval_dataset)
-        metrics["eval_samples"] = len(eval_dataset)
-        trainer.log_metrics("eval", metrics)
-        trainer.save_metrics("eval", metrics)
+        official.report(trainer, "eval", trainer.evaluate(eval_dataset=eval_dataset), len(eval_dataset))
 
     if training_args.do_predict:
         logger.info("*** Predict ***")
@@ -192,11 +172,7 @@ def main():
                 for index, item in enumerate(predictions):
                     writer.write(f"{index}\t{item:3.3f}\n" if is_regression else f"{index}\t{label_list[item]}\n")
 
-    kwargs = {"finetuned_from": model_args.model_name_or_path, "tasks": "text-classification", "language": "en"}
-    if training_args.push_to_hub:
-        trainer.push_to_hub(**kwargs)
-    else:
-        trainer.create_model_card(**kwargs)
+    official.publish(trainer, finetuned_from=model_args.model_name_or_path, tasks="text-classification", language="en")
 
 
 def _mp_fn(index):

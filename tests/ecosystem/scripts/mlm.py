@@ -1,13 +1,9 @@
 """Trains a masked language model on local text, line by line or in blocks."""
 
 import logging
-import math
-import os
-import sys
 from dataclasses import dataclass, field
-from itertools import chain
 
-import datasets
+import official
 import transformers
 from datasets import load_dataset
 from transformers import (
@@ -19,9 +15,7 @@ from transformers import (
     HfArgumentParser,
     Trainer,
     TrainingArguments,
-    set_seed,
 )
-from transformers.trainer_utils import get_last_checkpoint
 
 logger = logging.getLogger(__name__)
 MODEL_CONFIG_CLASSES = list(MODEL_FOR_MASKED_LM_MAPPING.keys())
@@ -50,18 +44,9 @@ def main():
     parser = HfArgumentParser((ModelArguments, DataTrainingArguments, TrainingArguments))
     model_args, data_args, training_args = parser.parse_args_into_dataclasses()
 
-    logging.basicConfig(level=logging.INFO, handlers=[logging.StreamHandler(sys.stdout)])
     if training_args.should_log:
         transformers.utils.logging.set_verbosity_info()
-    log_level = training_args.get_process_log_level()
-    logger.setLevel(log_level)
-    datasets.utils.logging.set_verbosity(log_level)
-    transformers.utils.logging.set_verbosity(log_level)
-
-    last_checkpoint = None
-    if os.path.isdir(training_args.output_dir) and training_args.do_train:
-        last_checkpoint = get_last_checkpoint(training_args.output_dir)
-    set_seed(training_args.seed)
+    last_checkpoint = official.set_up(training_args, logger)
 
     raw_datasets = load_dataset(
         "json" if data_args.train_file.endswith(".json") else "text",
@@ -94,12 +79,7 @@ def main():
         return tokenizer(examples[text_column], return_special_tokens_mask=True)
 
     def group_texts(examples):
-        joined = {name: list(chain(*examples[name])) for name in examples}
-        length = len(joined[next(iter(examples))]) // max_seq_length * max_seq_length
-        return {
-            name: [values[i : i + max_seq_length] for i in range(0, length, max_seq_length)]
-            for name, values in joined.items()
-        }
+        return official.in_blocks(examples, max_seq_length)
 
     with training_args.main_process_first(desc="dataset map tokenization"):
         tokenized = raw_datasets.map(
@@ -107,11 +87,6 @@ def main():
         )
         if not data_args.line_by_line:
             tokenized = tokenized.map(group_texts, batched=True)
-
-    def preprocess_logits_for_metrics(logits, labels):
-        if isinstance(logits, tuple):
-            logits = logits[0]
-        return logits.argmax(dim=-1)
 
     def compute_metrics(eval_preds):
         preds, labels = eval_preds
@@ -133,34 +108,18 @@ def main():
         processing_class=tokenizer,
         data_collator=data_collator,
         compute_metrics=compute_metrics if training_args.do_eval else None,
-        preprocess_logits_for_metrics=preprocess_logits_for_metrics if training_args.do_eval else None,
+        preprocess_logits_for_metrics=official.most_likely if training_args.do_eval else None,
     )
 
     if training_args.do_train:
-        checkpoint = training_args.resume_from_checkpoint or last_checkpoint
-        train_result = trainer.train(resume_from_checkpoint=checkpoint)
-        trainer.save_model()
-        metrics = train_result.metrics
-        metrics["train_samples"] = len(tokenized["train"])
-        trainer.log_metrics("train", metrics)
-        trainer.save_metrics("train", metrics)
-        trainer.save_state()
+        official.train(trainer, last_checkpoint, len(tokenized["train"]))
 
     if training_args.do_eval:
         metrics = trainer.evaluate()
-        metrics["eval_samples"] = len(tokenized["validation"])
-        try:
-            metrics["perplexity"] = math.exp(metrics["eval_loss"])
-        except OverflowError:
-            metrics["perplexity"] = float("inf")
-        trainer.log_metrics("eval", metrics)
-        trainer.save_metrics("eval", metrics)
+        metrics["perplexity"] = official.perplexity(metrics["eval_loss"])
+        official.report(trainer, "eval", metrics, len(tokenized["validation"]))
 
-    kwargs = {"finetuned_from": model_args.model_name_or_path, "tasks": "fill-mask"}
-    if training_args.push_to_hub:
-        trainer.push_to_hub(**kwargs)
-    else:
-        trainer.create_model_card(**kwargs)
+    official.publish(trainer, finetuned_from=model_args.model_name_or_path, tasks="fill-mask")
 
 
 if __name__ == "__main__":

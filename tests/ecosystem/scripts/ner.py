@@ -5,9 +5,8 @@ import os
 import sys
 from dataclasses import dataclass, field
 
-import datasets
 import numpy as np
-import transformers
+import official
 from datasets import ClassLabel, load_dataset
 from transformers import (
     AutoConfig,
@@ -26,17 +25,13 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class ModelArguments:
-    model_name_or_path: str = field(metadata={"help": "A folder or the name of a pretrained model."})
+class ModelArguments(official.ModelArguments):
     config_name: str | None = field(default=None, metadata={"help": "A configuration, if it is not the model's."})
     tokenizer_name: str | None = field(default=None, metadata={"help": "A tokenizer, if it is not the model's."})
 
 
 @dataclass
-class DataTrainingArguments:
-    train_file: str = field(default=None, metadata={"help": "A json file with the training data."})
-    validation_file: str = field(default=None, metadata={"help": "A json file with the validation data."})
-    test_file: str | None = field(default=None, metadata={"help": "A json file with the test data."})
+class DataTrainingArguments(official.FileArguments):
     text_column_name: str | None = field(default=None, metadata={"help": "The column with the words."})
     label_column_name: str | None = field(default=None, metadata={"help": "The column with a label for each word."})
     preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes for preprocessing."})
@@ -62,17 +57,13 @@ def main():
     model_args, data_args, training_args = parser.parse_args_into_dataclasses()
 
     logging.basicConfig(level=logging.INFO, handlers=[logging.StreamHandler(sys.stdout)])
-    log_level = training_args.get_process_log_level()
-    logger.setLevel(log_level)
-    datasets.utils.logging.set_verbosity(log_level)
-    transformers.utils.logging.set_verbosity(log_level)
+    official.set_log_levels(training_args, logger)
     logger.info(f"arguments: {training_args}")
 
     last_checkpoint = get_last_checkpoint(training_args.output_dir) if os.path.isdir(training_args.output_dir) else None
     set_seed(training_args.seed)
 
-    files = {"train": data_args.train_file, "validation": data_args.validation_file, "test": data_args.test_file}
-    raw_datasets = load_dataset("json", data_files={split: file for split, file in files.items() if file is not None})
+    raw_datasets = load_dataset("json", data_files=data_args.files())
     column_names, features = raw_datasets["train"].column_names, raw_datasets["train"].features
     text_column = data_args.text_column_name or ("tokens" if "tokens" in column_names else column_names[0])
     label_column = data_args.label_column_name or ("ner_tags" if "ner_tags" in column_names else column_names[1])
@@ -158,40 +149,21 @@ def main():
     )
 
     if training_args.do_train:
-        checkpoint = None
-        if training_args.resume_from_checkpoint is not None:
-            checkpoint = training_args.resume_from_checkpoint
-        elif last_checkpoint is not None:
-            checkpoint = last_checkpoint
-        train_result = trainer.train(resume_from_checkpoint=checkpoint)
-        metrics = train_result.metrics
-        trainer.save_model()  # saves the tokenizer too
-        metrics["train_samples"] = len(prepared["train"])
-        trainer.log_metrics("train", metrics)
-        trainer.save_metrics("train", metrics)
-        trainer.save_state()
+        official.train(trainer, last_checkpoint, len(prepared["train"]))
 
     if training_args.do_eval:
-        metrics = trainer.evaluate()
-        metrics["eval_samples"] = len(prepared["validation"])
-        trainer.log_metrics("eval", metrics)
-        trainer.save_metrics("eval", metrics)
+        official.report(trainer, "eval", trainer.evaluate(), len(prepared["validation"]))
 
     if training_args.do_predict:
         predictions, labels, metrics = trainer.predict(prepared["test"], metric_key_prefix="predict")
         predictions = np.argmax(predictions, axis=2)
-        trainer.log_metrics("predict", metrics)
-        trainer.save_metrics("predict", metrics)
+        official.report(trainer, "predict", metrics)
         if trainer.is_world_process_zero():
             with open(os.path.join(training_args.output_dir, "predictions.txt"), "w") as writer:
                 for row, wanted in zip(predictions, labels, strict=True):
                     writer.write(" ".join(label_list[i] for i in row[wanted != -100]) + "\n")
 
-    kwargs = {"finetuned_from": model_args.model_name_or_path, "tasks": "token-classification"}
-    if training_args.push_to_hub:
-        trainer.push_to_hub(**kwargs)
-    else:
-        trainer.create_model_card(**kwargs)
+    official.publish(trainer, finetuned_from=model_args.model_name_or_path, tasks="token-classification")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """Adapters of peft with transformers' own Trainer, as users write it: training, saving, resuming, loading the best."""
 
-import argparse
-
 import tiny_chat
 from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
 from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArguments, set_seed
@@ -36,10 +34,7 @@ def adapter(variant):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--output_dir", required=True)
-    parser.add_argument("--variant", default="plain", choices=VARIANTS)
-    chosen = parser.parse_args()
+    chosen = tiny_chat.options(VARIANTS)
     variant = chosen.variant
 
     tokenizer = tiny_chat.tokenizer()

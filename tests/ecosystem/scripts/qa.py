@@ -3,15 +3,11 @@
 import collections
 import json
 import logging
-import math
 import os
-import sys
-import time
 from dataclasses import dataclass, field
 
-import datasets
 import numpy as np
-import transformers
+import official
 from datasets import load_dataset
 from transformers import (
     AutoConfig,
@@ -24,23 +20,14 @@ from transformers import (
     Trainer,
     TrainingArguments,
     default_data_collator,
-    set_seed,
 )
-from transformers.trainer_utils import PredictionOutput, get_last_checkpoint, speed_metrics
+from transformers.trainer_utils import PredictionOutput
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
-class ModelArguments:
-    model_name_or_path: str = field(metadata={"help": "A folder or the name of a pretrained model."})
-
-
-@dataclass
-class DataTrainingArguments:
-    train_file: str = field(default=None, metadata={"help": "A json file with the training data."})
-    validation_file: str = field(default=None, metadata={"help": "A json file with the validation data."})
-    test_file: str | None = field(default=None, metadata={"help": "A json file with the test data."})
+class DataTrainingArguments(official.FileArguments):
     max_seq_length: int = field(default=24, metadata={"help": "Longer contexts become several inputs."})
     doc_stride: int = field(default=8, metadata={"help": "The tokens that the inputs of a context share."})
     pad_to_max_length: bool = field(default=True, metadata={"help": "Whether to pad to `max_seq_length` always."})
@@ -56,37 +43,11 @@ class QuestionAnsweringTrainer(Trainer):
         self.eval_examples = eval_examples
         self.post_process_function = post_process_function
 
-    def _loop(self, dataset, description, ignore_keys, prefix, loader):
-        compute_metrics, self.compute_metrics = self.compute_metrics, None
-        start_time = time.time()
-        try:
-            output = self.evaluation_loop(
-                loader,
-                description=description,
-                prediction_loss_only=True if compute_metrics is None else None,
-                ignore_keys=ignore_keys,
-                metric_key_prefix=prefix,
-            )
-        finally:
-            self.compute_metrics = compute_metrics
-        total_batch_size = self.args.eval_batch_size * self.args.world_size
-        if f"{prefix}_jit_compilation_time" in output.metrics:
-            start_time += output.metrics[f"{prefix}_jit_compilation_time"]
-        output.metrics.update(
-            speed_metrics(
-                prefix,
-                start_time,
-                num_samples=output.num_samples,
-                num_steps=math.ceil(output.num_samples / total_batch_size),
-            )
-        )
-        return output
-
     def evaluate(self, eval_dataset=None, eval_examples=None, ignore_keys=None, metric_key_prefix="eval"):
         eval_dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         eval_examples = self.eval_examples if eval_examples is None else eval_examples
         loader = self.get_eval_dataloader(eval_dataset)
-        output = self._loop(eval_dataset, "Evaluation", ignore_keys, metric_key_prefix, loader)
+        output = official.loop_without_metrics(self, loader, "Evaluation", ignore_keys, metric_key_prefix)
         if self.post_process_function is not None and self.compute_metrics is not None and self.args.should_save:
             predictions = self.post_process_function(eval_examples, eval_dataset, output.predictions)
             metrics = self.compute_metrics(predictions)
@@ -101,7 +62,7 @@ class QuestionAnsweringTrainer(Trainer):
 
     def predict(self, predict_dataset, predict_examples, ignore_keys=None, metric_key_prefix="test"):
         loader = self.get_test_dataloader(predict_dataset)
-        output = self._loop(predict_dataset, "Prediction", ignore_keys, metric_key_prefix, loader)
+        output = official.loop_without_metrics(self, loader, "Prediction", ignore_keys, metric_key_prefix)
         if self.post_process_function is None or self.compute_metrics is None:
             return output
         predictions = self.post_process_function(predict_examples, predict_dataset, output.predictions, "predict")
@@ -138,22 +99,11 @@ def best_answers(examples, features, logits, n_best_size, max_answer_length):
 
 
 def main():
-    parser = HfArgumentParser((ModelArguments, DataTrainingArguments, TrainingArguments))
+    parser = HfArgumentParser((official.ModelArguments, DataTrainingArguments, TrainingArguments))
     model_args, data_args, training_args = parser.parse_args_into_dataclasses()
+    last_checkpoint = official.set_up(training_args, logger)
 
-    logging.basicConfig(level=logging.INFO, handlers=[logging.StreamHandler(sys.stdout)])
-    log_level = training_args.get_process_log_level()
-    logger.setLevel(log_level)
-    datasets.utils.logging.set_verbosity(log_level)
-    transformers.utils.logging.set_verbosity(log_level)
-
-    last_checkpoint = None
-    if os.path.isdir(training_args.output_dir) and training_args.do_train:
-        last_checkpoint = get_last_checkpoint(training_args.output_dir)
-    set_seed(training_args.seed)
-
-    files = {"train": data_args.train_file, "validation": data_args.validation_file, "test": data_args.test_file}
-    raw_datasets = load_dataset("json", data_files={split: file for split, file in files.items() if file is not None})
+    raw_datasets = load_dataset("json", data_files=data_args.files())
     config = AutoConfig.from_pretrained(model_args.model_name_or_path)
     tokenizer = AutoTokenizer.from_pretrained(model_args.model_name_or_path, use_fast=True)
     model = AutoModelForQuestionAnswering.from_pretrained(model_args.model_name_or_path, config=config)
@@ -245,35 +195,18 @@ def main():
     )
 
     if training_args.do_train:
-        checkpoint = training_args.resume_from_checkpoint or last_checkpoint
-        train_result = trainer.train(resume_from_checkpoint=checkpoint)
-        trainer.save_model()
-        metrics = train_result.metrics
-        metrics["train_samples"] = len(features["train"])
-        trainer.log_metrics("train", metrics)
-        trainer.save_metrics("train", metrics)
-        trainer.save_state()
+        official.train(trainer, last_checkpoint, len(features["train"]))
 
     if training_args.do_eval:
         logger.info("*** Evaluate ***")
-        metrics = trainer.evaluate()
-        metrics["eval_samples"] = len(features["validation"])
-        trainer.log_metrics("eval", metrics)
-        trainer.save_metrics("eval", metrics)
+        official.report(trainer, "eval", trainer.evaluate(), len(features["validation"]))
 
     if training_args.do_predict:
         logger.info("*** Predict ***")
         results = trainer.predict(features["test"], raw_datasets["test"])
-        metrics = results.metrics
-        metrics["predict_samples"] = len(features["test"])
-        trainer.log_metrics("predict", metrics)
-        trainer.save_metrics("predict", metrics)
+        official.report(trainer, "predict", results.metrics, len(features["test"]))
 
-    kwargs = {"finetuned_from": model_args.model_name_or_path, "tasks": "question-answering"}
-    if training_args.push_to_hub:
-        trainer.push_to_hub(**kwargs)
-    else:
-        trainer.create_model_card(**kwargs)
+    official.publish(trainer, finetuned_from=model_args.model_name_or_path, tasks="question-answering")
 
 
 if __name__ == "__main__":

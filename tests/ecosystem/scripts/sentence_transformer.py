@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-
 import tiny_sentences as tiny
 from sentence_transformers import (
     SentenceTransformer,
@@ -21,9 +19,7 @@ from sentence_transformers.evaluation import (
 from sentence_transformers.training_args import BatchSamplers, MultiDatasetBatchSamplers
 from transformers import EarlyStoppingCallback
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--variant", default="pairs")
-parser.add_argument("--output_dir", required=True)
+parser = tiny.parser("pairs")
 options = parser.parse_args()
 variant = options.variant
 
@@ -42,19 +38,7 @@ def similarity(name: str = "dev") -> EmbeddingSimilarityEvaluator:
 
 model = encoder()
 train, evaluation, loss, evaluator, callbacks = tiny.pairs(64), tiny.pairs(16, seed=1), None, None, []
-settings = {
-    "per_device_train_batch_size": 8,
-    "per_device_eval_batch_size": 4,
-    "max_steps": 12,
-    "learning_rate": 1e-3,
-    "logging_steps": 4,
-    "eval_strategy": "steps",
-    "eval_steps": 4,
-    "save_strategy": "steps",
-    "save_steps": 4,
-    "report_to": "none",
-    "use_cpu": True,
-}
+settings = dict(tiny.SETTINGS)
 
 if variant == "pairs":
     loss = losses.MultipleNegativesRankingLoss(model)

@@ -1,15 +1,10 @@
 """Fine-tunes a sequence-to-sequence model for question answering, with a Trainer that evaluates generated answers."""
 
 import logging
-import math
-import os
-import sys
-import time
 from dataclasses import dataclass, field
 
-import datasets
 import numpy as np
-import transformers
+import official
 from datasets import load_dataset
 from transformers import (
     AutoConfig,
@@ -19,23 +14,14 @@ from transformers import (
     HfArgumentParser,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
-    set_seed,
 )
-from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, get_last_checkpoint, speed_metrics
+from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
-class ModelArguments:
-    model_name_or_path: str = field(metadata={"help": "A folder or the name of a pretrained model."})
-
-
-@dataclass
-class DataTrainingArguments:
-    train_file: str = field(default=None, metadata={"help": "A json file with the training data."})
-    validation_file: str = field(default=None, metadata={"help": "A json file with the validation data."})
-    test_file: str | None = field(default=None, metadata={"help": "A json file with the test data."})
+class DataTrainingArguments(official.FileArguments):
     context_column: str = field(default="context", metadata={"help": "The column with the contexts."})
     question_column: str = field(default="question", metadata={"help": "The column with the questions."})
     answer_column: str = field(default="answers", metadata={"help": "The column with the answers."})
@@ -69,7 +55,8 @@ class QuestionAnsweringSeq2SeqTrainer(Seq2SeqTrainer):
 
         eval_dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         eval_examples = self.eval_examples if eval_examples is None else eval_examples
-        output = self._loop(self.get_eval_dataloader(eval_dataset), "Evaluation", ignore_keys, metric_key_prefix)
+        loader = self.get_eval_dataloader(eval_dataset)
+        output = official.loop_without_metrics(self, loader, "Evaluation", ignore_keys, metric_key_prefix)
         if self.post_process_function is not None and self.compute_metrics is not None and self.args.should_save:
             predictions = self.post_process_function(eval_examples, eval_dataset, output)
             metrics = self.compute_metrics(predictions)
@@ -88,49 +75,21 @@ class QuestionAnsweringSeq2SeqTrainer(Seq2SeqTrainer):
         self, predict_dataset, predict_examples, ignore_keys=None, metric_key_prefix="test", **gen_kwargs
     ) -> EvalLoopOutput:
         self._gen_kwargs = gen_kwargs.copy()
-        output = self._loop(self.get_test_dataloader(predict_dataset), "Prediction", ignore_keys, metric_key_prefix)
+        loader = self.get_test_dataloader(predict_dataset)
+        output = official.loop_without_metrics(self, loader, "Prediction", ignore_keys, metric_key_prefix)
         if self.post_process_function is None or self.compute_metrics is None:
             return output
         predictions = self.post_process_function(predict_examples, predict_dataset, output, "predict")
         metrics = {f"{metric_key_prefix}_{name}": v for name, v in self.compute_metrics(predictions).items()}
         return output._replace(predictions=predictions.predictions, metrics={**metrics, **output.metrics})
 
-    def _loop(self, loader, description, ignore_keys, prefix):
-        compute_metrics, self.compute_metrics = self.compute_metrics, None
-        start_time = time.time()
-        try:
-            output = self.evaluation_loop(
-                loader,
-                description=description,
-                # The loop may not decide by the missing compute_metrics that only the loss is wanted.
-                prediction_loss_only=True if compute_metrics is None else None,
-                ignore_keys=ignore_keys,
-                metric_key_prefix=prefix,
-            )
-        finally:
-            self.compute_metrics = compute_metrics
-        steps = math.ceil(output.num_samples / (self.args.eval_batch_size * self.args.world_size))
-        output.metrics.update(speed_metrics(prefix, start_time, num_samples=output.num_samples, num_steps=steps))
-        return output
-
 
 def main():
-    parser = HfArgumentParser((ModelArguments, DataTrainingArguments, Seq2SeqTrainingArguments))
+    parser = HfArgumentParser((official.ModelArguments, DataTrainingArguments, Seq2SeqTrainingArguments))
     model_args, data_args, training_args = parser.parse_args_into_dataclasses()
+    last_checkpoint = official.set_up(training_args, logger)
 
-    logging.basicConfig(level=logging.INFO, handlers=[logging.StreamHandler(sys.stdout)])
-    log_level = training_args.get_process_log_level()
-    logger.setLevel(log_level)
-    datasets.utils.logging.set_verbosity(log_level)
-    transformers.utils.logging.set_verbosity(log_level)
-
-    last_checkpoint = None
-    if os.path.isdir(training_args.output_dir) and training_args.do_train:
-        last_checkpoint = get_last_checkpoint(training_args.output_dir)
-    set_seed(training_args.seed)
-
-    files = {"train": data_args.train_file, "validation": data_args.validation_file, "test": data_args.test_file}
-    raw_datasets = load_dataset("json", data_files={split: file for split, file in files.items() if file is not None})
+    raw_datasets = load_dataset("json", data_files=data_args.files())
     config = AutoConfig.from_pretrained(model_args.model_name_or_path)
     tokenizer = AutoTokenizer.from_pretrained(model_args.model_name_or_path)
     model = AutoModelForSeq2SeqLM.from_pretrained(model_args.model_name_or_path, config=config)
@@ -188,11 +147,10 @@ def main():
 
     def post_processing_function(examples, features, outputs: EvalLoopOutput, stage="eval"):
         preds = outputs.predictions[0] if isinstance(outputs.predictions, tuple) else outputs.predictions
-        preds = np.where(preds != -100, preds, tokenizer.pad_token_id)
-        decoded = tokenizer.batch_decode(preds, skip_special_tokens=True)
+        texts = official.decoded(tokenizer, preds)
         feature_of = {name: i for i, name in enumerate(features["example_id"])}
         return EvalPrediction(
-            predictions=[{"id": each["id"], "prediction_text": decoded[feature_of[each["id"]]]} for each in examples],
+            predictions=[{"id": each["id"], "prediction_text": texts[feature_of[each["id"]]]} for each in examples],
             label_ids=[{"id": each["id"], "answers": each[data_args.answer_column]} for each in examples],
         )
 
@@ -217,36 +175,21 @@ def main():
     )
 
     if training_args.do_train:
-        checkpoint = training_args.resume_from_checkpoint or last_checkpoint
-        train_result = trainer.train(resume_from_checkpoint=checkpoint)
-        trainer.save_model()
-        metrics = train_result.metrics
-        metrics["train_samples"] = len(features["train"])
-        trainer.log_metrics("train", metrics)
-        trainer.save_metrics("train", metrics)
-        trainer.save_state()
+        official.train(trainer, last_checkpoint, len(features["train"]))
 
     max_length = training_args.generation_max_length or data_args.val_max_answer_length
     num_beams = data_args.num_beams if data_args.num_beams is not None else training_args.generation_num_beams
     if training_args.do_eval:
         logger.info("*** Evaluate ***")
         metrics = trainer.evaluate(max_length=max_length, num_beams=num_beams, metric_key_prefix="eval")
-        metrics["eval_samples"] = len(features["validation"])
-        trainer.log_metrics("eval", metrics)
-        trainer.save_metrics("eval", metrics)
+        official.report(trainer, "eval", metrics, len(features["validation"]))
 
     if training_args.do_predict:
         logger.info("*** Predict ***")
         results = trainer.predict(features["test"], raw_datasets["test"], max_length=max_length)
-        metrics = results.metrics
-        metrics["predict_samples"] = len(features["test"])
-        trainer.log_metrics("predict", metrics)
-        trainer.save_metrics("predict", metrics)
+        official.report(trainer, "predict", results.metrics, len(features["test"]))
 
-    if training_args.push_to_hub:
-        trainer.push_to_hub(tasks="question-answering")
-    else:
-        trainer.create_model_card(tasks="question-answering")
+    official.publish(trainer, tasks="question-answering")
 
 
 if __name__ == "__main__":

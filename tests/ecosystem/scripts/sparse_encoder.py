@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-
 import tiny_sentences as tiny
 from sentence_transformers import SparseEncoder, SparseEncoderTrainer, SparseEncoderTrainingArguments
 from sentence_transformers.models import Pooling, Transformer
@@ -12,26 +10,12 @@ from sentence_transformers.sparse_encoder.callbacks import SpladeRegularizerWeig
 from sentence_transformers.sparse_encoder.evaluation import SparseEmbeddingSimilarityEvaluator
 from sentence_transformers.sparse_encoder.models import MLMTransformer, SparseAutoEncoder, SpladePooling
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--variant", default="splade")
-parser.add_argument("--output_dir", required=True)
+parser = tiny.parser("splade")
 options = parser.parse_args()
 variant = options.variant
 
 callbacks = []
-settings = {
-    "per_device_train_batch_size": 8,
-    "per_device_eval_batch_size": 4,
-    "max_steps": 12,
-    "learning_rate": 1e-3,
-    "logging_steps": 4,
-    "eval_strategy": "steps",
-    "eval_steps": 4,
-    "save_strategy": "steps",
-    "save_steps": 4,
-    "report_to": "none",
-    "use_cpu": True,
-}
+settings = dict(tiny.SETTINGS)
 train, evaluation = tiny.triplets(64), tiny.triplets(16, seed=1)
 if variant == "csr":
     words = Transformer(tiny.saved_bert(), max_seq_length=24)

@@ -2,12 +2,11 @@
 
 import logging
 import os
-import sys
 from collections import Counter
 from dataclasses import dataclass, field
 
-import datasets
 import numpy as np
+import official
 import transformers
 from datasets import load_dataset
 from transformers import (
@@ -18,24 +17,18 @@ from transformers import (
     HfArgumentParser,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
-    set_seed,
 )
-from transformers.trainer_utils import get_last_checkpoint
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
-class ModelArguments:
-    model_name_or_path: str = field(metadata={"help": "A folder or the name of a pretrained model."})
+class ModelArguments(official.ModelArguments):
     resize_position_embeddings: bool | None = field(default=None, metadata={"help": "Whether to resize if needed."})
 
 
 @dataclass
-class DataTrainingArguments:
-    train_file: str = field(default=None, metadata={"help": "A json or csv file with the training data."})
-    validation_file: str = field(default=None, metadata={"help": "A file with the validation data."})
-    test_file: str | None = field(default=None, metadata={"help": "A file with the test data."})
+class DataTrainingArguments(official.FileArguments):
     text_column: str | None = field(default=None, metadata={"help": "The column with the texts."})
     summary_column: str | None = field(default=None, metadata={"help": "The column with the summaries."})
     max_source_length: int = field(default=40, metadata={"help": "Longer texts are truncated."})
@@ -60,25 +53,12 @@ def overlap(found, wanted):
 def main():
     parser = HfArgumentParser((ModelArguments, DataTrainingArguments, Seq2SeqTrainingArguments))
     model_args, data_args, training_args = parser.parse_args_into_dataclasses()
-
-    logging.basicConfig(level=logging.INFO, handlers=[logging.StreamHandler(sys.stdout)])
-    log_level = training_args.get_process_log_level()
-    logger.setLevel(log_level)
-    datasets.utils.logging.set_verbosity(log_level)
-    transformers.utils.logging.set_verbosity(log_level)
+    last_checkpoint = official.set_up(training_args, logger)
     transformers.utils.logging.enable_default_handler()
     transformers.utils.logging.enable_explicit_format()
     logger.info(f"arguments: {training_args}")
 
-    last_checkpoint = None
-    if os.path.isdir(training_args.output_dir) and training_args.do_train:
-        last_checkpoint = get_last_checkpoint(training_args.output_dir)
-    set_seed(training_args.seed)
-
-    files = {"train": data_args.train_file, "validation": data_args.validation_file, "test": data_args.test_file}
-    raw_datasets = load_dataset(
-        data_args.train_file.split(".")[-1], data_files={split: file for split, file in files.items() if file}
-    )
+    raw_datasets = load_dataset(data_args.train_file.split(".")[-1], data_files=data_args.files())
     config = AutoConfig.from_pretrained(model_args.model_name_or_path)
     tokenizer = AutoTokenizer.from_pretrained(model_args.model_name_or_path)
     model = AutoModelForSeq2SeqLM.from_pretrained(model_args.model_name_or_path, config=config)
@@ -129,10 +109,7 @@ def main():
     def compute_metrics(eval_preds):
         preds, labels = eval_preds
         preds = preds[0] if isinstance(preds, tuple) else preds
-        rows = []
-        for tokens in (preds, labels):
-            known = np.where(tokens != -100, tokens, tokenizer.pad_token_id)
-            rows.append([text.strip().split() for text in tokenizer.batch_decode(known, skip_special_tokens=True)])
+        rows = [[text.strip().split() for text in official.decoded(tokenizer, each)] for each in (preds, labels)]
         result = {"rouge1": round(100 * float(np.mean([overlap(*pair) for pair in zip(*rows, strict=True)])), 4)}
         result["gen_len"] = float(np.mean([np.count_nonzero(pred != tokenizer.pad_token_id) for pred in preds]))
         return result
@@ -157,14 +134,7 @@ def main():
     )
 
     if training_args.do_train:
-        checkpoint = training_args.resume_from_checkpoint or last_checkpoint
-        train_result = trainer.train(resume_from_checkpoint=checkpoint)
-        trainer.save_model()
-        metrics = train_result.metrics
-        metrics["train_samples"] = len(prepared["train"])
-        trainer.log_metrics("train", metrics)
-        trainer.save_metrics("train", metrics)
-        trainer.save_state()
+        official.train(trainer, last_checkpoint, len(prepared["train"]))
 
     if training_args.do_eval:
         logger.info("*** Evaluate ***")
@@ -174,29 +144,21 @@ def main():
                 metrics.update(trainer.evaluate(eval_dataset=dataset, metric_key_prefix=f"eval_{name}"))
         else:
             metrics = trainer.evaluate(metric_key_prefix="eval")
-        metrics["eval_samples"] = len(prepared["validation"])
-        trainer.log_metrics("eval", metrics)
-        trainer.save_metrics("eval", metrics)
+        official.report(trainer, "eval", metrics, len(prepared["validation"]))
 
     if training_args.do_predict:
         logger.info("*** Predict ***")
         predict_results = trainer.predict(prepared["test"], metric_key_prefix="predict")
         metrics = predict_results.metrics
-        metrics["predict_samples"] = len(prepared["test"])
-        trainer.log_metrics("predict", metrics)
-        trainer.save_metrics("predict", metrics)
+        official.report(trainer, "predict", metrics, len(prepared["test"]))
         if trainer.is_world_process_zero() and training_args.predict_with_generate:
-            predictions = predict_results.predictions
-            predictions = np.where(predictions != -100, predictions, tokenizer.pad_token_id)
-            texts = tokenizer.batch_decode(predictions, skip_special_tokens=True, clean_up_tokenization_spaces=True)
+            texts = official.decoded(tokenizer, predict_results.predictions, clean_up_tokenization_spaces=True)
             with open(os.path.join(training_args.output_dir, "generated_predictions.txt"), "w") as writer:
                 writer.write("\n".join(text.strip() for text in texts))
 
-    kwargs = {"finetuned_from": model_args.model_name_or_path, "tasks": "summarization", "dataset_tags": "sentences"}
-    if training_args.push_to_hub:
-        trainer.push_to_hub(**kwargs)
-    else:
-        trainer.create_model_card(**kwargs)
+    official.publish(
+        trainer, finetuned_from=model_args.model_name_or_path, tasks="summarization", dataset_tags="sentences"
+    )
     return metrics
 
 

@@ -1,14 +1,11 @@
 """Fine-tunes a model for multiple choice: which of four endings continues a text."""
 
 import logging
-import os
-import sys
 from dataclasses import dataclass, field
 from itertools import chain
 
-import datasets
 import numpy as np
-import transformers
+import official
 from datasets import load_dataset
 from transformers import (
     AutoConfig,
@@ -19,16 +16,13 @@ from transformers import (
     Trainer,
     TrainingArguments,
     default_data_collator,
-    set_seed,
 )
-from transformers.trainer_utils import get_last_checkpoint
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
-class ModelArguments:
-    model_name_or_path: str = field(metadata={"help": "A folder or the name of a pretrained model."})
+class ModelArguments(official.ModelArguments):
     use_fast_tokenizer: bool = field(default=True, metadata={"help": "Whether to use a tokenizer of `tokenizers`."})
 
 
@@ -44,17 +38,7 @@ class DataTrainingArguments:
 def main():
     parser = HfArgumentParser((ModelArguments, DataTrainingArguments, TrainingArguments))
     model_args, data_args, training_args = parser.parse_args_into_dataclasses()
-
-    logging.basicConfig(level=logging.INFO, handlers=[logging.StreamHandler(sys.stdout)])
-    log_level = training_args.get_process_log_level()
-    logger.setLevel(log_level)
-    datasets.utils.logging.set_verbosity(log_level)
-    transformers.utils.logging.set_verbosity(log_level)
-
-    last_checkpoint = None
-    if os.path.isdir(training_args.output_dir) and training_args.do_train:
-        last_checkpoint = get_last_checkpoint(training_args.output_dir)
-    set_seed(training_args.seed)
+    last_checkpoint = official.set_up(training_args, logger)
 
     raw_datasets = load_dataset(
         data_args.train_file.split(".")[-1],
@@ -105,21 +89,11 @@ def main():
     )
 
     if training_args.do_train:
-        checkpoint = training_args.resume_from_checkpoint or last_checkpoint
-        train_result = trainer.train(resume_from_checkpoint=checkpoint)
-        trainer.save_model()
-        metrics = train_result.metrics
-        metrics["train_samples"] = len(train_dataset)
-        trainer.log_metrics("train", metrics)
-        trainer.save_metrics("train", metrics)
-        trainer.save_state()
+        official.train(trainer, last_checkpoint, len(train_dataset))
 
     if training_args.do_eval:
         logger.info("*** Evaluate ***")
-        metrics = trainer.evaluate()
-        metrics["eval_samples"] = len(eval_dataset)
-        trainer.log_metrics("eval", metrics)
-        trainer.save_metrics("eval", metrics)
+        official.report(trainer, "eval", trainer.evaluate(), len(eval_dataset))
 
     kwargs = {
         "finetuned_from": model_args.model_name_or_path,
@@ -129,10 +103,7 @@ def main():
         "dataset": "SWAG",
         "language": "en",
     }
-    if training_args.push_to_hub:
-        trainer.push_to_hub(**kwargs)
-    else:
-        trainer.create_model_card(**kwargs)
+    official.publish(trainer, **kwargs)
 
 
 if __name__ == "__main__":

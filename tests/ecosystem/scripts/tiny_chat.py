@@ -1,5 +1,6 @@
 """A tiny causal language model and its chat tokenizer, made on the spot: no network, the same for every run."""
 
+import argparse
 import atexit
 import random
 import tempfile
@@ -43,6 +44,29 @@ CHAT_TEMPLATE = (
     "{% else %}{{ message['content'] + ' <|im_end|> ' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|> assistant ' }}{% endif %}"
 )
+
+SETTINGS = {
+    "per_device_train_batch_size": 4,
+    "per_device_eval_batch_size": 4,
+    "learning_rate": 1e-3,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": "none",
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "use_cpu": True,
+}
+"""Arguments of the trainers of trl."""
+
+
+def options(variants, trainers=()):
+    """Return the options of a script: the output folder, the variant, and the trainer if there are several."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--output_dir", required=True)
+    parser.add_argument("--variant", default="plain", choices=variants)
+    if trainers:
+        parser.add_argument("--trainer", required=True, choices=trainers)
+    return parser.parse_args()
 
 
 def tokenizer():
@@ -115,3 +139,25 @@ def questions(number, seed=0):
 
 def conversation(question, answer):
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def preferences(number, seed):
+    """Return columns of questions, right answers and wrong answers, each a conversation of one message."""
+    pairs = [
+        (conversation(question, right), conversation(question, wrong))
+        for question, right, wrong in questions(number, seed)
+    ]
+    return {
+        "prompt": [right[:1] for right, _ in pairs],
+        "chosen": [right[1:] for right, _ in pairs],
+        "rejected": [wrong[1:] for _, wrong in pairs],
+    }
+
+
+def text(completion):
+    return completion if isinstance(completion, str) else completion[0]["content"]
+
+
+def names_a_colour(completions, **kwargs):
+    """Reward each colour in a completion."""
+    return [float(sum(word in COLOURS for word in text(each).split())) for each in completions]

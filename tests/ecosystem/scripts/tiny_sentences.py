@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import random
 import tempfile
 from pathlib import Path
@@ -22,6 +23,28 @@ TOPICS = {
 OTHERS = ["the", "a", "small", "large", "old", "new", "is", "was", "here", "there", "very", "quite", "search:", "text:"]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [*SPECIAL, *OTHERS, *(word for words in TOPICS.values() for word in words)]
+SETTINGS = {
+    "per_device_train_batch_size": 8,
+    "per_device_eval_batch_size": 4,
+    "max_steps": 12,
+    "learning_rate": 1e-3,
+    "logging_steps": 4,
+    "eval_strategy": "steps",
+    "eval_steps": 4,
+    "save_strategy": "steps",
+    "save_steps": 4,
+    "report_to": "none",
+    "use_cpu": True,
+}
+"""Arguments of the trainers of sentence-transformers."""
+
+
+def parser(variant: str) -> argparse.ArgumentParser:
+    """Return the parser of the options of a script: the output folder, and the variant, with its default."""
+    made = argparse.ArgumentParser()
+    made.add_argument("--variant", default=variant)
+    made.add_argument("--output_dir", required=True)
+    return made
 
 
 def tokenizer() -> PreTrainedTokenizerFast:

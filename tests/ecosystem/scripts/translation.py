@@ -3,13 +3,11 @@
 import logging
 import math
 import os
-import sys
 from collections import Counter
 from dataclasses import dataclass, field
 
-import datasets
 import numpy as np
-import transformers
+import official
 from datasets import load_dataset
 from transformers import (
     AutoConfig,
@@ -20,25 +18,15 @@ from transformers import (
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
     default_data_collator,
-    set_seed,
 )
-from transformers.trainer_utils import get_last_checkpoint
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
-class ModelArguments:
-    model_name_or_path: str = field(metadata={"help": "A folder or the name of a pretrained model."})
-
-
-@dataclass
-class DataTrainingArguments:
+class DataTrainingArguments(official.FileArguments):
     source_lang: str = field(default=None, metadata={"help": "The language to translate from."})
     target_lang: str = field(default=None, metadata={"help": "The language to translate to."})
-    train_file: str = field(default=None, metadata={"help": "A json file with the training data."})
-    validation_file: str = field(default=None, metadata={"help": "A json file with the validation data."})
-    test_file: str | None = field(default=None, metadata={"help": "A json file with the test data."})
     max_source_length: int = field(default=24, metadata={"help": "Longer texts are truncated."})
     max_target_length: int = field(default=24, metadata={"help": "Longer translations are truncated."})
     pad_to_max_length: bool = field(default=False, metadata={"help": "Whether to pad to the maxima always."})
@@ -68,22 +56,11 @@ def bleu(found, wanted, most=2):
 
 
 def main():
-    parser = HfArgumentParser((ModelArguments, DataTrainingArguments, Seq2SeqTrainingArguments))
+    parser = HfArgumentParser((official.ModelArguments, DataTrainingArguments, Seq2SeqTrainingArguments))
     model_args, data_args, training_args = parser.parse_args_into_dataclasses()
+    last_checkpoint = official.set_up(training_args, logger)
 
-    logging.basicConfig(level=logging.INFO, handlers=[logging.StreamHandler(sys.stdout)])
-    log_level = training_args.get_process_log_level()
-    logger.setLevel(log_level)
-    datasets.utils.logging.set_verbosity(log_level)
-    transformers.utils.logging.set_verbosity(log_level)
-
-    last_checkpoint = None
-    if os.path.isdir(training_args.output_dir) and training_args.do_train:
-        last_checkpoint = get_last_checkpoint(training_args.output_dir)
-    set_seed(training_args.seed)
-
-    files = {"train": data_args.train_file, "validation": data_args.validation_file, "test": data_args.test_file}
-    raw_datasets = load_dataset("json", data_files={split: file for split, file in files.items() if file is not None})
+    raw_datasets = load_dataset("json", data_files=data_args.files())
     config = AutoConfig.from_pretrained(model_args.model_name_or_path)
     tokenizer = AutoTokenizer.from_pretrained(model_args.model_name_or_path)
     model = AutoModelForSeq2SeqLM.from_pretrained(model_args.model_name_or_path, config=config)
@@ -123,10 +100,7 @@ def main():
         preds, labels = eval_preds
         if isinstance(preds, tuple):
             preds = preds[0]
-        rows = []
-        for tokens in (preds, labels):
-            known = np.where(tokens != -100, tokens, tokenizer.pad_token_id)
-            rows.append([text.split() for text in tokenizer.batch_decode(known, skip_special_tokens=True)])
+        rows = [[text.split() for text in official.decoded(tokenizer, each)] for each in (preds, labels)]
         prediction_lens = [np.count_nonzero(pred != tokenizer.pad_token_id) for pred in preds]
         return {"bleu": round(bleu(*rows), 4), "gen_len": round(float(np.mean(prediction_lens)), 4)}
 
@@ -141,23 +115,14 @@ def main():
     )
 
     if training_args.do_train:
-        checkpoint = training_args.resume_from_checkpoint or last_checkpoint
-        train_result = trainer.train(resume_from_checkpoint=checkpoint)
-        trainer.save_model()
-        metrics = train_result.metrics
-        metrics["train_samples"] = len(prepared["train"])
-        trainer.log_metrics("train", metrics)
-        trainer.save_metrics("train", metrics)
-        trainer.save_state()
+        official.train(trainer, last_checkpoint, len(prepared["train"]))
 
     results = {}
     max_length = training_args.generation_max_length or data_args.max_target_length
     if training_args.do_eval:
         logger.info("*** Evaluate ***")
         metrics = trainer.evaluate(max_length=max_length, num_beams=data_args.num_beams, metric_key_prefix="eval")
-        metrics["eval_samples"] = len(prepared["validation"])
-        trainer.log_metrics("eval", metrics)
-        trainer.save_metrics("eval", metrics)
+        official.report(trainer, "eval", metrics, len(prepared["validation"]))
 
     if training_args.do_predict:
         logger.info("*** Predict ***")
@@ -165,13 +130,9 @@ def main():
             prepared["test"], metric_key_prefix="predict", max_length=max_length, num_beams=data_args.num_beams
         )
         metrics = predict_results.metrics
-        metrics["predict_samples"] = len(prepared["test"])
-        trainer.log_metrics("predict", metrics)
-        trainer.save_metrics("predict", metrics)
+        official.report(trainer, "predict", metrics, len(prepared["test"]))
         if trainer.is_world_process_zero() and training_args.predict_with_generate:
-            predictions = predict_results.predictions
-            predictions = np.where(predictions != -100, predictions, tokenizer.pad_token_id)
-            texts = tokenizer.batch_decode(predictions, skip_special_tokens=True)
+            texts = official.decoded(tokenizer, predict_results.predictions)
             with open(os.path.join(training_args.output_dir, "generated_predictions.txt"), "w") as writer:
                 writer.write("\n".join(text.strip() for text in texts))
 
@@ -179,10 +140,7 @@ def main():
     languages = [each for each in (data_args.source_lang, data_args.target_lang) if each is not None]
     if languages:
         kwargs["language"] = languages
-    if training_args.push_to_hub:
-        trainer.push_to_hub(**kwargs)
-    else:
-        trainer.create_model_card(**kwargs)
+    official.publish(trainer, **kwargs)
     return results
 
 

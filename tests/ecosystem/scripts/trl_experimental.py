@@ -8,18 +8,12 @@ from datasets import Dataset
 from trl import DistillationConfig, DistillationTrainer
 
 COMMON = {
+    **tiny_chat.SETTINGS,
     "max_steps": 6,
-    "per_device_train_batch_size": 4,
-    "per_device_eval_batch_size": 4,
-    "learning_rate": 1e-3,
-    "logging_steps": 1,
     "eval_strategy": "steps",
     "eval_steps": 3,
     "save_strategy": "steps",
     "save_steps": 3,
-    "report_to": "none",
-    "gradient_checkpointing": False,
-    "use_cpu": True,
 }
 ONLINE = {"num_generations": 4, "max_completion_length": 8}
 SHORT = {"max_length": 64}
@@ -70,25 +64,19 @@ REWARDED = ("gmpo", "gspo_token", "sdpo", "a2po")
 JUDGED = ("nash_md", "online_dpo", "xpo")
 
 
-def names_a_colour(completions, **kwargs):
-    texts = [each if isinstance(each, str) else each[0]["content"] for each in completions]
-    return [float(sum(word in tiny_chat.COLOURS for word in text.split())) for text in texts]
-
-
 def rows(name, number, seed):
     pairs = tiny_chat.questions(number, seed)
-    user = [[{"role": "user", "content": question}] for question, _, _ in pairs]
-    right = [[{"role": "assistant", "content": answer}] for _, answer, _ in pairs]
-    wrong = [[{"role": "assistant", "content": answer}] for _, _, answer in pairs]
+    columns = tiny_chat.preferences(number, seed)
+    user, right = columns["prompt"], columns["chosen"]
     if name == "bco":
         return Dataset.from_dict(
             {"prompt": user, "completion": right, "label": [place % 3 != 0 for place in range(number)]}
         )
     if name in ("cpo", "orpo"):
-        return Dataset.from_dict({"prompt": user, "chosen": right, "rejected": wrong})
+        return Dataset.from_dict(columns)
     if name == "tpo":
         reference = [[{"role": "assistant", "content": "the " + each[0]["content"]}] for each in right]
-        return Dataset.from_dict({"prompt": user, "chosen": right, "rejected": wrong, "reference": reference})
+        return Dataset.from_dict({**columns, "reference": reference})
     if name == "prm":
         return Dataset.from_dict(
             {
@@ -104,10 +92,7 @@ def rows(name, number, seed):
         encode.padding_side = "left"
         ids = encode([question for question, _, _ in pairs], padding="max_length", max_length=10)["input_ids"]
         return Dataset.from_dict({"input_ids": ids})
-    if name == "sdft":
-        context = [answer for _, answer, _ in pairs]
-        return Dataset.from_dict({"prompt": user, "privileged_context": context})
-    if name == "sdpo":
+    if name in ("sdft", "sdpo"):
         return Dataset.from_dict({"prompt": user, "privileged_context": [answer for _, answer, _ in pairs]})
     return Dataset.from_dict({"prompt": user})
 
@@ -129,7 +114,7 @@ def main():
         config_class = getattr(
             importlib.import_module(configs.get(name, f"trl.experimental.{name}")), f"{NAMES[name]}Config"
         )
-    settings = {"bf16": chosen.bf16, **COMMON, **SETTINGS[name]}
+    settings = {**COMMON, "bf16": chosen.bf16, **SETTINGS[name]}
     if name == "ppo":
         settings = {
             **{key: settings[key] for key in ("per_device_train_batch_size", "learning_rate", "report_to", "use_cpu")},
@@ -145,7 +130,7 @@ def main():
     if name in TEACHERS:
         more["teacher_model"] = tiny_chat.causal_model(seed=5)
     if name in REWARDED:
-        more["reward_funcs"] = names_a_colour
+        more["reward_funcs"] = tiny_chat.names_a_colour
     if name in JUDGED:
         more["reward_funcs"] = tiny_chat.reward_model(seed=6)
         more["ref_model"] = tiny_chat.causal_model(seed=0)

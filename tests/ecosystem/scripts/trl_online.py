@@ -1,7 +1,5 @@
 """Reinforcement learning with trl: GRPO and RLOO with reward functions of the user's, as users write it."""
 
-import argparse
-
 import tiny_chat
 from datasets import Dataset
 from peft import LoraConfig
@@ -39,60 +37,40 @@ VARIANTS = {
 }
 
 
-def names_a_colour(completions, **kwargs):
-    return [float(sum(word in tiny_chat.COLOURS for word in text(each).split())) for each in completions]
-
-
 def is_short(completions, completion_ids, thing, **kwargs):
     return [
-        1.0 - len(ids) / 16 + (name in text(each))
+        1.0 - len(ids) / 16 + (name in tiny_chat.text(each))
         for each, ids, name in zip(completions, completion_ids, thing, strict=True)
     ]
 
 
-def text(completion):
-    return completion if isinstance(completion, str) else completion[0]["content"]
-
-
 def rows(number, seed):
-    pairs = tiny_chat.questions(number, seed)
-    prompts = [[{"role": "user", "content": question}] for question, _, _ in pairs]
-    return Dataset.from_dict({"prompt": prompts, "thing": [answer.split()[1] for _, answer, _ in pairs]})
+    columns = tiny_chat.preferences(number, seed)
+    things = [answer[0]["content"].split()[1] for answer in columns["chosen"]]
+    return Dataset.from_dict({"prompt": columns["prompt"], "thing": things})
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--output_dir", required=True)
-    parser.add_argument("--trainer", required=True, choices=TRAINERS)
-    parser.add_argument("--variant", default="plain", choices=VARIANTS)
-    chosen = parser.parse_args()
+    chosen = tiny_chat.options(VARIANTS, TRAINERS)
     variant = chosen.variant
     trainer_class, config_class = TRAINERS[chosen.trainer]
 
     settings = {
+        **tiny_chat.SETTINGS,
         "max_steps": 10,
-        "per_device_train_batch_size": 4,
-        "per_device_eval_batch_size": 4,
         "num_generations": 4,
         "max_completion_length": 8,
-        "learning_rate": 1e-3,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "use_cpu": True,
         **VARIANTS[variant],
     }
     more = {}
     if variant == "lora":
         more["peft_config"] = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    rewards = [names_a_colour, is_short]
+    rewards = [tiny_chat.names_a_colour, is_short]
     if variant == "reward_model":
-        rewards = [tiny_chat.reward_model(seed=4), names_a_colour]
+        rewards = [tiny_chat.reward_model(seed=4), tiny_chat.names_a_colour]
         more["reward_processing_classes"] = [tiny_chat.tokenizer(), None]
     elif variant != "several_rewards":
-        rewards = names_a_colour
+        rewards = tiny_chat.names_a_colour
     train, held_out = rows(40, 1), rows(8, 2)
     if variant == "iterable":
         train = train.to_iterable_dataset()

@@ -1,7 +1,5 @@
 """Training on preferences with trl: DPO, rewards and KTO, as users write it."""
 
-import argparse
-
 import tiny_chat
 from datasets import Dataset
 from peft import LoraConfig
@@ -36,40 +34,25 @@ VARIANTS = {
 
 
 def rows(trainer, number, seed):
-    pairs = tiny_chat.questions(number, seed)
-    prompt = [[{"role": "user", "content": question}] for question, _, _ in pairs]
-    right = [[{"role": "assistant", "content": answer}] for _, answer, _ in pairs]
-    wrong = [[{"role": "assistant", "content": answer}] for _, _, answer in pairs]
+    columns = tiny_chat.preferences(number, seed)
     if trainer == "kto":
         labels = [place % 3 != 0 for place in range(number)]
-        answers = [right[place] if label else wrong[place] for place, label in enumerate(labels)]
-        return Dataset.from_dict({"prompt": prompt, "completion": answers, "label": labels})
-    return Dataset.from_dict({"prompt": prompt, "chosen": right, "rejected": wrong})
+        answers = [columns["chosen" if label else "rejected"][place] for place, label in enumerate(labels)]
+        columns = {"prompt": columns["prompt"], "completion": answers, "label": labels}
+    return Dataset.from_dict(columns)
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--output_dir", required=True)
-    parser.add_argument("--trainer", required=True, choices=TRAINERS)
-    parser.add_argument("--variant", default="plain", choices=VARIANTS)
-    chosen = parser.parse_args()
+    chosen = tiny_chat.options(VARIANTS, TRAINERS)
     variant = chosen.variant
     trainer_class, config_class = TRAINERS[chosen.trainer]
 
     settings = {
+        **tiny_chat.SETTINGS,
         "max_steps": 12,
-        "per_device_train_batch_size": 4,
-        "per_device_eval_batch_size": 4,
         "gradient_accumulation_steps": 2,
-        "learning_rate": 1e-3,
-        "logging_steps": 1,
         "eval_strategy": "steps",
         "eval_steps": 6,
-        "save_strategy": "no",
-        "report_to": "none",
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "use_cpu": True,
         "max_length": 64,
         **VARIANTS[variant],
     }

@@ -1,7 +1,5 @@
 """Supervised fine-tuning with trl, as users write it."""
 
-import argparse
-
 import tiny_chat
 from datasets import Dataset
 from peft import LoraConfig
@@ -81,26 +79,16 @@ def accuracy(prediction, compute_result=None):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--output_dir", required=True)
-    parser.add_argument("--variant", default="plain", choices=VARIANTS)
-    chosen = parser.parse_args()
+    chosen = tiny_chat.options(VARIANTS)
     variant = chosen.variant
 
     settings = {
+        **tiny_chat.SETTINGS,
         "max_steps": 12,
-        "per_device_train_batch_size": 4,
-        "per_device_eval_batch_size": 4,
         "gradient_accumulation_steps": 2,
         "learning_rate": 1e-2,
-        "logging_steps": 1,
         "eval_strategy": "steps",
         "eval_steps": 5,
-        "save_strategy": "no",
-        "report_to": "none",
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "use_cpu": True,
         "max_length": 64,
         **VARIANTS[variant],
     }
