@@ -21,7 +21,7 @@ AGREES = re.compile(
     r"agrees with transformers to the last bit: ([\d,]+) values at ([\d,]+) steps, and ([\d,]+) tensors"
 )
 SHARED = ("tiny", "official.py")
-"""What the names of modules start with that scripts import."""
+"""The names of modules that scripts import start with these."""
 RECORDING = ("-m", "hexloop.app.takeover.recording")
 
 
