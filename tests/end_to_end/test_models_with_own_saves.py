@@ -205,7 +205,7 @@ def test_workers_that_are_ended_at_exit_are_not_reported(monkeypatch: pytest.Mon
     iterator = ShieldedIterator(torch.utils.data.DataLoader(rows(4), num_workers=1))  # type: ignore[arg-type]
     monkeypatch.setattr(torch.utils.data._utils, "python_exit_status", True)  # as torch's exit function does
     _end(ref(iterator))
-    os.waitid(os.P_PID, iterator._workers[0].pid, os.WEXITED | os.WNOWAIT)
+    os.waitid(os.P_PID, iterator._workers[0].pid or 0, os.WEXITED | os.WNOWAIT)
     assert not iterator._workers[0].is_alive()
 
 

@@ -15,7 +15,7 @@ def test_the_first_label_of_a_row_is_counted_before_5_10(
     release: str, counted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forward, "version", lambda package: release)
-    sizes = {"vocab_size": 11, "hidden_size": 8, "intermediate_size": 8}
-    model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=2))
+    config = LlamaConfig(vocab_size=11, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+    model = LlamaForCausalLM(config)
     items = WindowItems(counts=True, shifted=forward.counts_shifted_labels(model))
     assert items([{"labels": torch.ones(2, 6)}]) == counted
