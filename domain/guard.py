@@ -322,4 +322,7 @@ class Guard(Generic[Loss]):
 
 def _are_finite(values: Sequence[tuple[float, float | None]]) -> bool:
     """Return whether every loss and every norm is finite. A sum that overflows makes it False as well."""
-    return math.isfinite(sum(loss for loss, _ in values) + sum(norm or 0.0 for _, norm in values))
+    total = 0.0
+    for loss, norm in values:
+        total += loss if norm is None else loss + norm
+    return math.isfinite(total)
