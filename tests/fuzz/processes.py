@@ -31,7 +31,7 @@ SECONDS = 5.0
 """Processor time that a case may take."""
 
 WAIT = 20.0
-"""Seconds that a case may take on a busy machine, in which it may also wait for something."""
+"""Seconds after which a case that waits for something is a hang; one that waits for the processor only is not."""
 
 MEMORY = 500 << 20
 """Bytes by which the memory of a process may grow in a case."""
@@ -228,16 +228,30 @@ def _hangs(child: int, since: float, used: float) -> str:
     waited = time.monotonic() - since
     if waited > SECONDS and _processor_seconds(child) - used > SECONDS:
         return f"more than {SECONDS:g} s of processor time"
-    return f"more than {WAIT:g} s" if waited > WAIT else ""
+    return f"more than {WAIT:g} s" if waited > WAIT and _sleeps(child) else ""
+
+
+def _sleeps(child: int) -> bool:
+    """Return whether a process does not ask for the processor for a second."""
+    for _ in range(20):
+        if _fields(child)[:1] == ["R"]:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def _processor_seconds(child: int) -> float:
+    values = _fields(child)
+    return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK") if values else 0.0
+
+
+def _fields(child: int) -> list[str]:
+    """Return what the system says of a process, from its state on; nothing if it has ended."""
     try:
         with open(f"/proc/{child}/stat") as file:
-            values = file.read().rpartition(")")[2].split()
+            return file.read().rpartition(")")[2].split()
     except OSError:
-        return 0.0
-    return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
+        return []
 
 
 def _reap(child: int, seconds: float) -> int | None:

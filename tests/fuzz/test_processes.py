@@ -84,6 +84,17 @@ def test_a_case_that_waits_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None
     assert finding.kind == "hang"
 
 
+def test_a_case_that_gets_no_processor_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with other work takes long for it; what counts is the processor time that it uses."""
+    monkeypatch.setattr("tests.fuzz.processes.WAIT", 0.1)
+    assert run_all("target", lambda _: _work(until=time.process_time() + 1.0), [b"only"]).findings == {}
+
+
+def _work(until: float) -> None:
+    while time.process_time() < until:
+        pass
+
+
 def test_the_same_error_is_one_finding() -> None:
     """Many cases with one cause are counted, and one of them is kept."""
     counts = run_all("target", lambda _: _raise(), [b"%d" % number for number in range(20)])
