@@ -31,7 +31,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
-from torch.utils.data._utils import signal_handling
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
@@ -206,7 +205,7 @@ def _end(reference: weakref.ref[ShieldedIterator]) -> None:
         return
     iterator._shutdown_workers()  # does nothing after torch's own exit function: if multiprocessing was imported first
     if iterator._worker_pids_set:
-        signal_handling._remove_worker_pids(id(iterator))  # torch would raise that a worker was killed
+        torch._C._remove_worker_pids(id(iterator))  # torch would raise that a worker was killed
         iterator._worker_pids_set = False
     for worker in iterator._workers:
         if worker.is_alive():
