@@ -31,7 +31,7 @@ VARIANTS = {
     "dpo": (rlhf_main, {**EVALUATION, "rlhf_type": "dpo"}),
     "dpo_lora": (rlhf_main, {**EVALUATION, **LORA, "rlhf_type": "dpo", "rpo_alpha": 0.1}),
     "orpo": (rlhf_main, {**EVALUATION, "rlhf_type": "orpo"}),
-    "kto": (rlhf_main, {**EVALUATION, "rlhf_type": "kto"}),
+    "kto": (rlhf_main, {**EVALUATION, "rlhf_type": "kto", "gradient_accumulation_steps": 2}),
     "rm": (rlhf_main, {**EVALUATION, "rlhf_type": "rm"}),
 }
 
