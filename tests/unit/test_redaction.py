@@ -83,6 +83,12 @@ def test_values_with_a_secret_name_are_removed() -> None:
     assert not any(map(is_secret_name, ("eos_token", "num_tokens", "learning_rate", "keyboard", "output_dir")))
 
 
+def test_values_of_other_types_stay_as_they_are() -> None:
+    """A document may hold what JSON does not have, such as a date."""
+    other = object()
+    assert redacted({"a": [other, None, True, 1.5]}) == {"a": [other, None, True, 1.5]}
+
+
 def test_known_values_are_removed_wherever_they_occur(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as those of environment variables; short ones would hide ordinary words."""
     monkeypatch.setattr(redaction, "_known", set())
