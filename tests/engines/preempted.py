@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 
 from hexloop import Trainer, TrainerCallback, TrainingArguments
 from hexloop.adapters.storage.local import LocalStorage
+from hexloop.ports.process import Interrupts
 from hexloop.ports.storage import Stored
 from tests.end_to_end.small.models import Noisy, net, rows
 
@@ -104,6 +105,23 @@ class Sends(TrainerCallback):
             self.send()
 
 
+class Noticed:
+    """Interrupts that create a file when they request a stop; a second signal that comes before would merge with it."""
+
+    def __init__(self, source: Interrupts, file: Path) -> None:
+        self.source, self.file = source, file
+
+    def start(self, ask: Callable[[str], None]) -> None:
+        def requested(reason: str) -> None:
+            ask(reason)
+            self.file.touch()
+
+        self.source.start(requested)
+
+    def stop(self) -> None:
+        self.source.stop()
+
+
 def train(folder: Path, scenario: Scenario) -> None:
     """Train, record the result, and exit with its code, or with 130 after a KeyboardInterrupt."""
     os.setsid()
@@ -116,7 +134,8 @@ def train(folder: Path, scenario: Scenario) -> None:
                 subprocess.run(command, start_new_session=True, check=True)
             else:
                 os.kill(os.getpid(), getattr(signal, name))
-            time.sleep(0.05)  # two pending signals of a kind become one
+            while not (folder / "asked").exists():
+                time.sleep(0.01)
 
     storage = (
         SendingStorage(str(folder / "out"), scenario.at, send)
@@ -133,6 +152,7 @@ def train(folder: Path, scenario: Scenario) -> None:
         loggers=[],
         storage=storage,
     )
+    trainer.adapters.interrupts = Noticed(trainer.adapters.interrupts, folder / "asked")
     before = [signal.getsignal(getattr(signal, name)) for name in ("SIGINT", "SIGTERM", "SIGUSR1")]
     try:
         trainer.train(scenario.resume)

@@ -190,9 +190,9 @@ def test_a_second_signal_stops_a_run_whose_data_never_arrive(tmp_path: Path) -> 
     process.start()
     assert process.pid is not None
     wait_until((tmp_path / "waiting").exists)
-    for _ in range(2):
-        time.sleep(0.2)
-        os.killpg(process.pid, signal.SIGTERM)
+    os.killpg(process.pid, signal.SIGTERM)
+    wait_until((tmp_path / "asked").exists)
+    os.killpg(process.pid, signal.SIGTERM)
     process.join(60)
     assert process.exitcode == 143
     worker = int((tmp_path / "waiting").read_text())
