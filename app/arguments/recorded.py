@@ -28,12 +28,16 @@ def _unredacted(args: Any) -> dict[str, Any]:
 
 
 def changed_defaults(args: Any, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the defaults of the arguments that differ from them; None if they cannot be known."""
+    """Return the defaults of the arguments that differ from them; None if they cannot be known.
+
+    What `to_sanitized_dict` adds to the arguments, such as `train_batch_size`, is not one.
+    """
     try:
         defaults = _unredacted(untouched(type(args), vars(args)))
     except (ConfigurationError, TypeError):  # such as a default that is computed from the object
         return None
-    different = {name: value for name, value in defaults.items() if name in settings and settings[name] != value}
+    names = type(args).__dataclass_fields__.keys() & settings.keys()
+    different = {name: value for name, value in defaults.items() if name in names and settings[name] != value}
     return {name: value for name, value in redacted(different).items() if settings[name] != value}
 
 

@@ -170,6 +170,7 @@ def test_several_runs_share_charts_and_show_what_differs(folder: Path, tmp_path:
 def test_only_arguments_that_were_changed_are_listed(tmp_path: Path) -> None:
     """Not those that are derived from others or from the machine, and no secret that is not set."""
     changed = {**SAVING, "learning_rate": 0.5, "use_cpu": True, "debug": "underflow_overflow"}
+    changed |= {"per_device_train_batch_size": 3, "per_device_eval_batch_size": 5}
     trained(tmp_path / "run", **changed)
     reported(tmp_path / "run", "--out", tmp_path / "page.html")
     page = ReportPage(tmp_path / "page.html")
@@ -179,6 +180,7 @@ def test_only_arguments_that_were_changed_are_listed(tmp_path: Path) -> None:
     assert listed["debug"][0] != listed["debug"][1]
     untouched = {"resume_despite", "include_for_metrics", "accelerator_config", "report_to", "loss_weighting"}
     untouched |= {"checkpoint_key", "hub_token", "gradient_checkpointing", "activation_checkpointing"}
+    untouched |= {"train_batch_size", "eval_batch_size"}
     assert not {*listed} & (untouched - {"report_to"})
     assert "_MISSING_TYPE" not in page.text
     assert page.row("All arguments", "checkpoint_key") == ["checkpoint_key", "None"]
