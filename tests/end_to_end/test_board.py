@@ -85,6 +85,21 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str
         yield folder, address
 
 
+@pytest.fixture(scope="module")
+def with_lines(served: tuple[Path, str]) -> tuple[Path, str]:
+    """The board on a run with a long journal, and on one with logs beside its journal."""
+    folder, address = served
+    begin(folder / "lines", steps=1_500)
+    run = begin(folder / "printed", steps=1)
+    (run / "slurm-1.out").write_bytes(
+        HOSTILE.encode() + b"\n\xff\x00\n" + b"y" * 600_000 + b"\nhttps://user:hunter2secret@host/\nlast"
+    )
+    (run / "empty.log").touch()
+    (run / "model.safetensors").touch()
+    (run / "linked.log").symlink_to(folder / "lines" / "journal.jsonl")
+    return folder, address
+
+
 def test_the_list_shows_the_runs_of_the_folder(served: tuple[Path, str]) -> None:
     """With links to their pages; a run that starts later appears."""
     folder, address = served
@@ -315,10 +330,9 @@ def test_commands_of_other_sites_are_refused(served: tuple[Path, str], headers: 
     assert not (folder / "guarded" / ".hexloop/commands").exists()
 
 
-def test_lines_are_read_from_the_last_to_the_first(served: tuple[Path, str]) -> None:
+def test_lines_are_read_from_the_last_to_the_first(with_lines: tuple[Path, str]) -> None:
     """The page of a run has its last notes; each page of a file links the one before, until all were shown once."""
-    folder, address = served
-    run = begin(folder / "lines", steps=1_500)
+    _, address = with_lines
     text = get(address, "runs?run=lines")[1]
     assert "logged step=1500 " in text
     assert "logged step=1 " not in text
@@ -331,18 +345,11 @@ def test_lines_are_read_from_the_last_to_the_first(served: tuple[Path, str]) -> 
         found = re.search(r'<a href="(lines[^"]*)" rel="prev"', text)
         path = found[1].replace("&amp;", "&") if found else ""
     assert seen == [str(step) for step in range(1, 1_501)]
-    assert run.exists()
 
 
-def test_output_of_programs_is_shown_as_text(served: tuple[Path, str]) -> None:
+def test_output_of_programs_is_shown_as_text(with_lines: tuple[Path, str]) -> None:
     """Logs beside the journal, with HTML, control characters, secrets, very long lines and no line at all."""
-    folder, address = served
-    run = begin(folder / "printed", steps=1)
-    (run / "slurm-1.out").write_bytes(
-        HOSTILE.encode() + b"\n\xff\x00\n" + b"y" * 600_000 + b"\nhttps://user:hunter2secret@host/\nlast"
-    )
-    (run / "empty.log").touch()
-    (run / "linked.log").symlink_to(folder / "lines" / "journal.jsonl")
+    _, address = with_lines
     text = get(address, "runs?run=printed")[1]
     assert 'file=slurm-1.out"' in text
     assert "linked.log" not in text
@@ -373,6 +380,6 @@ def test_output_of_programs_is_shown_as_text(served: tuple[Path, str]) -> None:
         ("run=lines&file=journal.jsonl&before=0", 200),
     ],
 )
-def test_only_files_with_lines_are_read(served: tuple[Path, str], query: str, status: int) -> None:
+def test_only_files_with_lines_are_read(with_lines: tuple[Path, str], query: str, status: int) -> None:
     """Those that the page of a run offers, and no others in its folder or elsewhere."""
-    assert get(served[1], f"lines?{query}")[0] == status
+    assert get(with_lines[1], f"lines?{query}")[0] == status
