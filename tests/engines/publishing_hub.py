@@ -144,6 +144,9 @@ class PublishingHandler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         body = self._body()
+        if body is None:  # the client was killed while it sent it
+            self.close_connection = True
+            return
         if fault is not None and not fault.after:
             self._answer(int(fault.status or 0), {"error": "planned"}, fault.headers)
             return
@@ -154,11 +157,14 @@ class PublishingHandler(BaseHTTPRequestHandler):
             return
         self._answer(*answer)
 
-    def _body(self) -> bytes:
+    def _body(self) -> bytes | None:
+        """Return the body of the request; None if it ended early."""
         if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
             chunks = []
-            while size := int(self.rfile.readline().strip(), 16):
-                chunks.append(self.rfile.read(size))
+            while size := int(self.rfile.readline().strip() or b"-1", 16):
+                chunks.append(self.rfile.read(max(size, 0)))
+                if len(chunks[-1]) != size:
+                    return None
                 self.rfile.readline()
             self.rfile.readline()
             return b"".join(chunks)
@@ -168,7 +174,7 @@ class PublishingHandler(BaseHTTPRequestHandler):
             left -= len(part)
             if self.server.rate is not None:
                 time.sleep(len(part) / self.server.rate)
-        return b"".join(parts)
+        return None if left else b"".join(parts)
 
     def _respond(self, path: str, body: bytes) -> tuple[Any, ...]:
         hub = self.server
@@ -177,7 +183,10 @@ class PublishingHandler(BaseHTTPRequestHandler):
         if path == "/api/validate-yaml":
             return 200, {"warnings": [], "errors": []}
         if path.startswith("/storage/"):
-            hub.objects[path.rpartition("/")[2]] = body
+            digest = path.rpartition("/")[2]
+            if hashlib.sha256(body).hexdigest() != digest:
+                return 400, {"error": "The content does not match its digest."}
+            hub.objects[digest] = body
             return 200, {}
         name, action = self._model(path)
         if name not in hub.repositories:
