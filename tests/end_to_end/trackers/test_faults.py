@@ -137,14 +137,15 @@ def test_a_killed_run_loses_no_record(resumes: bool, packages: Path, plain: dict
     assert len(delivered) < len([each for each in logged if "loss" in each.get("values", {})])
     if not resumes:
         assert outbox(packages, "flush").returncode == 0
-        steps = steps_in(kept)
+        steps = list(dict.fromkeys(steps_in(kept)))
         assert steps == list(range(1, len(steps) + 1))
         assert len(steps) > len(delivered)
         assert calls_in(kept, "finish")[-1]["kind"] == "preempted"
         return
     newest = max(int(path.parent.name.partition("-")[2]) for path in run.glob("checkpoint-*/manifest.json"))
     ended(start(packages, "", "auto", max_steps=newest + 30, save_steps=10))
-    assert steps_in(kept) == list(range(1, newest + 31))
+    assert list(dict.fromkeys(steps_in(kept))) == list(range(1, newest + 31))
+    assert len(steps_in(kept)) <= newest + 31  # one may come twice: that which was delivered when the process died
     first, second = calls_in(kept, "start")
     assert first["tracked_as"] is None
     assert second["step"] >= newest  # the resume publishes a checkpoint that was complete but for its name
