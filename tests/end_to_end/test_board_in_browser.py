@@ -28,10 +28,18 @@ return points[points.length - 1];
 
 
 @pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def one_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """Return a browser for all tests of this file."""
     with browser(tmp_path_factory.mktemp("browser")) as started:
         yield started
+
+
+@pytest.fixture
+def chromium(one_browser: Browser) -> Browser:
+    """Return the browser with an empty page: the page of another test goes on asking its board, which has ended."""
+    one_browser.open("about:blank")
+    one_browser.console()
+    return one_browser
 
 
 @pytest.fixture
@@ -75,7 +83,6 @@ def test_a_run_in_another_process_is_paused_saved_resumed_and_stopped(chromium: 
             assert time.monotonic() < until
             time.sleep(0.1)
         with board(tmp_path) as address:
-            chromium.console()
             chromium.open(f"{address}runs?run=live")
             chromium.run("window.confirm = () => true; window.kept = true")
             chromium.wait_for("document.getElementById('pause-0')?.disabled === false")
@@ -111,7 +118,6 @@ def test_searches_are_drawn(chromium: Browser, tmp_path: Path) -> None:
             note(run, kind="logged", step=step, values={"loss": rate / step, "eval_f1": number * step})
     query = "&".join(f"run=run-{number}" for number in range(6))
     with board(tmp_path) as address:
-        chromium.console()
         chromium.resize(1280, 900)
         chromium.open(f"{address}runs?{query}")
         chromium.wait_for("document.querySelectorAll('#parallel canvas, #heat-map canvas').length >= 2")
@@ -143,7 +149,6 @@ def shows(chromium: Browser, text: str) -> bool:
 def test_runs_are_opened_compared_and_watched(chromium: Browser, runs: Path) -> None:
     """By its links and its form. A run that starts appears, and a point that is logged is drawn, without a reload."""
     with board(runs) as address:
-        chromium.console()
         chromium.open(address)
         begin(runs / "three")
         chromium.wait_for("document.body.textContent.includes('three')")
