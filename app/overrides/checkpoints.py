@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +16,7 @@ from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.state import UserFiles
 from hexloop.app.assembly.storage import chunks_of, files_below
 from hexloop.domain.checkpoints.manifest import MANIFEST, checkpoint_name, folders_of, is_set_aside
+from hexloop.domain.checkpoints.reading import read_manifest
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.events import AnyEvent, Saved, SaveFailed, SaveSkipped
 from hexloop.domain.ranks import run_on_all_ranks, run_on_rank0
@@ -40,43 +41,50 @@ class WatchedFolder:
     _storage: Storage
     _folder: Path | None = field(default=None, init=False)
     _before: dict[str, Stamp] = field(factory=dict, init=False)
+    _taken: dict[str, Stamp] = field(factory=dict, init=False)
     _published: dict[str, Stamp] = field(factory=dict, init=False)
 
     def begin(self, step: int) -> None:
         """Note what the folder of the checkpoint at `step` contains before the method is called."""
         root = self._storage.capabilities.local_folder
         self._folder = None if root is None else Path(root, checkpoint_name(step))
-        self._before, self._published = self._stamps(), {}
+        self._before, self._taken, self._published = _stamps(self._folder), {}, {}
 
     def written(self) -> dict[str, Path]:
         """Return what the method has written into the folder so far, by path in it. On rank 0."""
-        if self._folder is None or self._published:
+        folder = self._folder
+        if folder is None or self._published:
             return {}
-        stamps = self._stamps()
-        return {name: self._folder / name for name, stamp in stamps.items() if self._before.get(name) != stamp}
+        stamps = _stamps(folder)
+        self._taken = {name: stamp for name, stamp in stamps.items() if self._before.get(name) != stamp}
+        return {name: folder / name for name in self._taken}
 
     @contextmanager
     def taken_over(self) -> Iterator[None]:
-        """Within, the checkpoint is published; a folder that it replaced is removed if all of it was taken over."""
+        """Within, the checkpoint is published; a folder that it replaced is removed if all in it was taken over.
+
+        Other processes may write to either folder meanwhile; what is not part of the checkpoint is left alone.
+        """
         folder = self._folder
         if folder is None:
             yield
             return
-        replaces = folder.is_dir() and self._stamps().keys() == self.written().keys()
         before = folders_of(self._storage)
         yield
         if not (folder / MANIFEST).is_file():
             return
-        self._published = self._stamps()
-        for name in folders_of(self._storage) if replaces else ():
-            if name not in before and is_set_aside(name) and name.endswith(f"-{folder.name}"):
+        contained = {MANIFEST, *read_manifest(self._storage, folder.name).files}
+        self._published = {name: stamp for name, stamp in _stamps(folder).items() if name in contained}
+        for name in folders_of(self._storage):
+            replaced = name not in before and is_set_aside(name) and name.endswith(f"-{folder.name}")
+            if replaced and _stamps(folder.parent / name).items() <= self._taken.items():
                 self._storage.remove(name)
 
     def refuse_changes(self) -> None:
         """Raise CheckpointError for files of the published checkpoint that the method changed or removed since."""
         if self._folder is None or not self._folder.is_dir():
             return
-        present = self._stamps()
+        present = _stamps(self._folder)
         changed = [name for name, stamp in self._published.items() if present.get(name) != stamp]
         if changed:
             raise CheckpointError(
@@ -85,10 +93,14 @@ class WatchedFolder:
                 "_save, whose files become part of the checkpoint, or write them under other names."
             )
 
-    def _stamps(self) -> dict[str, Stamp]:
-        found = {} if self._folder is None else files_below(self._folder)
-        stats = {name: path.stat() for name, path in found.items()}
-        return {name: (stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
+
+def _stamps(folder: Path | None) -> dict[str, Stamp]:
+    found: dict[str, Stamp] = {}
+    for name, path in ({} if folder is None else files_below(folder)).items():
+        with suppress(FileNotFoundError):  # another process removed or renamed it
+            stat = path.stat()
+            found[name] = stat.st_ino, stat.st_size, stat.st_mtime_ns
+    return found
 
 
 class RunsOwn(Checkpoints, Protocol):

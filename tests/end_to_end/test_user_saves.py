@@ -265,6 +265,37 @@ def test_an_earlier_checkpoint_of_the_same_name_is_not_reused(tmp_path: Path) ->
     assert (tmp_path / ".hexloop/replaced-1-checkpoint-4" / "old.txt").exists()
 
 
+class WithAnotherProcess(WritingBefore):
+    """Writes to the checkpoint's folder at the moments at which another process may: while files are collected."""
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        super().save_model(output_dir, _internal_call)
+        Path(str(self.args.output_dir), f"checkpoint-{self.state.global_step}", "late.txt").write_text("late")
+
+
+def test_files_that_are_written_too_late_are_kept(tmp_path: Path) -> None:
+    """The folder with a file that is not part of the checkpoint is set aside, not removed."""
+    run(tmp_path, WithAnotherProcess)
+    assert "late.txt" not in files_in(tmp_path / "checkpoint-4")
+    assert (tmp_path / ".hexloop/replaced-1-checkpoint-4" / "late.txt").read_text() == "late"
+
+
+class WrittenTo(LocalStorage):
+    """Another process adds a file to a checkpoint as soon as it is published."""
+
+    def move(self, source: str, destination: str) -> None:
+        super().move(source, destination)
+        if destination.startswith("checkpoint-"):
+            Path(str(self.capabilities.local_folder), destination, "after.txt").write_text("by another process")
+
+
+def test_files_beside_a_published_checkpoint_may_change(tmp_path: Path) -> None:
+    """Whenever they appeared: a process may write them before another one looks at the folder."""
+    run(tmp_path, WritingBefore, {"storage": WrittenTo(tmp_path)})
+    assert files_in(tmp_path / "checkpoint-4")["after.txt"] == b"after"
+    verify(LocalStorage(tmp_path), "checkpoint-4")
+
+
 @pytest.mark.parametrize("change", ["replaces", "removes"])
 def test_a_published_checkpoint_may_not_be_changed(tmp_path: Path, change: str) -> None:
     """It could no longer be verified; the error says where to write instead."""
