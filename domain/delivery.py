@@ -164,10 +164,14 @@ class Delivery:
                 level = logging.DEBUG if failures and not refused else logging.WARNING
                 outcome = "was refused" if refused else "failed and is retried"
                 logger.log(level, "Uploading %s %s: %s", intent.path, outcome, error)
-            self._outbox.fail(intent, str(error) or type(error).__name__, refused)
+            with self._outbox.changed:  # a caller to whom nothing is left sees no attempt either
+                self._attempts = False
+                self._outbox.fail(intent, str(error) or type(error).__name__, refused)
             return 0 if refused else failures + 1, error.retry_after if isinstance(error, UnavailableError) else None
         self.trouble = None
-        self._outbox.done(intent)
+        with self._outbox.changed:
+            self._attempts = False
+            self._outbox.done(intent)
         return 0, None
 
     def _next(self, failures: int, hint: float | None) -> Intent | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -63,6 +64,31 @@ def test_a_refused_intent_does_not_stop_the_others() -> None:
     assert destination.arrived == ["b"]
     (left,) = outbox.pending()
     assert (left.path, left.refused, left.problem) == ("a", True, "401: the token is wrong")
+
+
+class SlowToReturn(Outbox):
+    """Others run as soon as an outcome is noted, before the thread that noted it."""
+
+    def done(self, intent: Intent) -> None:
+        super().done(intent)
+        time.sleep(0.2)
+
+    def fail(self, intent: Intent, problem: str, refused: bool = False) -> None:
+        super().fail(intent, problem, refused)
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("errors", [[], [RefusedError("401")]])
+def test_nothing_is_attempted_once_nothing_is_left(errors: list[Exception]) -> None:
+    """So an outbox can be closed, and opened again, as soon as `finish` has returned."""
+    outbox = SlowToReturn(MemoryStorage(), actions=["send"])
+    outbox.add("send", "a")
+    sender = Delivery(outbox, Destination(*errors).accept, QUICK, limit=0)
+    closed = list[bool]()
+
+    assert sender.finish()
+    sender.stop(wait=False, then=lambda: closed.append(True))
+    assert closed == [True]
 
 
 def test_waiting_is_bounded() -> None:
