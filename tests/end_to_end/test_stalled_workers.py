@@ -6,6 +6,8 @@ import logging
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,3 +98,31 @@ def test_the_timeout_needs_workers(tmp_path: Path) -> None:
     """Without workers nothing is waited for."""
     with pytest.raises(ConfigurationError, match="there are no workers to wait for"):
         TrainingArguments(str(tmp_path), dataloader_timeout=3)
+
+
+LEAVING = """
+import time
+from torch.utils.data import Dataset
+from hexloop.adapters.batches.torch.workers import ShieldedIterator
+from torch.utils.data import DataLoader
+
+class Stuck(Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        time.sleep(3600)
+
+class Interrupted(ShieldedIterator):
+    def _shutdown_workers(self):
+        pass  # as a second signal would leave it
+
+iterator = Interrupted(DataLoader(Stuck(), num_workers=1))
+time.sleep(1)  # the worker is shielded by now
+del iterator
+"""
+
+
+def test_a_program_ends_although_the_end_of_its_workers_was_interrupted() -> None:
+    """Workers ignore the signal that multiprocessing sends at exit, and waits for."""
+    done = subprocess.run([sys.executable, "-c", LEAVING], check=False, timeout=60, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -90,12 +90,16 @@ class SendingStorage(LocalStorage):
 
 
 class Sends(TrainerCallback):
-    """Sends signals after a step, or in the evaluation after it."""
+    """Sends signals after a step, or in the evaluation after it; notes when the last step ended."""
 
-    def __init__(self, scenario: Scenario, send: Callable[[], None]) -> None:
-        self.scenario, self.send = scenario, send
+    def __init__(self, scenario: Scenario, send: Callable[[], None], stepped: Path) -> None:
+        self.scenario, self.send, self.stepped = scenario, send, stepped
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.stepped.touch()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.stepped.touch()
         if self.scenario.moment == "step" and state.global_step == self.scenario.at:
             self.send()
 
@@ -148,7 +152,7 @@ def train(folder: Path, scenario: Scenario) -> None:
         args=arguments(folder, scenario),
         train_dataset=dataset,
         eval_dataset=rows(12),
-        callbacks=[Sends(scenario, send)],
+        callbacks=[Sends(scenario, send, folder / "stepped")],
         loggers=[],
         storage=storage,
     )

@@ -171,8 +171,7 @@ def test_a_run_that_waits_for_data_stops_after_the_current_step(tmp_path: Path, 
     process = CONTEXT.Process(target=train, args=(tmp_path, Scenario(stuck_at=13, workers=workers)))
     process.start()
     assert process.pid is not None
-    wait_until((tmp_path / "waiting").exists)
-    time.sleep(0.2)
+    wait_until(lambda: is_waiting(tmp_path))
     os.kill(process.pid, signal.SIGUSR1)
     time.sleep(0.2)
     assert process.is_alive()
@@ -189,7 +188,7 @@ def test_a_second_signal_stops_a_run_whose_data_never_arrive(tmp_path: Path) -> 
     process = CONTEXT.Process(target=train, args=(tmp_path, Scenario(stuck_at=13, workers=1)))
     process.start()
     assert process.pid is not None
-    wait_until((tmp_path / "waiting").exists)
+    wait_until(lambda: is_waiting(tmp_path))
     os.killpg(process.pid, signal.SIGTERM)
     wait_until((tmp_path / "asked").exists)
     os.killpg(process.pid, signal.SIGTERM)
@@ -208,6 +207,14 @@ def test_a_finished_run_does_not_train_again(tmp_path: Path, whole: Whole) -> No
     assert [note["step"] for note in notes if note["kind"] == "began"] == [0, STEPS]
     assert ended(tmp_path, Scenario(resume="auto", arguments={"max_steps": STEPS + 2})) == 0
     assert report(tmp_path)["step"] == STEPS + 2
+
+
+def is_waiting(folder: Path) -> bool:
+    """Return whether a run waits for the sample that never arrives: its worker reads ahead while it takes steps."""
+    if not (folder / "waiting").exists():
+        return False
+    stepped = folder / "stepped"
+    return time.time() - (stepped if stepped.exists() else folder / "waiting").stat().st_mtime > 0.5
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -24,7 +24,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from types import FrameType
 from typing import Any, NamedTuple, cast
 
@@ -127,6 +127,7 @@ class ShieldedIterator(_MultiProcessingDataLoaderIter):
             worker.terminate = worker.kill  # type: ignore[method-assign]
         # At exit multiprocessing sends SIGTERM and waits, unless this runs first.
         multiprocessing.util.Finalize(self, _end, (weakref.ref(self),), exitpriority=100)
+        _kill_at_exit(os.getpid())
 
     def _get_data(self) -> Any:
         began, has_warned, limit = time.monotonic(), False, self._timeout or math.inf
@@ -210,6 +211,19 @@ def _end(reference: weakref.ref[ShieldedIterator]) -> None:
     for worker in iterator._workers:
         if worker.is_alive():
             worker.kill()
+
+
+@cache
+def _kill_at_exit(_process: int) -> None:
+    """Register, once in a process, what runs after every `_end`."""
+    multiprocessing.util.Finalize(None, _kill_shielded, exitpriority=90)
+
+
+def _kill_shielded() -> None:
+    """Kill the workers of an iterator that a second signal interrupted while it ended them."""
+    for child in multiprocessing.active_children():
+        if "terminate" in vars(child):
+            child.kill()
 
 
 @contextmanager
