@@ -193,6 +193,11 @@ class Run(Generic[Batch, Loss]):
         self.checkpoints, self.guard, self.agreement = checkpoints, guard, agreement
         self.counters, self.further_figures = counters, further_figures
 
+    def disconnect(self) -> None:
+        """Let go of these collaborators and of the error after the end: no cycle of references keeps what they hold."""
+        self.failure = None
+        self.connect(NoCheckpoints(), Guard(), LocalAgreement(self.requests), (), dict)
+
     def start_timing(self) -> None:
         """Measure speed from now on."""
         state = self.state

@@ -96,16 +96,17 @@ class TorchSnapshots:
             data = bytes(part.read())
             return _with_bytes(part, lambda: memoryview(data))
         copy = self._copies[owner, part.name]
+        content = copy.data  # not the copy, which refers to the part
         if _has_streams(source.device.type):
             copied = self._copy_beside(copy.buffer, source.detach(), owner == OPTIMIZER or source.requires_grad)
 
             def read() -> memoryview:
                 copied.synchronize()
-                return copy.data
+                return content
 
             return _with_bytes(part, read)
         if copy.part is None:
-            copy.part = _with_bytes(part, lambda: copy.data)
+            copy.part = _with_bytes(part, lambda: content)
         if copy.size < PAGE:
             small.add(copy.buffer, source)
         elif source.device.type != "cpu" or not source.is_contiguous() or source.is_conj() or source.is_neg():

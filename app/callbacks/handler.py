@@ -6,7 +6,9 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any, TypeVar
-from weakref import WeakSet
+from weakref import WeakSet, ref
+
+from attrs import define
 
 from hexloop.app.callbacks.base import EVENTS, TrainerCallback, TrainerControl, is_passive
 from hexloop.app.callbacks.flow import FLOW_EVENTS, is_default_flow
@@ -89,7 +91,7 @@ class CallbackHandler:
         self._notices = notices_in_force()
         self._dispatchers: WeakSet[EventDispatcher] = WeakSet()
         self._overriding: dict[str, tuple[Listener, ...]] = {}
-        self._callbacks = WatchedList[object](self.refresh)
+        self._callbacks = _watched(self)
         for callback in callbacks:
             self.add_callback(callback)
         self.refresh()
@@ -167,7 +169,7 @@ class CallbackHandler:
     def __setstate__(self, kept: dict[str, Any]) -> None:
         """Take over the callbacks and attributes of another handler, without its dispatchers."""
         self._dispatchers, self._overriding = WeakSet(), {}
-        self._callbacks = WatchedList[object](self.refresh)
+        self._callbacks = _watched(self)
         list.extend(self._callbacks, kept.pop("_callbacks"))
         vars(self).update(kept)
         self.refresh()
@@ -237,6 +239,17 @@ class CallbackHandler:
     on_push_begin = _event("on_push_begin")
 
 
+def _watched(handler: CallbackHandler) -> WatchedList[object]:
+    """Return an empty list of callbacks whose changes refresh the handler; it does not refer back to it."""
+    reference = ref(handler)
+
+    def refresh() -> None:
+        if (found := reference()) is not None:
+            found.refresh()
+
+    return WatchedList[object](refresh)
+
+
 def _take_over(control: TrainerControl, returned: object, listener: Listener) -> None:
     """Copy the switches of what a callback returned. Raises ConfigurationError if it has none."""
     try:
@@ -292,17 +305,40 @@ CALLBACK_EVENTS: Mapping[type[events.AnyEvent], str] = {
 """The callback events of the loop. The others (on_log, on_optimizer_step, ...) are called elsewhere."""
 
 
-class EventDispatcher:
-    """Calls the callbacks of a run. An event that no callback overrides costs one dictionary lookup.
+@define
+class CallbackArguments:
+    """The callbacks of a Trainer and their arguments. A dispatcher's reactions refer to this, and so not to itself."""
 
-    args, state, control: the arguments of callbacks; they may be replaced between two events.
-    """
+    handler: CallbackHandler
+    args: Any
+    state: TrainerState
+    control: TrainerControl
+
+    def call(self, event: str, **extras: Any) -> None:
+        """Call the callbacks for an event by its callback name."""
+        if listeners := self.handler.overriding(event):
+            self.handler.call(listeners, self.args, self.state, self.control, **extras)
+
+    def calling(self, listeners: tuple[Listener, ...]) -> Callable[[Any], None]:
+        """Return what calls `listeners` at an event of the loop."""
+        return lambda _event: self.handler.call(listeners, self.args, self.state, self.control)
+
+    def on_train_began(self, event: events.TrainBegan) -> None:
+        """Call the callbacks, including methods that were set on a callback since it was added."""
+        self.handler.refresh()
+        self.call("on_train_begin")
+
+    def on_evaluated(self, event: events.Evaluated) -> None:
+        """Clear the due evaluation before the callbacks see the control."""
+        self.control.should_evaluate = False
+        self.call("on_evaluate", metrics=event.metrics)
+
+
+class EventDispatcher:
+    """Calls the callbacks of a run. An event that no callback overrides costs one dictionary lookup."""
 
     def __init__(self, handler: CallbackHandler, args: Any, state: TrainerState, control: TrainerControl) -> None:
-        self.handler = handler
-        self.args = args
-        self.state = state
-        self.control = control
+        self._callbacks = CallbackArguments(handler, args, state, control)
         self._reactions: dict[type[events.AnyEvent], Callable[[Any], None]] = {}
         self._observers: tuple[Mapping[type[events.AnyEvent], Callable[[Any], None]], ...] = ()
         self._late_observers: tuple[Mapping[type[events.AnyEvent], Callable[[Any], None]], ...] = ()
@@ -317,8 +353,7 @@ class EventDispatcher:
 
     def call(self, event: str, **extras: Any) -> None:
         """Call the callbacks for an event by its callback name."""
-        if listeners := self.handler.overriding(event):
-            self.handler.call(listeners, self.args, self.state, self.control, **extras)
+        self._callbacks.call(event, **extras)
 
     def dispatch_late(self, event: events.AnyEvent) -> None:
         """Call late observers for an event that comes after the loop was left."""
@@ -340,24 +375,12 @@ class EventDispatcher:
 
     def refresh(self) -> None:
         """Update who listens; the handler calls this when its callbacks change."""
-        listening = {kind: self.handler.overriding(name) for kind, name in CALLBACK_EVENTS.items()}
-        self._reactions = {kind: self._calling(listeners) for kind, listeners in listening.items() if listeners}
-        self._reactions |= {events.TrainBegan: self._on_train_began, events.Evaluated: self._on_evaluated}
+        callbacks = self._callbacks
+        listening = {kind: callbacks.handler.overriding(name) for kind, name in CALLBACK_EVENTS.items()}
+        self._reactions = {kind: callbacks.calling(listeners) for kind, listeners in listening.items() if listeners}
+        self._reactions |= {events.TrainBegan: callbacks.on_train_began, events.Evaluated: callbacks.on_evaluated}
         for kind, observer in (item for observers in self._observers for item in observers.items()):
             self._reactions[kind] = _both(observer, self._reactions.get(kind))
-
-    def _calling(self, listeners: tuple[Listener, ...]) -> Callable[[Any], None]:
-        return lambda _event: self.handler.call(listeners, self.args, self.state, self.control)
-
-    def _on_train_began(self, event: events.TrainBegan) -> None:
-        """Call the callbacks, including methods that were set on a callback since it was added."""
-        self.handler.refresh()
-        self.call("on_train_begin")
-
-    def _on_evaluated(self, event: events.Evaluated) -> None:
-        """Clear the due evaluation before the callbacks see the control."""
-        self.control.should_evaluate = False
-        self.call("on_evaluate", metrics=event.metrics)
 
 
 def _both(first: Callable[[Any], None], then: Callable[[Any], None] | None) -> Callable[[Any], None]:

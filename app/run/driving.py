@@ -49,21 +49,24 @@ def drive(host: RunHost, resume_from: str | bool | None, run_name: str | None = 
         session = open_session(host, resume_from, run_name)
         dispatch, take_global_state = session.stages.dispatch, session.global_state.take
         with closing(train(session.run)) as events:
-            try:
-                for event in events:
+            for event in events:
+                try:
                     dispatch(event)
                     yield event
                     take_global_state()
-            except BaseException as error:  # of a callback, or of the caller that closes this generator
-                session.run.failure = session.run.failure or error
-                raise
+                except BaseException as error:  # of a callback, or of the caller that closes this generator
+                    session.run.failure = error
+                    raise
     except BaseException as error:
         explained = collectives.explain(error)
-        if explained is not error:
-            raise explained from error
-        if not isinstance(error, CollectiveError):
-            collectives.tell_failure(f"{type(error).__name__}: {error}")
-        raise
+        try:
+            if explained is not error:
+                raise explained from error
+            if not isinstance(error, CollectiveError):
+                collectives.tell_failure(f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            del explained  # its traceback refers to this frame
     finally:
         host.memory.abandon("train")
 

@@ -17,6 +17,7 @@ from hexloop.app.assembly.random_state import GlobalState, take_global_state
 from hexloop.app.assembly.sharing import global_batch_size
 from hexloop.app.callbacks import CallbackHandler
 from hexloop.app.callbacks.progress import ProgressDisplay
+from hexloop.app.callbacks.trainer_state import DetachedRun
 from hexloop.app.control.listening import listener_for
 from hexloop.app.overrides.checkpoints import with_overridden_saves
 from hexloop.app.overrides.stages import Report, Stages, after_each_step, choose_best_metric, wait_while_paused
@@ -237,7 +238,7 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         parts.adapters.precision.discard_update()  # an earlier run may have failed before a step
         stages = Stages(parts, run, prepared.loader, partial(finish_pushes_after, parts))
         session = Session(parts, run, prepared.global_state, learner, checkpoints, counters, stages, reporting)
-        cleanups.callback(host.attach, None)
+        cleanups.callback(_detach, host, session)
         _attach(host, session, prepared.loader)
         restore(parts, run, checkpoints, resume_from)
         resumed = messages.resumed_from(parts.adapters.storage, resume_from, checkpoints.latest)
@@ -393,6 +394,18 @@ def _attach(host: RunHost, session: Session, loader: Any) -> None:
     handler = parts.callback_handler
     handler.model, handler.optimizer = parts.model, parts.optimizer
     handler.lr_scheduler, handler.train_dataloader = parts.lr_scheduler, loader
+
+
+def _detach(host: RunHost, session: Session) -> None:
+    """Let the Trainer show how the run ended, and break the cycles of references through the run.
+
+    What it holds on a device is freed at once, not by the garbage collector in a process that was forked later.
+    """
+    parts, run = session.parts, session.run
+    host.attach(None)
+    parts.state.follow(DetachedRun(run.state, run.plan, run.triggers))
+    parts.dispatcher.observe()
+    run.disconnect()
 
 
 def _watch_outcome(host: RunHost, session: Session) -> dict[type[AnyEvent], Callable[[Any], None]]:

@@ -70,32 +70,34 @@ def encode_state(owner: object, state: Any, mappings: tuple[type, ...] = ()) -> 
     mappings: further types, besides dictionaries, that are stored as dictionaries.
     """
     tensors: dict[str, Tensor] = {}
+    return DataState(json.dumps(_encode(owner, mappings, tensors, state)), tensors)
 
-    def encode(value: Any, *path: str) -> Any:
-        if value is None or type(value) in (bool, int, str):
-            return value
-        if type(value) is float:
-            return value if math.isfinite(value) else {"float": repr(value)}
-        if type(value) is bytes:
-            return {"bytes": base64.b64encode(value).decode()}
-        if type(value) in (dict, OrderedDict) or isinstance(value, mappings):
-            return {"dict": [[encode(key, *path, "key"), encode(each, *path, str(key))] for key, each in value.items()]}
-        if type(value) in (list, tuple):
-            items = [encode(each, *path, str(number)) for number, each in enumerate(value)]
-            return items if type(value) is list else {"tuple": items}
-        kind, tensor = _as_tensor(value)
-        if tensor is None:
-            raise DataError(
-                f"The state_dict of {type(owner).__name__} contains a {type(value).__name__} at "
-                f"{'.'.join(path) or 'its top level'}, but checkpoints contain no pickled objects; let state_dict "
-                "return numbers, texts, bytes, lists, tuples, dictionaries, arrays and tensors (for a random "
-                "generator, its state)."
-            )
-        name = "/".join([str(len(tensors)), *path])
-        tensors[name] = tensor
-        return {kind: name}
 
-    return DataState(json.dumps(encode(state)), tensors)
+def _encode(owner: object, mappings: tuple[type, ...], tensors: dict[str, Tensor], value: Any, *path: str) -> Any:
+    """Return a value in a form for JSON, and add its tensors to `tensors`."""
+    encode = partial(_encode, owner, mappings, tensors)
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) is float:
+        return value if math.isfinite(value) else {"float": repr(value)}
+    if type(value) is bytes:
+        return {"bytes": base64.b64encode(value).decode()}
+    if type(value) in (dict, OrderedDict) or isinstance(value, mappings):
+        return {"dict": [[encode(key, *path, "key"), encode(each, *path, str(key))] for key, each in value.items()]}
+    if type(value) in (list, tuple):
+        items = [encode(each, *path, str(number)) for number, each in enumerate(value)]
+        return items if type(value) is list else {"tuple": items}
+    kind, tensor = _as_tensor(value)
+    if tensor is None:
+        raise DataError(
+            f"The state_dict of {type(owner).__name__} contains a {type(value).__name__} at "
+            f"{'.'.join(path) or 'its top level'}, but checkpoints contain no pickled objects; let state_dict "
+            "return numbers, texts, bytes, lists, tuples, dictionaries, arrays and tensors (for a random "
+            "generator, its state)."
+        )
+    name = "/".join([str(len(tensors)), *path])
+    tensors[name] = tensor
+    return {kind: name}
 
 
 def decode_state(state: DataState) -> Any:

@@ -13,6 +13,7 @@ differ, the dataset may divide itself in another way, such as by a queue, so tha
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import multiprocessing
@@ -101,6 +102,7 @@ def initialize_shielded(initialize: Callable[[int], Any] | None, worker: int) ->
         signal.signal(number, _ignore)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    gc.freeze()
     _exit_with_main_process()
     if initialize is not None:
         initialize(worker)
@@ -120,7 +122,7 @@ class ShieldedIterator(_MultiProcessingDataLoaderIter):
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        with _blocked_signals():
+        with _blocked_signals(), _uncollected():
             super().__init__(loader)
         for worker in self._workers:
             # What torch calls for workers that do not end by themselves.
@@ -224,6 +226,22 @@ def _kill_shielded() -> None:
     for child in multiprocessing.active_children():
         if "terminate" in vars(child):
             child.kill()
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Start processes whose garbage collector does not look at what they inherit.
+
+    Cyclic garbage of an earlier run may have objects of a device, and a forked process cannot destroy these.
+    """
+    if gc.get_freeze_count():  # the program's own; undone together with this one
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @contextmanager

@@ -7,8 +7,9 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from functools import wraps
-from types import MappingProxyType, MethodType
+from types import MappingProxyType
 from typing import Any, NoReturn, TypeAlias
+from weakref import ref
 
 from attrs import frozen
 from torch import nn
@@ -339,7 +340,15 @@ def step_equal_groups_at_once(optimizer: Optimizer) -> None:
         finally:
             self.param_groups = groups
 
-    optimizer.step = MethodType(Optimizer.profile_hook_step(step), optimizer)  # type: ignore[method-assign]
+    hooked: Any = Optimizer.profile_hook_step(step)
+    owner = ref(optimizer)  # with a method, the optimizer would refer to itself
+
+    @wraps(hooked)
+    def step_of_owner(*args: Any, **kwargs: Any) -> Any:
+        return hooked(owner(), *args, **kwargs)
+
+    step_of_owner.__func__ = hooked  # type: ignore[attr-defined]  # torch's schedules wrap it
+    optimizer.step = step_of_owner  # type: ignore[method-assign]
 
 
 def _equal_options(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
