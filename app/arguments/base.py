@@ -29,7 +29,7 @@ from hexloop.app.arguments.declaration import (
     show_as_dataclass,
     takes,
 )
-from hexloop.app.arguments.legacy import DISCOURAGED_ARGUMENTS, LEGACY_ARGUMENTS, ONLY_IF_GIVEN, Given
+from hexloop.app.arguments.legacy import DISCOURAGED_ARGUMENTS, EARLIER_VALUES, LEGACY_ARGUMENTS, ONLY_IF_GIVEN, Given
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.redaction import redact
 from hexloop.domain.wording import Problem, RefusalError, did_you_mean, problem, shown_as
@@ -307,6 +307,11 @@ def without_legacy_names(cls: type, given: Given, known: Given) -> tuple[dict[st
         if name in given and name in declarations(cls) and given[name] != default_of(cls, name):
             _warn(f"{name} is an argument of earlier releases; it still works, but better {instead}.")
     current = {name: value for name, value in given.items() if not is_legacy(cls, name)}
+    for name in EARLIER_VALUES.keys() & current.keys() & declarations(cls).keys():
+        value = getattr(current[name], "value", current[name])
+        if isinstance(value, str) and (today := EARLIER_VALUES[name].get(value)) is not None:
+            _warn(f"{name}={value!r} is a choice of earlier releases; write {today!r}.")
+            current[name] = today
     problems = []
     for name in [name for name in LEGACY_ARGUMENTS if name in given and name not in current]:
         legacy, value = LEGACY_ARGUMENTS[name], given[name]

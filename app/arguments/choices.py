@@ -97,10 +97,12 @@ class SchedulerType(StrEnum):
 
 
 class OptimizerNames(StrEnum):
-    """Optimizers that can be chosen by name."""
+    """Optimizers that can be chosen by name. ADAMW_HF and ADAMW_APEX_FUSED, of earlier releases, are aliases."""
 
     ADAMW_TORCH = "adamw_torch"
+    ADAMW_HF = "adamw_torch"
     ADAMW_TORCH_FUSED = "adamw_torch_fused"
+    ADAMW_APEX_FUSED = "adamw_torch_fused"
     ADAMW_TORCH_XLA = "adamw_torch_xla"
     ADAMW_TORCH_NPU_FUSED = "adamw_torch_npu_fused"
     ADAFACTOR = "adafactor"
@@ -146,6 +148,7 @@ USUAL_NAMES = {
     "adam": ("adamw_torch", ", which is Adam while weight_decay is 0, the default"),
     "adamw": ("adamw_torch", ""),
     "adamw_hf": ("adamw_torch", ", torch's own, because transformers has removed its AdamW"),
+    "adamw_apex_fused": ("adamw_torch_fused", ", torch's own, which replaces Apex's"),
     "adam8bit": ("adamw_bnb_8bit", ""),
     "adam_8bit": ("adamw_bnb_8bit", ""),
     "lion": ("lion_32bit", ""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from typing import Any
 
@@ -23,6 +24,19 @@ class HardwareArguments(DataArguments):
         super()._derive()
         if self.use_cpu:
             self.dataloader_pin_memory = False
+
+
+REMOVED_BACKENDS = {
+    **dict.fromkeys(("nvfuser", "aot_nvfuser", "aot_ts_nvfuser", "nnc", "ofi", "ansor"), "inductor"),
+    "aot_cudagraphs": "cudagraphs",
+    "fx2trt": "tensorrt",
+}
+"""Backends of torch.compile that torch has removed, and what replaces each."""
+
+
+def _present_backend(value: str) -> None:
+    if value in REMOVED_BACKENDS:
+        raise RefusalError("torch has removed this backend of torch.compile", f"choose {REMOVED_BACKENDS[value]!r}")
 
 
 @argument_group
@@ -88,7 +102,9 @@ class MemoryArguments(ArgumentGroup):
     skip_memory_metrics: bool = argument(default=True, help="leave memory usage out of the metrics")
     torch_compile: bool = argument(default=False, help="compile the model with torch.compile")
     torch_compile_backend: str | None = argument(
-        default=None, help="backend of torch.compile, inductor if unset; setting it turns compilation on"
+        default=None,
+        check=_present_backend,
+        help="backend of torch.compile, inductor if unset; setting it turns compilation on",
     )
     torch_compile_mode: str | None = argument(
         default=None, help="mode of torch.compile, such as max-autotune; setting it turns compilation on"
@@ -156,15 +172,22 @@ class ProcessArguments(ArgumentGroup):
 
 
 _FSDP_ALIASES = {"true": "full_shard", "false": None, "": None}
+_OF_TWO_WORDS = re.compile(r"\b(full|no|hybrid)[ -](shard)\b|\b(shard)[ -](grad)[ -](op)\b|\b(auto)[ -](wrap)\b")
 
 
 def _fsdp_options(value: Any) -> Any:
-    """Convert a truth value or a list to options separated by spaces; False and an empty list to None."""
+    """Convert a truth value or a list to options separated by spaces; False and an empty list to None.
+
+    Options are also found as documentation writes them, such as "full shard".
+    """
     if isinstance(value, bool):
         return "full_shard" if value else None
     if isinstance(value, list | tuple):
         value = " ".join(str(each.value if isinstance(each, Enum) else each) for each in value)
-    return _FSDP_ALIASES.get(value.strip().lower(), value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    value = _OF_TWO_WORDS.sub(lambda found: "_".join(filter(None, found.groups())), value)
+    return _FSDP_ALIASES.get(value.strip().lower(), value)
 
 
 def _known_fsdp_options(value: str) -> None:

@@ -26,6 +26,7 @@ class LegacyArgument:
     becomes: returns the current arguments for a value and the other given arguments. Raises `RefusalError`.
     reads: returns its value from current arguments.
     adds: whether the result of `becomes` includes the other given arguments instead of competing with them.
+    bare: its value if it stands on the command line without one; None if it needs one.
     """
 
     kind: Any
@@ -33,6 +34,11 @@ class LegacyArgument:
     becomes: Callable[[Any, Given], Given]
     reads: Callable[[Any], Any]
     adds: bool = False
+    bare: object = attrs.field()
+
+    @bare.default
+    def _true_if_bool(self) -> object:
+        return True if self.kind is bool else None
 
     def current(self, value: object, given: Given) -> Given:
         """Return the current arguments for a value, which may be written as text. Raises `RefusalError`."""
@@ -107,8 +113,12 @@ _FAIRSCALE = {
 """The options of `sharded_ddp`, and the equivalent options of `fsdp`."""
 
 
-def _fairscale_becomes(value: str, _: Given) -> Given:
-    words = value.split()
+def _fairscale_becomes(value: Any, _: Given) -> Given:
+    """Take options separated by spaces, a list of them, or a truth value, which stands for "simple"."""
+    if isinstance(value, list | tuple):
+        value = " ".join(str(getattr(each, "value", each)) for each in value)
+    words = {"true": ["simple"], "false": []}.get(str(value).lower(), str(getattr(value, "value", value)).split())
+    words = [{"cpu_offload": "offload"}.get(word, word) for word in words]
     each_one_of(*_FAIRSCALE)(words)
     return {"fsdp": " ".join(_FAIRSCALE[word] for word in words)} if words else {}
 
@@ -121,13 +131,19 @@ def _warmup_ratio_becomes(ratio: float, _: Given) -> Given:
 
 def _backend_becomes(value: str, _: Given) -> Given:
     one_of("auto", "torch", "native", "amp", "cuda_amp", "cpu_amp", "apex")(value)
-    if value == "apex":
-        raise RefusalError("Apex is superseded by torch's own mixed precision", "set fp16=True alone, or bf16=True")
     return {}
 
 
 def _apex_level_becomes(value: str, _: Given) -> Given:
-    one_of("O0", "O1", "O2", "O3")(value)
+    one_of("O0", "O1", "O2", "O3")(value.replace("0", "O", 1) if value.startswith("0") else value)
+    return {}
+
+
+def _sagemaker_becomes(value: Any, _: Given) -> Given:
+    if value not in ("", "{}", {}):  # what SageMaker passes where nothing is parallel
+        raise RefusalError(
+            "SageMaker's model parallelism is no longer supported", "leave it out, and run the script by itself"
+        )
     return {}
 
 
@@ -221,7 +237,11 @@ LEGACY_ARGUMENTS: dict[str, LegacyArgument] = {
     "fsdp_min_num_params": _key_of("fsdp_config", "min_num_params", int, default=0),
     "fsdp_transformer_layer_cls_to_wrap": _key_of("fsdp_config", "transformer_layer_cls_to_wrap", str),
     "sharded_ddp": LegacyArgument(
-        str, "write fsdp, torch's own implementation of fairscale's sharding", _fairscale_becomes, lambda args: ""
+        Any,
+        "write fsdp, torch's own implementation of fairscale's sharding",
+        _fairscale_becomes,
+        lambda args: "",
+        bare="simple",
     ),
     "xpu_backend": _renamed("ddp_backend", str),
     "tpu_metrics_debug": LegacyArgument(
@@ -232,9 +252,7 @@ LEGACY_ARGUMENTS: dict[str, LegacyArgument] = {
         adds=True,
     ),
     "tpu_num_cores": _removed(int, None, "hexloop does not train on TPUs", "leave it out, and train on GPUs or a CPU"),
-    "mp_parameters": _removed(
-        str, "", "SageMaker's model parallelism is no longer supported", "leave it out, and run the script by itself"
-    ),
+    "mp_parameters": LegacyArgument(Any, "leave it out", _sagemaker_becomes, lambda _: ""),
     "ray_scope": _removed(str, "last", "hexloop does not support hyperparameter search with Ray", "leave it out"),
     "use_ipex": _without_effect(bool, "leave it out: torch itself is optimized for Intel's processors", False),
     "jit_mode_eval": _removed(
@@ -245,6 +263,11 @@ LEGACY_ARGUMENTS: dict[str, LegacyArgument] = {
     ),
 }
 """By name. A value of None has no effect."""
+
+EARLIER_VALUES: Mapping[str, Mapping[str, str]] = {
+    "optim": {"adamw_hf": "adamw_torch", "adamw_apex_fused": "adamw_torch_fused"},
+}
+"""Values that arguments had in earlier releases: what each means today."""
 
 ONLY_IF_GIVEN = ("save_safetensors",)
 """Legacy names that have a value only if one was given: libraries look whether the argument exists."""

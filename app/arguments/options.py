@@ -289,7 +289,8 @@ def add_opposite(parser: Parser, name: str, default: Any = SUPPRESS, help: str |
 
 def add_legacy_option(parser: ArgumentParser, name: str) -> None:
     """Add a hidden option for a name of earlier releases."""
-    bare: dict[str, Any] = {"nargs": "?", "const": True} if LEGACY_ARGUMENTS[name].kind is bool else {}
+    value = LEGACY_ARGUMENTS[name].bare
+    bare: dict[str, Any] = {} if value is None else {"nargs": "?", "const": value}
     parser.add_argument(*spellings(name), dest=name, default=SUPPRESS, help=SUPPRESS, **bare)
 
 

@@ -144,8 +144,6 @@ OPTIMIZERS: Mapping[str, Row] = MappingProxyType(
         "adamw_torch_npu_fused": _unsupported(
             "it is for Ascend devices, which hexloop does not support", "choose adamw_torch"
         ),
-        "adamw_hf": _unsupported("transformers replaced it with the AdamW of torch", "choose adamw_torch"),
-        "adamw_apex_fused": _unsupported("the fused AdamW of torch replaces it", "choose adamw_torch_fused"),
         "adamw_anyprecision": _unsupported(
             "its package, torchdistx, is no longer maintained", "choose adamw_torch with bf16=True, or stable_adamw"
         ),
@@ -183,7 +181,7 @@ OPTIMIZERS: Mapping[str, Row] = MappingProxyType(
         "stable_adamw": _from_package("torch-optimi", "optimi.StableAdamW"),
     }
 )
-"""One row per name in `OptimizerNames` of transformers 4 and 5. To add an optimizer, add a row."""
+"""One row per name in `OptimizerNames` of transformers. To add an optimizer, add a row."""
 
 # Options, as the argument optim_args holds them
 

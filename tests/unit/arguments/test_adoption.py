@@ -36,6 +36,19 @@ def test_converted_arguments_are_equal(given: dict[str, Any], tmp_path: Path) ->
     assert made == TrainingArguments(str(tmp_path), use_cpu=True, **given)
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("full shard", "full_shard"),
+        ("shard grad op auto wrap", "shard_grad_op auto_wrap"),
+        ("hybrid-shard offload", "hybrid_shard offload"),
+    ],
+)
+def test_options_of_fsdp_may_be_two_words(tmp_path: Path, given: str, meant: str) -> None:
+    """As documentation of PyTorch writes them."""
+    assert TrainingArguments(str(tmp_path), fsdp=given).fsdp == meant
+
+
 def test_options_of_fsdp_may_be_members_of_transformers(tmp_path: Path) -> None:
     """Releases of transformers before 5.10 make a list of members of `fsdp`."""
     given = [FSDPOption.FULL_SHARD, FSDPOption.AUTO_WRAP]

@@ -14,6 +14,7 @@ import attrs
 import pytest
 
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.arguments.choices import OptimizerNames
 from hexloop.app.arguments.data import AcceleratorConfig
 from hexloop.app.arguments.legacy import DISCOURAGED_ARGUMENTS, LEGACY_ARGUMENTS, ONLY_IF_GIVEN
 from hexloop.domain.errors import ConfigurationError
@@ -38,7 +39,10 @@ RENAMED: list[tuple[str, Any, dict[str, Any]]] = [
     ("torchdynamo", "eager", {"torch_compile": True, "torch_compile_backend": "eager"}),
     ("fp16_backend", "cuda_amp", {}),
     ("half_precision_backend", "auto", {}),
+    ("half_precision_backend", "apex", {}),
+    ("fp16_backend", "apex", {}),
     ("fp16_opt_level", "O2", {}),
+    ("fp16_opt_level", "01", {}),
     ("save_safetensors", True, {}),
     ("save_safetensors", False, {}),
     ("push_to_hub_token", "secret", {"hub_token": "secret"}),
@@ -54,10 +58,15 @@ RENAMED: list[tuple[str, Any, dict[str, Any]]] = [
     ),
     ("sharded_ddp", "zero_dp_3 auto_wrap", {"fsdp": "full_shard auto_wrap"}),
     ("sharded_ddp", "simple", {"fsdp": "shard_grad_op"}),
+    ("sharded_ddp", True, {"fsdp": "shard_grad_op"}),
+    ("sharded_ddp", False, {}),
+    ("sharded_ddp", ["zero_dp_2", "cpu_offload"], {"fsdp": "shard_grad_op offload"}),
     ("xpu_backend", "ccl", {"ddp_backend": "ccl"}),
     ("tpu_metrics_debug", True, {"debug": ["tpu_metrics_debug"]}),
     ("tpu_num_cores", None, {}),
     ("mp_parameters", "", {}),
+    ("mp_parameters", "{}", {}),
+    ("mp_parameters", {}, {}),
     ("ray_scope", "last", {}),
     ("use_ipex", True, {}),
     ("jit_mode_eval", False, {}),
@@ -69,12 +78,14 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("per_gpu_train_batch_size", -1, "give 1 or more"),
     ("warmup_ratio", 1.5, "a ratio is between 0 and 1; give warmup_steps a number of steps"),
     ("no_cuda", "perhaps", "give true or false"),
-    ("fp16_backend", "apex", "set fp16=True alone, or bf16=True"),
-    ("half_precision_backend", "apex", "set fp16=True alone, or bf16=True"),
+    ("fp16_backend", "apx", "did you mean 'apex'?"),
     ("half_precision_backend", "amq", "did you mean 'amp'?"),
     ("fp16_opt_level", "O7", "choose 'O0', 'O1', 'O2' or 'O3'"),
     ("tpu_num_cores", 8, "train on GPUs or a CPU"),
     ("mp_parameters", "partitions=2", "run the script by itself"),
+    ("mp_parameters", {"partitions": 2}, "run the script by itself"),
+    ("torchdynamo", "nvfuser", "choose 'inductor'"),
+    ("torchdynamo", "aot_cudagraphs", "choose 'cudagraphs'"),
     ("sharded_ddp", "zero_dp_4", "did you mean 'zero_dp_3'?"),
     ("ray_scope", "all", "leave it out"),
     ("jit_mode_eval", True, "set torch_compile=True"),
@@ -177,6 +188,25 @@ def test_subclass_may_set_an_old_name_before_the_checks() -> None:
     assert (made.eval_strategy, len(warned)) == ("epoch", 1)
 
 
+@pytest.mark.parametrize(("old", "today"), [("adamw_hf", "adamw_torch"), ("adamw_apex_fused", "adamw_torch_fused")])
+def test_an_optimizer_of_an_earlier_release_is_torchs_own_with_a_warning(old: str, today: str) -> None:
+    """Written as text or as a member of an enumeration, which has an alias for it."""
+    made, warned = warnings_of(lambda: TrainingArguments("out", optim=old))
+    assert (made.optim, warned) == (today, [f"optim={old!r} is a choice of earlier releases; write {today!r}."])
+    with pytest.warns(FutureWarning, match=f"write '{today}'"):
+        assert parse(TrainingArguments, ["--output_dir", "out", "--optim", old]).optim == today
+    assert OptimizerNames[old.upper()] is OptimizerNames(today)
+    with pytest.warns(FutureWarning, match=f"write '{today}'"):
+        made.optim = old
+    assert made.optim == today
+
+
+def test_sharded_ddp_needs_no_value_on_a_command_line() -> None:
+    """As in earlier releases, where the option alone means "simple"."""
+    with pytest.warns(FutureWarning, match="write fsdp"):
+        assert parse(TrainingArguments, ["--output_dir", "out", "--sharded_ddp"]).fsdp == "shard_grad_op"
+
+
 def test_files_and_command_lines_may_use_old_names(tmp_path: Path) -> None:
     """YAML, JSON, dictionaries and command lines may use old names with text values."""
     values = {"output_dir": "out", "evaluation_strategy": "epoch", "warmup_ratio": 0.1, "no_cuda": True}
@@ -201,8 +231,8 @@ def test_files_and_command_lines_may_use_old_names(tmp_path: Path) -> None:
 def test_rejected_old_name_is_reported_with_its_source(tmp_path: Path) -> None:
     """The error names the line or the option with the old name."""
     path = tmp_path / "a.yaml"
-    path.write_text("output_dir: out\nfp16_backend: apex\n")
-    with pytest.raises(ConfigurationError, match="line 2: You chose fp16_backend='apex'"):
+    path.write_text("output_dir: out\nfp16_backend: apx\n")
+    with pytest.raises(ConfigurationError, match="line 2: You chose fp16_backend='apx'"):
         from_yaml_file(TrainingArguments, path)
     with pytest.raises(ConfigurationError, match="--evaluation_strategy: You chose evaluation_strategy='never'"):
         parse(TrainingArguments, ["--evaluation_strategy", "never"])

@@ -34,7 +34,7 @@ PERIOD = ("best", "there is no such choice; choose 'no', 'steps' or 'epoch'")
 MAPPING = ("no mapping", 'it takes a mapping; give one, or its JSON text such as {"name": 1}')
 FILE = ("no/such.json", "it takes a mapping, or the path of a readable JSON file; name such a file")
 NAMES = ("one", 'it takes a list; give one, or its JSON text such as ["name"]')
-APEX = ("apex", "Apex is superseded by torch's own mixed precision; set fp16=True alone, or bf16=True")
+APEX = ("apx", "there is no such choice; did you mean 'apex'?")
 
 WRONG: dict[str, tuple[Any, str]] = {
     "accelerator_config": ({"evn_batches": True}, "it has no key 'evn_batches'; did you mean even_batches?"),
