@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import weakref
 from collections.abc import Generator
 from typing import Any
 
@@ -228,6 +229,25 @@ def test_every_cleanup_is_called_despite_errors() -> None:
     with pytest.raises(RuntimeError, match="cannot close"):
         small.events()
     assert sorted(called) == ["first", "last"]
+
+
+def test_a_run_that_lets_go_of_its_collaborators_holds_neither_them_nor_its_error() -> None:
+    """They refer to the run, and its error to the frames of the loop."""
+
+    def fail(_batch: object) -> None:
+        raise ZeroDivisionError
+
+    small = make_small(triggers=every(save=2))
+    small.run.cleanups = [small.run.disconnect]
+    store = weakref.ref(small.store)
+    small.run.connect(small.store, small.run.guard, small.run.agreement, [fail], dict)
+    with pytest.raises(ZeroDivisionError):
+        small.events()
+    assert small.run.failure is None
+    assert small.run.counters == ()
+    del small.store
+    assert store() is None
+    assert small.run.state.step == 0
 
 
 def test_data_are_closed_with_the_run() -> None:
