@@ -75,7 +75,9 @@ class TorchLosses:
         self._device = device
         self._filter_nan = filter_nan
         self._waiting: list[Tensor] = []
-        self._reset()
+        self._sum: Tensor | None = None  # on the device only once there is a loss
+        self._finite: Tensor | None = None
+        self._added = 0
 
     def add(self, loss: Tensor) -> None:
         """Add one loss; see `Losses.add`."""
@@ -86,7 +88,7 @@ class TorchLosses:
     def drain(self) -> float:
         """Return the sum, and reset it. Waits for the device."""
         self._flush()
-        total, finite = float(self._sum), int(self._finite)
+        total, finite = self._read()
         if self._filter_nan and finite < self._added:
             total = total * self._added / finite if finite else math.nan
         self._reset()
@@ -95,11 +97,12 @@ class TorchLosses:
     def export(self) -> Iterator[Part]:
         """Export the sum and the losses not yet added to it, so that saving does not change later rounding."""
         waiting = torch.stack(self._waiting) if self._waiting else torch.zeros(0)
+        total, finite = self._read()
         yield json_part(
             "undrained",
             {
-                "sum": float(self._sum),
-                "finite": int(self._finite),
+                "sum": total,
+                "finite": finite,
                 "added": self._added,
                 "waiting": waiting.tolist(),
                 "dtype": str(waiting.dtype).removeprefix("torch."),
@@ -112,26 +115,35 @@ class TorchLosses:
         sums = [read_part(each, "undrained", LossSums) for each in found]
         waiting = [each.tensors(self._device) for each in sums]
         self._reset()
-        for kept, losses in zip(sums, waiting, strict=True):
-            self._sum += float(kept.sum)
-            self._finite += kept.finite
-            self._added += kept.added
+        for losses in waiting:
             self._waiting += losses
+        self._added = sum(kept.added for kept in sums)
+        if self._added:
+            total, finite = sum(float(kept.sum) for kept in sums), sum(kept.finite for kept in sums)
+            self._sum = torch.tensor(total, dtype=torch.float64, device=self._device)
+            self._finite = torch.tensor(finite, dtype=torch.int64, device=self._device)
 
     def _reset(self) -> None:
         self._waiting.clear()
-        self._sum = torch.zeros((), dtype=torch.float64, device=self._device)
-        self._finite = torch.zeros((), dtype=torch.int64, device=self._device)
+        self._sum = self._finite = None
         self._added = 0
+
+    def _read(self) -> tuple[float, int]:
+        """Return the sum and the number of finite losses in it. Waits for the device once."""
+        if self._sum is None or self._finite is None:
+            return 0.0, 0
+        total, finite = torch.stack([self._sum, self._finite.double()]).tolist()
+        return total, int(finite)
 
     def _flush(self) -> None:
         if not self._waiting:
             return
         block = torch.stack(self._waiting).double()
         finite = torch.isfinite(block)
-        self._finite += finite.sum()
+        count, total = finite.sum(), torch.where(finite, block, 0.0).sum() if self._filter_nan else block.sum()
+        self._finite = count if self._finite is None else self._finite + count
+        self._sum = total if self._sum is None else self._sum + total
         self._added += len(self._waiting)
-        self._sum += torch.where(finite, block, 0.0).sum() if self._filter_nan else block.sum()
         self._waiting.clear()
 
 
@@ -156,7 +168,7 @@ class TorchWindowValues:
     def drain(self) -> list[tuple[float, float | None]]:
         """Return the values, and forget them. Waits for the device."""
         counts, self._counts = self._counts, []
-        shares, norms = iter(self._shares.drain()), iter(self._norms.drain())
+        shares, norms = map(iter, drained(self._shares, self._norms))
         return [(sum(islice(shares, count)), next(islice(norms, measured), None)) for count, measured in counts]
 
 
@@ -181,13 +193,20 @@ class _Scalars:
         self._blocks.append(numbers.reshape(-1))
         self.waiting.clear()
 
-    def drain(self) -> list[float]:
-        """Return all numbers in order, and forget them. Waits for the device."""
+    def take_blocks(self) -> list[Tensor]:
+        """Return all numbers in order, and forget them."""
         self.stack()
-        blocks = [block.to(self._blocks[0].device) for block in self._blocks]
-        numbers: list[float] = torch.cat(blocks).tolist() if blocks else []
-        self._blocks.clear()
-        return numbers
+        blocks, self._blocks = self._blocks, []
+        return blocks
+
+
+def drained(*several: _Scalars) -> list[list[float]]:
+    """Return the numbers of each, and forget them. Waits for the device once."""
+    blocks = [scalars.take_blocks() for scalars in several]
+    counts = [sum(map(len, each)) for each in blocks]
+    every = [block for each in blocks for block in each]
+    numbers = iter(torch.cat([block.to(every[0].device) for block in every]).tolist() if every else [])
+    return [list(islice(numbers, count)) for count in counts]
 
 
 class RunningLoss:
