@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from hexloop.adapters.engines.fsdp.engine import Fsdp2
 from hexloop.adapters.engines.fsdp.fsdp1 import Fsdp1
-from hexloop.adapters.engines.fsdp.units import FsdpOptions, Units
+from hexloop.adapters.engines.fsdp.units import FsdpOptions
+from hexloop.adapters.trainable.torch.units import Units
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.parallelism import Parallelism
 from tests.engines.processes import in_processes

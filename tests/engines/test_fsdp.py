@@ -190,10 +190,10 @@ def test_a_checkpoint_resumes_under_any_engine(tmp_path: Path, saved: str, resum
 @pytest.mark.matrix
 def test_all_wrong_options_are_reported_before_the_rendezvous(tmp_path: Path) -> None:
     """Every process refuses before the rendezvous, and reports all problems."""
-    training = fsdp(2, "full_shard", {"min_num_parms": 3, "xla": True, "device_mesh": [2, 2]}, optim="lomo")
+    training = fsdp(2, "full_shard", {"min_num_parms": 3, "xla_fsdp_v2": True, "device_mesh": [2, 2]}, optim="lomo")
     for said in ended(training, fresh(tmp_path / "run")):
         assert "did you mean min_num_params" in said
-        assert "hexloop has no engine for XLA" in said
+        assert "it is for FSDP on XLA" in said
         assert "full_shard has one replica" in said
 
 

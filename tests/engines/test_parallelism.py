@@ -17,9 +17,10 @@ from hexloop.adapters.device.torch import CpuDevice
 from hexloop.adapters.engines.ddp.engine import Ddp, DdpOptions
 from hexloop.adapters.engines.fsdp.engine import Fsdp2
 from hexloop.adapters.engines.fsdp.fsdp1 import Fsdp1
-from hexloop.adapters.engines.fsdp.units import FsdpOptions, Units
+from hexloop.adapters.engines.fsdp.units import FsdpOptions
 from hexloop.adapters.trainable.torch.layouts import WHOLE
 from hexloop.adapters.trainable.torch.trainable import ModelLoss, TorchTrainable, exact_item_sum
+from hexloop.adapters.trainable.torch.units import Units
 from hexloop.app.testing.contracts.processes import EngineContract
 from hexloop.ports.device import Device
 from hexloop.ports.engine import Engine

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from hexloop.adapters.engines.arguments import EngineArguments
-from hexloop.adapters.engines.fsdp.units import KEEPING, STRATEGIES, Formats, FsdpOptions, Units
+from hexloop.adapters.engines.fsdp.units import KEEPING, STRATEGIES, Formats, FsdpOptions
 from hexloop.adapters.trainable.torch.loss import HALVES
+from hexloop.adapters.trainable.torch.units import Units
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import RefusalError, did_you_mean, enumeration, parse_truth, shown
 
@@ -286,7 +287,7 @@ def _only(unset: tuple[Any, ...], because: str, remedy: str) -> Reader:
     return read
 
 
-_XLA = _only((None, False, {}), "hexloop has no engine for XLA yet", "leave it out")
+_XLA = _only((None, False, {}), "it is for FSDP on XLA", "leave it out, or set xla to True in fsdp_config")
 
 READERS: dict[str, Reader] = {
     "version": _version,

@@ -12,7 +12,8 @@ import torch
 
 from hexloop import TrainingArguments
 from hexloop.adapters.engines.fsdp.options import read_options
-from hexloop.adapters.engines.fsdp.units import Formats, FsdpOptions, Units
+from hexloop.adapters.engines.fsdp.units import Formats, FsdpOptions
+from hexloop.adapters.trainable.torch.units import Units
 from hexloop.app.environment import DistributedEnvironment
 from hexloop.domain.errors import ConfigurationError
 
@@ -114,7 +115,7 @@ def test_accelerate_launcher_variables_are_read(
 
 WRONG: dict[str, Any] = {
     "min_num_parms": 3,
-    "xla": True,
+    "xla_fsdp_grad_ckpt": True,
     "cpu_offload": "maybe",
     "version": 3,
     "state_dict_type": "local_state_dict",
@@ -127,7 +128,7 @@ WRONG: dict[str, Any] = {
 }
 SAID_OF_IT = (
     "did you mean min_num_params",
-    "no engine for XLA",
+    "it is for FSDP on XLA",
     "takes a truth value",
     "the versions 1 and 2",
     "full_state_dict",
