@@ -6,12 +6,26 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 REQUIRED = "HEXLOOP_GPU"
 """The environment variable with which `make test-gpu` requires a GPU."""
+
+
+@pytest.fixture(autouse=True)
+def full_precision() -> Iterator[None]:
+    """Compute in full fp32 unless a test chooses otherwise: what transformers sets, it leaves set."""
+    products: Any = torch.backends.cuda.matmul
+    cudnn: Any = torch.backends.cudnn
+    before = cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision
+    torch.set_float32_matmul_precision("highest")
+    products.fp32_precision = "ieee"
+    yield
+    cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = before
 
 
 @pytest.fixture(scope="session", autouse=True)
