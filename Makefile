@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 ECOSYSTEM := .ecosystem
 TRACKERS := .trackers
+XLA := .xla
 RELEASES := .releases
 WORKERS ?= 2
 FUZZ_SECONDS ?= 3600
@@ -14,16 +15,16 @@ ENVIRONMENTS := $(notdir $(basename $(wildcard tests/ecosystem/environments/*.tx
 TRACKER_ENVIRONMENTS := $(notdir $(basename $(wildcard tests/trackers/environments/*.txt)))
 
 .PHONY: train test test-all $(PARTS) test-all-fuzz test-ecosystem test-all-ecosystem test-trackers \
-	test-all-trackers test-transformers test-gpu coverage lint types contracts docs bench kills fuzz
+	test-all-trackers test-xla test-all-xla test-transformers test-gpu coverage lint types contracts docs bench kills fuzz
 .NOTPARALLEL:
 
 train: $(VENV)/with-examples
 	$(VENV)/bin/hexloop train docs/examples/digits.yaml --report
 
 test: $(VENV)/with-test
-	$(PYTEST) -m "not matrix" --ignore tests/ecosystem --ignore tests/trackers
+	$(PYTEST) -m "not matrix" --ignore tests/ecosystem --ignore tests/trackers --ignore tests/xla
 
-test-all: lint types contracts docs $(PARTS) test-all-fuzz test-all-ecosystem test-all-trackers
+test-all: lint types contracts docs $(PARTS) test-all-fuzz test-all-ecosystem test-all-trackers test-all-xla
 
 # Tests in a browser are skipped where there is none, except here.
 $(PARTS): export HEXLOOP_BROWSER = required
@@ -47,6 +48,13 @@ test-trackers: $(VENV)/with-test $(TRACKER_ENVIRONMENTS:%=$(TRACKERS)/%/installe
 
 test-all-trackers: $(VENV)/with-test $(TRACKERS)/trackers/installed
 	$(PYTEST) tests/trackers -m "not matrix"
+
+# The adapters of XLA on torch_xla, whose last release goes with torch 2.9: all, or a short case.
+test-xla: $(XLA)/installed
+	$(XLA)/bin/python -m pytest -n $(WORKERS) --dist worksteal tests/xla
+
+test-all-xla: $(XLA)/installed
+	$(XLA)/bin/python -m pytest tests/xla -m "not matrix"
 
 # Tests that concern transformers, with its oldest and its newest release that are supported.
 test-transformers: $(patsubst tests/releases/%.txt,test-transformers-%,$(wildcard tests/releases/*.txt))
@@ -128,3 +136,11 @@ define environment
 	$(@D)/bin/python -m pip install --constraint $< --no-build-isolation --editable .
 	touch $@
 endef
+
+# The packages are installed without their requirements, which would bring CUDA; torch gets stand-ins for its libraries.
+$(XLA)/installed: tests/xla/environment.txt tests/xla/stand_ins.py pyproject.toml
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --no-deps --requirement $<
+	$(@D)/bin/python tests/xla/stand_ins.py $(@D)/lib/python*/site-packages
+	$(@D)/bin/python -m pip install --no-deps --no-build-isolation --editable .
+	touch $@

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pkgutil import resolve_name
 from typing import Any, Protocol
 
 from hexloop.app.environment import lower_variable
 from hexloop.ports.device import Device
 
-KINDS = "hexloop.adapters.device.torch.kinds:KINDS"
-"""Where the table of kinds is found, which imports torch."""
+KINDS = "hexloop.adapters.device.torch.kinds:known_kinds"
+"""The function that returns the table of kinds, which imports torch."""
 
 
 class DeviceKind(Protocol):
@@ -19,6 +19,7 @@ class DeviceKind(Protocol):
     name: str
     numbered: bool
     together: bool
+    compiler: str
 
     def is_available(self) -> bool:
         """Return whether this machine has such devices."""
@@ -29,8 +30,14 @@ class DeviceKind(Protocol):
     def describe(self, number: int, /) -> str:
         """Return what the device with this number is."""
 
+    def report(self) -> str | None:
+        """Return what the kind's runtime counts, for people; None if it has no such report."""
+
     def missing(self) -> Any:
         """Return why there is none, with `reason` and `advice`; None if that is not worth a word."""
+
+    def broken(self) -> Any:
+        """Return which package of the kind is installed and cannot be imported, as `missing` does; None if none is."""
 
     def chosen(self, local_rank: int) -> str:
         """Return the name of the device for a process with this number on its machine."""
@@ -44,7 +51,7 @@ class DeviceKind(Protocol):
 
 def device_kinds() -> Mapping[str, DeviceKind]:
     """Return the kinds of devices by name, in the order in which they are preferred; the CPU is the last."""
-    kinds: Mapping[str, DeviceKind] = resolve_name(KINDS)
+    kinds: Mapping[str, DeviceKind] = resolve_name(KINDS)()
     return kinds
 
 
@@ -71,6 +78,29 @@ def torch_name(name: str) -> str:
     """Return the name under which torch has the device that is called `name`."""
     kind = device_kinds().get(name.partition(":")[0])
     return name if kind is None else kind.torch_name(name)
+
+
+def runtime_report(name: str) -> str | None:
+    """Return what the runtime of the device that is called `name` counts, for people; None if there is no report."""
+    kind = device_kinds().get(name.partition(":")[0])
+    return None if kind is None else kind.report()
+
+
+def broken_before(name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the kinds with broken packages that are preferred to that of the device called `name`, and what `broken`
+    returned.
+    """
+    for kind in device_kinds().values():
+        if kind.name == name.partition(":")[0]:
+            return
+        if (found := kind.broken()) is not None:
+            yield kind.name, found
+
+
+def usual_compiler(name: str) -> str:
+    """Return the backend with which torch.compile usually compiles for the device that is called `name`."""
+    kind = device_kinds().get(name.partition(":")[0])
+    return "inductor" if kind is None else kind.compiler
 
 
 def count_devices(name: str, world_size: int) -> int:

@@ -6,13 +6,14 @@ through the entry point group "hexloop.engines".
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import entry_points
 from pkgutil import resolve_name
 from typing import Any, Protocol, cast
 
 from hexloop.app.environment import is_on
+from hexloop.domain.wording import parse_truth
 from hexloop.ports.engine import Engine, EngineRow
 
 
@@ -21,10 +22,23 @@ class EngineChoice(Protocol):
 
     deepspeed: Any
     fsdp: str | None
+    fsdp_config: Any
+
+    @property
+    def device_name(self) -> str:
+        """The name of the device of this process."""
 
     @property
     def world_size(self) -> int:
         """The number of processes of the run."""
+
+
+def _shards(args: EngineChoice) -> bool:
+    return bool(args.fsdp) or is_on("ACCELERATE_USE_FSDP")
+
+
+def _is_for_xla(args: EngineChoice) -> bool:
+    return isinstance(args.fsdp_config, Mapping) and parse_truth(str(args.fsdp_config.get("xla"))) is True
 
 
 ENGINES: tuple[EngineRow[EngineChoice], ...] = (
@@ -34,12 +48,18 @@ ENGINES: tuple[EngineRow[EngineChoice], ...] = (
         "hexloop.adapters.engines.deepspeed.engine:ENGINE",
     ),
     EngineRow(
+        "xla_fsdp_v2",
+        lambda args: _shards(args) and _is_for_xla(args),
+        "hexloop.adapters.engines.xla.engine:FSDP",
+    ),
+    EngineRow(
         "fsdp",
-        lambda args: bool(args.fsdp) or is_on("ACCELERATE_USE_FSDP"),
+        lambda args: _shards(args) and not _is_for_xla(args),
         "hexloop.adapters.engines.fsdp.engine:ENGINE",
         least_processes=2,
         options=("fsdp_config",),
     ),
+    EngineRow("xla", lambda args: args.device_name.startswith("xla"), "hexloop.adapters.engines.xla.engine:ENGINE"),
     EngineRow("ddp", lambda args: args.world_size > 1, "hexloop.adapters.engines.ddp.engine:ENGINE"),
     EngineRow("single", lambda _: True, "hexloop.adapters.engines.single.engine:ENGINE"),
 )

@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import variable_truth
 
-if TYPE_CHECKING:
-    pass
-
 VARIABLES = {
     "ACCELERATE_USE_CPU": "trains on the CPU, as use_cpu does",
     "ACCELERATE_TORCH_DEVICE": "device to train on, as torch spells it, unless use_cpu is set",
+    "USE_TORCH_XLA": "false: train on another device although torch_xla is installed",
     "ACCELERATE_MIXED_PRECISION": "no, bf16 or fp16: the training precision if the arguments set none",
     "ACCELERATE_DYNAMO_BACKEND": "compiles the model, as torch_compile_backend does, if the arguments do not",
     "ACCELERATE_DYNAMO_MODE": "mode of that compilation, as torch_compile_mode",

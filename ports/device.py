@@ -12,11 +12,18 @@ from hexloop.ports.state import Part
 
 @frozen
 class DeviceCapabilities:
-    """What a device can do. `precisions`: the names of the number formats it supports."""
+    """What a device can do.
+
+    precisions: the names of the number formats that it supports. pins_memory: copies from pinned memory do not wait.
+    exchanges: processes on such devices can exchange tensors. records: it runs nothing before it is flushed, or a value
+    is read.
+    """
 
     kind: str
     precisions: frozenset[str]
     pins_memory: bool = False
+    exchanges: bool = True
+    records: bool = False
 
 
 @frozen
@@ -38,6 +45,9 @@ class Device(Protocol):
     @property
     def capabilities(self) -> DeviceCapabilities:
         """What the device can do."""
+
+    def flush(self) -> None:
+        """Start the operations that were recorded, on a device that does not run each at once; does not wait."""
 
     def memory(self) -> Memory:
         """Return the memory in use, without a device synchronization."""

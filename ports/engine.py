@@ -48,6 +48,7 @@ class Engine(Generic[Arguments, Loss]):
 
     name: shown in messages.
     make: creates the adapter; raises ConfigurationError listing every problem with the engine's options.
+    begin: called before the run has a device; raises ConfigurationError if the engine cannot be used.
     mesh: the dimensions along which it arranges the processes; by default each holds all of the model.
     problems: what is wrong with its options, as sentences, from the arguments alone.
     check: what does not fit the model, the data or the Trainer, as sentences; called before the model is prepared.
@@ -67,6 +68,7 @@ class Engine(Generic[Arguments, Loss]):
 
     name: str
     make: Callable[[Arguments, Device], Parallelism[Loss]]
+    begin: Callable[[Arguments], None] = lambda _: None
     mesh: Callable[[Arguments], Dimensions] | None = None
     problems: Callable[[Arguments], Sequence[str]] = lambda _: ()
     check: Callable[[Arguments, RunFacts], Sequence[str]] = lambda *_: ()

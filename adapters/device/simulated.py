@@ -49,6 +49,9 @@ class SimulatedDevice:
         self._seed = 0
         self._drawn = 0
 
+    def flush(self) -> None:
+        """No-op: nothing is recorded."""
+
     def memory(self) -> Memory:
         """Return what is allocated."""
         return self.memory_now

@@ -105,11 +105,13 @@ class TorchSnapshots:
                 return content
 
             return _with_bytes(part, read)
+        if source.device.type != "cpu":  # without streams; not each copies to memory of its host by `copy_`
+            source = source.detach().cpu()
         if copy.part is None:
             copy.part = _with_bytes(part, lambda: content)
         if copy.size < PAGE:
             small.add(copy.buffer, source)
-        elif source.device.type != "cpu" or not source.is_contiguous() or source.is_conj() or source.is_neg():
+        elif not source.is_contiguous() or source.is_conj() or source.is_neg():
             copy.buffer.copy_(source.detach())
         else:
             to, of = _array(copy.buffer), _array(source.detach())

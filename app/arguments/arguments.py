@@ -35,7 +35,7 @@ from hexloop.app.arguments.outputs import (
     TrackioArguments,
 )
 from hexloop.app.arguments.setters import Setters
-from hexloop.app.devices import count_devices, detect_device, torch_name
+from hexloop.app.devices import count_devices, detect_device, torch_name, usual_compiler
 from hexloop.app.environment import DistributedEnvironment, is_on, launched
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import RefusalError, problem
@@ -104,6 +104,11 @@ class TrainingArguments(
             from hexloop.app.joining import share_accelerate_state
 
             share_accelerate_state(self)
+
+    def _derive(self) -> None:
+        super()._derive()
+        if self.torch_compile and self.torch_compile_backend is None:
+            self.torch_compile_backend = usual_compiler(self.device_name)
 
     def _validate_args(self) -> None:
         """No-op: everything is checked. A subclass may override it; it is called at the end of `__post_init__`."""

@@ -104,7 +104,7 @@ class MemoryArguments(ArgumentGroup):
     torch_compile_backend: str | None = argument(
         default=None,
         check=_present_backend,
-        help="backend of torch.compile, inductor if unset; setting it turns compilation on",
+        help="backend of torch.compile, usually inductor if unset; setting it turns compilation on",
     )
     torch_compile_mode: str | None = argument(
         default=None, help="mode of torch.compile, such as max-autotune; setting it turns compilation on"
@@ -124,8 +124,6 @@ class MemoryArguments(ArgumentGroup):
             mode = lower_variable("ACCELERATE_DYNAMO_MODE", "default")
             self.torch_compile, self.torch_compile_backend = True, backend
             self.torch_compile_mode = None if mode == "default" else mode
-        if self.torch_compile and self.torch_compile_backend is None:
-            self.torch_compile_backend = "inductor"
 
 
 @argument_group

@@ -255,9 +255,6 @@ LEGACY_ARGUMENTS: dict[str, LegacyArgument] = {
     "mp_parameters": LegacyArgument(Any, "leave it out", _sagemaker_becomes, lambda _: ""),
     "ray_scope": _removed(str, "last", "hexloop does not support hyperparameter search with Ray", "leave it out"),
     "use_ipex": _without_effect(bool, "leave it out: torch itself is optimized for Intel's processors", False),
-    "jit_mode_eval": _removed(
-        bool, False, "torch.jit is superseded by torch.compile", "set torch_compile=True, or leave it out"
-    ),
     "use_legacy_prediction_loop": _without_effect(
         bool, "leave it out: there is one loop for evaluation and prediction, with the same results", False
     ),
@@ -275,6 +272,7 @@ ONLY_IF_GIVEN = ("save_safetensors",)
 DISCOURAGED_ARGUMENTS = {
     "logging_dir": "pass loggers=[TensorBoard(folder)] to the Trainer, or set TENSORBOARD_LOGGING_DIR",
     "overwrite_output_dir": "delete the folder, or resume from it",
+    "jit_mode_eval": "set torch_compile=True",
     "past_index": "let the model keep its memory itself",
 }
 """Arguments of earlier releases that are still arguments, as nothing replaces them: what to do instead."""

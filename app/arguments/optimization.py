@@ -119,6 +119,9 @@ class EvaluationArguments(LoggingArguments, ScriptArguments):
     past_index: int = argument(
         default=-1, check=at_least(-1), help="old: index of the model output that is the next batch's memory; -1: none"
     )
+    jit_mode_eval: bool = argument(
+        default=False, help="old: evaluate the model as torch.jit traces it with the first batch"
+    )
     include_for_metrics: list[str] = argument(
         factory=list,
         check=each_one_of("inputs", "loss"),

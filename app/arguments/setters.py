@@ -12,6 +12,9 @@ from hexloop.domain.wording import RefusalError, problem
 
 _EVAL = {"batch_size": "per_device_eval_batch_size", "loss_only": "prediction_loss_only", "jit_mode": "jit_mode_eval"}
 
+UNLESS_GIVEN = ("gradient_checkpointing", "jit_mode_eval")
+"""Arguments that stay as they are if a parameter is None."""
+
 
 class Setters(Arguments):
     """Methods that set several arguments and return `self`. If a value is refused, they raise and set none."""
@@ -20,7 +23,7 @@ class Setters(Arguments):
         """Assign a method's parameters and return `self`.
 
         A parameter sets the argument that `renamed` names, else the one whose name has the prefix in addition, else the
-        one of its own name. An alias or a name of earlier releases that is None counts as not given.
+        one of its own name. An alias or an argument of earlier releases that is None counts as not given.
         """
         if given.get("strategy") == "steps" and given.get("steps") == 0:
             refusal = RefusalError("steps must be greater than 0", "give steps a positive value")
@@ -29,7 +32,7 @@ class Setters(Arguments):
         for name, value in given.items():
             argument = f"{prefix}{name}" if f"{prefix}{name}" in self._declared else name
             argument = renamed.get(name, argument)
-            if name != "self" and (value is not None or argument not in ("gradient_checkpointing", *LEGACY_ARGUMENTS)):
+            if name != "self" and (value is not None or argument not in (*UNLESS_GIVEN, *LEGACY_ARGUMENTS)):
                 values[argument] = value
         self.assign(**values)
         return self

@@ -7,6 +7,7 @@ devices are in `hexloop.adapters.device.torch.kinds`, engines in `hexloop.app.en
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,7 +46,7 @@ from hexloop.app.assembly.storage import (
 )
 from hexloop.app.assembly.trackers import logging_folder, named_loggers
 from hexloop.app.callbacks.trackers import TRACKERS, available_trackers, missing_package
-from hexloop.app.devices import device_kinds
+from hexloop.app.devices import broken_before, device_kinds
 from hexloop.app.engines import engine_for, find_plugin, plugin_names
 from hexloop.app.joining import join
 from hexloop.app.rules import rules_of
@@ -66,6 +67,9 @@ from hexloop.ports.storage import Storage
 
 __all__ = ["checked_notes", "line_batches"]
 """Adapters' names that the rest of the app gets from here."""
+
+
+LOGGER = logging.getLogger("hexloop")
 
 
 class Injected(TypedDict, total=False):
@@ -124,12 +128,13 @@ def choose_adapters(args: TrainingArguments, injected: Injected, started_in: Wor
     given_loggers, started_in = injected.get("loggers"), WorkingFolder() if started_in is None else started_in
     folder = started_in.locate(args.output_dir or "trainer_output")
     loggers = choose_loggers(args, problems, folder) if given_loggers is None else named_loggers(given_loggers)
+    engine = engine_for(args)
     try:
+        engine.begin(args)
         device = injected.get("device") or framework.device(args) or choose_device(args)
         storage = choose_storage(args, injected.get("storage"), folder)
     except ConfigurationError as error:
         raise ConfigurationError([*error.problems, *problems]) from error
-    engine = engine_for(args)
     precision = injected.get("precision") or choose_precision(args, device)
     parallelism = injected.get("parallelism") or _parallelism(engine, args, device, problems)
     if args.n_gpu > 1 and not parallelism.capabilities.several_devices:
@@ -278,6 +283,8 @@ def choose_device(args: TrainingArguments) -> Device:
     kind, _, number = name.partition(":")
     device = kinds[kind].device(int(number or 0)) if kind in kinds else None
     if device is not None:
+        for preferred, found in () if args.use_cpu else broken_before(name):
+            LOGGER.warning("No %s is used, but %s: %s; %s.", preferred, name, found.reason, found.advice)
         return device
     reason = "torch does not find it on this machine" if kind in kinds else "hexloop has no adapter for it"
     raise ConfigurationError(

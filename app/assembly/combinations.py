@@ -15,6 +15,7 @@ from hexloop.app.arguments.choices import DebugOption
 from hexloop.app.arguments.data import AcceleratorConfig
 from hexloop.app.arguments.declaration import default_of
 from hexloop.app.assembly.framework import Framework
+from hexloop.app.devices import runtime_report
 from hexloop.app.engines import ENGINES, is_requested
 from hexloop.app.environment import is_on
 from hexloop.app.rules import OWN, TRANSFORMERS, rules_of
@@ -138,10 +139,10 @@ REFUSALS = (
         "start several processes, as with `torchrun --nproc-per-node 2`, or leave it out",
     ),
     Refusal(
-        lambda setting: setting.parallelism.sharded and setting.device.kind not in ("cpu", "cuda"),
+        lambda setting: setting.parallelism.sharded and not setting.device.exchanges,
         "the parallelism {parallelism.name} on the device {device.kind}",
         "its processes cannot exchange tensors there",
-        "leave it out, or train on GPUs or the CPU",
+        "leave it out, or train on another kind of device",
     ),
     Refusal(
         lambda setting: setting.parallelism.name == "fsdp1" and setting.precision == "fp16",
@@ -317,8 +318,8 @@ INEFFECTIVE = (
     ),
     Ineffective(
         ("debug",),
-        lambda args: args.debug == [DebugOption.TPU_METRICS_DEBUG],
-        "tpu_metrics_debug is for TPUs, which hexloop does not support",
+        lambda args: args.debug == [DebugOption.TPU_METRICS_DEBUG] and runtime_report(args.device_name) is None,
+        "tpu_metrics_debug is for devices of XLA",
     ),
 )
 

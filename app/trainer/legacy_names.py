@@ -33,16 +33,20 @@ class TransformersAttributes(TrainerAttributes):
     @computed
     def is_fsdp_enabled(self) -> bool:
         """Whether the run trains with FSDP."""
-        return self.adapters.parallelism.capabilities.sharded and not self.is_deepspeed_enabled
+        sharded = self.adapters.parallelism.capabilities.sharded
+        return self.is_fsdp_xla_enabled or (sharded and not self.is_deepspeed_enabled)
 
     @computed
     def is_fsdp_xla_enabled(self) -> bool:
-        """False: there is no FSDP on XLA."""
+        """Whether the run trains with FSDP on XLA, of which there is the second version only."""
+        return self.adapters.parallelism.capabilities.name == "xla_fsdp_v2"
+
+    is_fsdp_xla_v2_enabled = is_fsdp_xla_enabled
+
+    @computed
+    def is_fsdp_xla_v1_enabled(self) -> bool:
+        """False: hexloop has the second version of FSDP on XLA."""
         return False
-
-    is_fsdp_xla_v1_enabled = is_fsdp_xla_v2_enabled = is_fsdp_xla_enabled
-
-    is_fsdp_xla_v1_enabled = is_fsdp_xla_v2_enabled = is_fsdp_xla_enabled
 
     @computed
     def is_distributed_loading_by_transformers(self) -> bool:

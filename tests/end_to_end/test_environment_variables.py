@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from hexloop import TrainingArguments
+from hexloop.adapters.device.torch.kinds import KINDS, import_error, is_installed
 from hexloop.app.environment import VARIABLES, Launched, launched
 from hexloop.domain.errors import ConfigurationError
 from tests.end_to_end.small.trainers import small_trainer
@@ -36,6 +37,25 @@ def named_device(folder: Path, environment: pytest.MonkeyPatch) -> None:
     assert "The device meta cannot be used" in refusal(folder, use_cpu=False)
     environment.setenv("ACCELERATE_TORCH_DEVICE", "cpu")
     assert small_trainer(folder, use_cpu=False).adapters.device.name == "cpu"
+
+
+def without_xla(folder: Path, environment: pytest.MonkeyPatch) -> None:
+    """A torch_xla that cannot be imported is told, unless it is turned off."""
+    folder.mkdir(exist_ok=True)
+    (folder / "torch_xla.py").write_text("raise ImportError('built for another torch')")
+    environment.syspath_prepend(folder)
+    for each in (import_error, is_installed):
+        each.cache_clear()
+    try:
+        found = KINDS["xla"].broken()
+        assert found is not None
+        assert "built for another torch" in found.reason
+        environment.setenv("USE_TORCH_XLA", "false")
+        assert KINDS["xla"].broken() is None
+        assert not KINDS["xla"].is_available()
+    finally:
+        for each in (import_error, is_installed):
+            each.cache_clear()
 
 
 def number_format(folder: Path, environment: pytest.MonkeyPatch) -> None:
@@ -113,6 +133,7 @@ def deepspeed(folder: Path, environment: pytest.MonkeyPatch) -> None:
 OBSERVATIONS: dict[str, Observation] = {
     "ACCELERATE_USE_CPU": on_the_processor,
     "ACCELERATE_TORCH_DEVICE": named_device,
+    "USE_TORCH_XLA": without_xla,
     "ACCELERATE_MIXED_PRECISION": number_format,
     "ACCELERATE_DYNAMO_BACKEND": compilation,
     "ACCELERATE_DYNAMO_MODE": compilation,

@@ -75,7 +75,7 @@ def row(functions: Functions) -> Kind:
     """Return the row of the table."""
     able = DeviceCapabilities("pretender", frozenset({"fp32", "bf16"}))
     make = partial(AcceleratorDevice, "pretender", capabilities=able, module=functions, name="cpu")
-    return Kind("pretender", make, module=functions, computes_on="cpu")
+    return Kind("pretender", make, module=functions, computes_on="cpu", compiler="pretending")
 
 
 class TestMadeUpAccelerator(DeviceContract):
@@ -137,6 +137,7 @@ def test_it_is_detected_and_reported(functions: Functions) -> None:
     """The arguments choose it, each process of a machine another one, and the doctor lists them."""
     arguments = TrainingArguments("out")
     assert (arguments.device_name, arguments.device, arguments.n_gpu) == ("pretender:0", torch.device("cpu"), 1)
+    assert TrainingArguments("out", torch_compile=True).torch_compile_backend == "pretending"
     assert KINDS["pretender"].chosen(local_rank=3) == "pretender:1"
     found = {each.description: each.precisions for each in _devices()}
     assert found["Pretender 1, 16 GiB"]["bf16"] == "works"

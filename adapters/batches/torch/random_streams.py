@@ -142,7 +142,10 @@ def decode_rng_state(text: str, generator: torch.Generator) -> torch.Tensor:
 
 
 def random_fingerprint(device: str) -> str:
-    """Return 16 hexadecimal digits (xxh3-64) of the streams of Python, numpy, torch's CPU and `device`, quickly."""
+    """Return 16 hexadecimal digits (xxh3-64) of the streams of Python, numpy, torch's CPU and `device`, quickly.
+
+    Without that of a device whose kind has no module of torch, such as one of XLA.
+    """
     digest = xxhash.xxh3_64()
     _, words, gauss = random.getstate()
     digest.update(array("Q", words))
@@ -152,8 +155,7 @@ def random_fingerprint(device: str) -> str:
     digest.update(repr(state[2:]).encode())
     digest.update(torch.get_rng_state().numpy().data)
     kind = device.partition(":")[0]
-    if kind != "cpu":
-        module = torch.get_device_module(kind)
-        state = module.get_rng_state(device) if kind != device else module.get_rng_state()
-        digest.update(state.numpy().data)
+    read = None if kind == "cpu" else getattr(getattr(torch, kind, None), "get_rng_state", None)
+    if read is not None:
+        digest.update((read(device) if kind != device else read()).numpy().data)
     return digest.hexdigest()

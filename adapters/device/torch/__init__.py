@@ -1,4 +1,4 @@
-"""The devices that PyTorch drives: CPU, CUDA and ROCm, Metal; and what they have in common."""
+"""The devices that PyTorch drives: the CPU, accelerators with its usual module, CUDA and ROCm, Metal."""
 
 from __future__ import annotations
 
@@ -62,6 +62,9 @@ class TorchDevice:
         self.name = name
         self.capabilities = capabilities
 
+    def flush(self) -> None:
+        """No-op: operations are started at once."""
+
     def memory(self) -> Memory:
         """Return zeros: PyTorch does not measure memory on this device."""
         return Memory(0, 0, 0)
@@ -104,7 +107,7 @@ class TorchDevice:
         for name, device, text, _ in [("torch", "cpu", saved.torch, 0), *own]:
             try:
                 tensors.append(decode_state(text))
-                torch.Generator(device).set_state(tensors[-1])
+                _try_state(device, tensors[-1])
             except (ValueError, TypeError, RuntimeError) as error:
                 problems.append(f"{name}: {shown(str(error))}")
         if problems:
@@ -134,10 +137,16 @@ class CpuDevice(TorchDevice):
         super().__init__("cpu", DeviceCapabilities("cpu", frozenset({"fp32", "bf16", "fp16"})))
 
 
+FORMATS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+"""The names of the formats in which torch computes with mixed precision."""
+
+
 class AcceleratorDevice(TorchDevice):
     """One device of a kind that torch drives through a module with its usual functions, such as `torch.cuda`.
 
-    kind: torch's name. capabilities: by default fp32, fp16 and, if the module says so, bf16. module: with torch's
+    What the module lacks is left out: figures of memory are then 0, and the device has no random generator of its own.
+
+    kind: torch's name. capabilities: by default fp32, and what the module says of bf16 and fp16. module: with torch's
     functions for the kind, by default torch's own. name: under which torch has the device, by default kind and index.
     """
 
@@ -151,48 +160,73 @@ class AcceleratorDevice(TorchDevice):
     ) -> None:
         self._index, self._module = index, torch.get_device_module(kind) if module is None else module
         if capabilities is None:
-            precisions = {"fp32", "fp16"} | ({"bf16"} if self._module.is_bf16_supported() else set())
-            capabilities = DeviceCapabilities(kind, frozenset(precisions), pins_memory=True)
+            capabilities = DeviceCapabilities(kind, _precisions(self._module), pins_memory=True)
         super().__init__(name or f"{kind}:{index}", capabilities)
 
     def seed(self, seed: int) -> None:
         """Seed Python, numpy and torch on every device, also one whose kind torch does not seed itself."""
         super().seed(seed)
-        self._module.manual_seed_all(seed)
+        self._call("manual_seed_all", seed)
 
     def memory(self) -> Memory:
         """Return the figures of PyTorch's allocator."""
-        module, index = self._module, self._index
-        total = module.get_device_properties(index).total_memory
-        return Memory(module.memory_allocated(index), module.max_memory_allocated(index), total)
+        used, peak = self._call("memory_allocated", self._index), self._call("max_memory_allocated", self._index)
+        return Memory(used or 0, peak or used or 0, total_memory(self._module, self._index))
 
     def release_memory(self) -> None:
         """Empty the allocator's cache."""
-        self._module.empty_cache()
+        self._call("empty_cache")
 
     def forget_peak_memory(self) -> None:
         """Reset the allocator's peak."""
-        self._module.reset_peak_memory_stats(self._index)
+        self._call("reset_peak_memory_stats", self._index)
 
     def _own_generators(self) -> Iterator[Part]:
         """Yield the state of this device's generator, and of those of all visible devices, in order."""
-        yield json_part("device", encode_state(self._module.get_rng_state(self._index)))
-        yield json_part("devices", [encode_state(state) for state in self._module.get_rng_state_all()])
+        own, every = self._call("get_rng_state", self._index), self._call("get_rng_state_all")
+        if own is not None:
+            yield json_part("device", encode_state(own))
+            yield json_part("devices", [encode_state(state) for state in every or ()])
 
     def _saved_generators(self, saved: RandomStates) -> Iterator[Saved]:
         """Yield as many devices' states as are visible; this one gets its own state, whatever its index was."""
+        if self._function("set_rng_state") is None:
+            return
         for index, text in enumerate(saved.devices[: self._module.device_count()]):
             yield f"devices[{index}]", self._named(index), text, index
         if saved.device is not None:
             yield "device", self.name, saved.device, self._index
 
     def _set_generator(self, number: int, state: Tensor) -> None:
-        self._module.set_rng_state(state, number)
+        self._call("set_rng_state", state, number)
 
     def _named(self, index: int) -> str:
         """Return the name of another device of this kind."""
         kind, numbered, _ = self.name.partition(":")
         return f"{kind}:{index}" if numbered else kind
+
+    def _function(self, name: str) -> Any:
+        """Return a function of torch's module, or of its part about random numbers; None if it has none."""
+        return getattr(self._module, name, None) or getattr(getattr(self._module, "random", None), name, None)
+
+    def _call(self, name: str, *given: Any) -> Any:
+        """Return the result of a function of torch's module; None if it has none."""
+        function = self._function(name)
+        return None if function is None else function(*given)
+
+
+def _precisions(module: Any) -> frozenset[str]:
+    """Return the formats that torch's module for a kind of device supports."""
+    if (supported := getattr(module, "get_amp_supported_dtype", None)) is not None:
+        return frozenset({"fp32", *(FORMATS[each] for each in supported() if each in FORMATS)})
+    has_bf16 = getattr(module, "is_bf16_supported", None)
+    return frozenset({"fp32", "fp16", *(["bf16"] if has_bf16 is not None and has_bf16() else [])})
+
+
+def total_memory(module: Any, index: int) -> int:
+    """Return the bytes of memory of a device, by torch's module for its kind; 0 if that does not know."""
+    properties = getattr(module, "get_device_properties", None)
+    return int(getattr(properties(index), "total_memory", 0)) if properties is not None else 0
 
 
 class CudaDevice(AcceleratorDevice):
@@ -216,7 +250,7 @@ class MpsDevice(TorchDevice):
     """Apple's GPU through Metal."""
 
     def __init__(self) -> None:
-        super().__init__("mps", DeviceCapabilities("mps", frozenset({"fp32", "fp16", "bf16"})))
+        super().__init__("mps", DeviceCapabilities("mps", frozenset({"fp32", "fp16", "bf16"}), exchanges=False))
 
     def memory(self) -> Memory:
         """Return Metal's figures; it records no peak."""
@@ -248,6 +282,18 @@ def _checked(found: dict[str, Any]) -> RandomStates:
     if problems:
         raise ValueError(f"{INVALID}: {listed(problems)}")
     return saved
+
+
+def _try_state(device: str, state: Tensor) -> None:
+    """Set the state of a new generator. Raises what torch raises if the state is invalid.
+
+    Does nothing for a kind of device whose generators torch cannot make.
+    """
+    try:
+        generator = torch.Generator(device)
+    except RuntimeError:
+        return
+    generator.set_state(state)
 
 
 def encode_state(state: Tensor) -> str:

@@ -6,18 +6,23 @@ kind does in another way is a method of a subclass.
 
 from __future__ import annotations
 
+import os
 import platform
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from attrs import frozen
 
-from hexloop.adapters.device.torch import AcceleratorDevice, CpuDevice, CudaDevice, MpsDevice
-from hexloop.ports.device import Device
+from hexloop.adapters.device.torch import AcceleratorDevice, CpuDevice, CudaDevice, MpsDevice, total_memory
+from hexloop.domain.wording import variable_truth
+from hexloop.ports.device import Device, DeviceCapabilities
 
 GIBIBYTE = 2**30
+USE_XLA = "USE_TORCH_XLA"
 GET_TORCH = "https://pytorch.org/get-started/locally"
 
 
@@ -29,6 +34,22 @@ class Missing:
     advice: str | None = None
 
 
+@cache
+def import_error(package: str) -> Exception | None:
+    """Import a package that adds a kind of device to torch; return the error, if it cannot be imported."""
+    try:
+        import_module(package)
+    except Exception as error:  # such packages raise anything where their driver is missing
+        return error
+    return None
+
+
+@cache
+def is_installed(package: str) -> bool:
+    """Return whether a package is installed, without importing it."""
+    return find_spec(package.partition(".")[0]) is not None
+
+
 @frozen
 class Kind:
     """A kind of device.
@@ -36,6 +57,7 @@ class Kind:
     name: torch's. make: returns the adapter of the device with a number. numbered: devices have numbers ("cuda:0").
     together: a single process may train on all of them, each on a part of the batch. module: torch's module of the
     kind, by default that of its name. computes_on: the name that torch has for the device, if it is another one.
+    packages: those that add the kind to torch when they are imported. compiler: the usual backend of torch.compile.
     """
 
     name: str
@@ -44,6 +66,8 @@ class Kind:
     together: bool = False
     module: Any = None
     computes_on: str | None = None
+    packages: tuple[str, ...] = ()
+    compiler: str = "inductor"
 
     @property
     def functions(self) -> Any:
@@ -52,6 +76,8 @@ class Kind:
 
     def is_available(self) -> bool:
         """Return whether this machine has such devices; False without the package that brings torch's module."""
+        if not all(is_installed(each) and import_error(each) is None for each in self.packages):
+            return False
         return (self.module is not None or hasattr(torch, self.name)) and bool(self.functions.is_available())
 
     def count(self) -> int:
@@ -60,11 +86,27 @@ class Kind:
 
     def describe(self, number: int) -> str:
         """Return what the device with this number is, for people."""
-        memory = self.functions.get_device_properties(number).total_memory / GIBIBYTE
-        return f"{self.functions.get_device_name(number)}, {memory:.0f} GiB"
+        named = getattr(self.functions, "get_device_name", None)
+        described = self.name if named is None else str(named(number))
+        memory = total_memory(self.functions, number) / GIBIBYTE
+        return f"{described}, {memory:.0f} GiB" if memory else described
 
     def missing(self) -> Missing | None:
         """Return why there is none; None if that is not worth a word."""
+        return self.broken()
+
+    def broken(self) -> Missing | None:
+        """Return which package of the kind is installed and cannot be imported; None if there is no such package."""
+        for package in filter(is_installed, self.packages):
+            if (error := import_error(package)) is not None:
+                reason = str(error).strip().partition("\n")[0]
+                name = package.partition(".")[0]
+                advice = f"install the {name} that was built for torch {torch.__version__}, or remove it"
+                return Missing(f"{package} cannot be imported ({type(error).__name__}: {reason})", advice)
+        return None
+
+    def report(self) -> str | None:
+        """Return what the kind's runtime counts, for people; None if it has no such report."""
         return None
 
     def chosen(self, local_rank: int) -> str:
@@ -116,13 +158,75 @@ class Metal(Kind):
         return Missing("available on Macs only")
 
 
+class Xla(Kind):
+    """The device of XLA, of which a process has one. USE_TORCH_XLA, a variable of accelerate, turns it off."""
+
+    def is_available(self) -> bool:
+        """Return whether torch_xla can be imported, and is not turned off."""
+        return _xla_is_on() and all(is_installed(each) and import_error(each) is None for each in self.packages)
+
+    def broken(self) -> Missing | None:
+        """Return that torch_xla cannot be imported, unless it is turned off."""
+        return super().broken() if _xla_is_on() else None
+
+    def count(self) -> int:
+        """Return 1 if it is there."""
+        return int(self.is_available())
+
+    def describe(self, number: int) -> str:
+        """Return on what XLA runs, for people."""
+        return f"XLA on {import_module('torch_xla.runtime').device_type()}"
+
+    def report(self) -> str:
+        """Return torch_xla's counts of compilations, transfers and operations that XLA lacks."""
+        return str(import_module("torch_xla.debug.metrics").metrics_report())
+
+    def chosen(self, local_rank: int) -> str:
+        """Return the name of the device of this process."""
+        return f"{self.name}:0"
+
+
+def _xla_is_on() -> bool:
+    return variable_truth(USE_XLA, os.environ.get(USE_XLA, "1"))
+
+
+def _xla(_number: int) -> Device:
+    device: Device = import_module("hexloop.adapters.device.torch.xla").XlaDevice()
+    return device
+
+
+def _by_package(name: str, *packages: str, precisions: tuple[str, ...] = (), compiler: str = "inductor") -> Kind:
+    """Return the row of a kind that packages add to torch. precisions: by default those that torch's module states."""
+    able = DeviceCapabilities(name, frozenset(precisions), pins_memory=True) if precisions else None
+    return Kind(name, partial(AcceleratorDevice, name, capabilities=able), packages=packages, compiler=compiler)
+
+
 KINDS: dict[str, Kind] = {
     each.name: each
     for each in (
-        Cuda("cuda", CudaDevice, together=True),
+        Xla("xla", _xla, packages=("torch_xla",)),
         Metal("mps", lambda _number: MpsDevice(), numbered=False),
+        _by_package("mlu", "torch_mlu"),
+        _by_package("sdaa", "torch_sdaa"),
+        _by_package("musa", "torch_musa"),
+        _by_package("npu", "torch_npu"),
+        _by_package(
+            *("hpu", "habana_frameworks.torch", "habana_frameworks.torch.distributed.hccl"),
+            precisions=("fp32", "bf16"),  # it has no scaler of gradients, which fp16 needs
+            compiler="hpu_backend",
+        ),
+        Cuda("cuda", CudaDevice, together=True),
         Kind("xpu", partial(AcceleratorDevice, "xpu")),
+        _by_package("neuron", "torch_neuronx", precisions=("fp32", "bf16"), compiler="neuron"),
         Kind("cpu", lambda _number: CpuDevice(), numbered=False),
     )
 }
-"""By name, in the order in which they are preferred."""
+"""By name, in the order in which they are preferred, which is that of transformers and accelerate."""
+
+
+def known_kinds() -> Mapping[str, Kind]:
+    """Return the table, with the accelerator that a program has registered with torch, if it is no row of it."""
+    registered = torch.accelerator.current_accelerator()
+    if registered is None or registered.type in KINDS:
+        return KINDS
+    return {registered.type: Kind(registered.type, partial(AcceleratorDevice, registered.type)), **KINDS}

@@ -39,7 +39,7 @@ Row: TypeAlias = Callable[[OptimizerSpec], ClassAndOptions]
 BUILT_IN = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "adafactor")
 """The names that work without passing a class."""
 
-FUSED_ON = ("cpu", "cuda", "mps", "xpu")
+FUSED_ON = ("cpu", "cuda", "hpu", "mps", "xpu")
 """Device types for which torch has a fused AdamW."""
 
 
@@ -70,6 +70,32 @@ def choose_optimizer(
 
 def _adamw(spec: OptimizerSpec, **further: bool) -> ClassAndOptions:
     return AdamW, {"lr": spec.learning_rate, "betas": spec.betas, "eps": spec.epsilon, **further}
+
+
+def _adamw_npu(spec: OptimizerSpec) -> ClassAndOptions:
+    try:
+        from torch_npu.optim import NpuFusedAdamW
+    except ImportError:
+        _refuse(
+            spec.name,
+            "is not supported: it is of torch_npu, the package for Ascend devices, which cannot be imported",
+            "install it, or choose adamw_torch_fused",
+            ImportError,
+        )
+    return NpuFusedAdamW, _adamw(spec)[1]
+
+
+def _adamw_xla(spec: OptimizerSpec) -> ClassAndOptions:
+    try:
+        from torch_xla.amp.syncfree import AdamW as SyncFreeAdamW
+    except ImportError:
+        _refuse(
+            spec.name,
+            "is not supported: it is of torch_xla, which cannot be imported",
+            "install hexloop[xla], or choose adamw_torch",
+            ImportError,
+        )
+    return SyncFreeAdamW, _adamw(spec)[1]
 
 
 def _rate_only(optimizer_class: type[Any]) -> Row:
@@ -140,10 +166,8 @@ OPTIMIZERS: Mapping[str, Row] = MappingProxyType(
         "adagrad": _rate_only(Adagrad),
         "rmsprop": _rate_only(RMSprop),
         "adafactor": _adafactor,
-        "adamw_torch_xla": _unsupported("it is for TPUs, which hexloop does not support yet", "choose adamw_torch"),
-        "adamw_torch_npu_fused": _unsupported(
-            "it is for Ascend devices, which hexloop does not support", "choose adamw_torch"
-        ),
+        "adamw_torch_xla": _adamw_xla,
+        "adamw_torch_npu_fused": _adamw_npu,
         "adamw_anyprecision": _unsupported(
             "its package, torchdistx, is no longer maintained", "choose adamw_torch with bf16=True, or stable_adamw"
         ),

@@ -14,6 +14,7 @@ from hexloop.adapters.batches.torch.reproduction import rows_to_keep
 from hexloop.adapters.batches.torch.structure import row_count
 from hexloop.adapters.evaluator.torch.evaluator import EvaluationOptions, Modes, PredictionStep, TorchEvaluator
 from hexloop.adapters.evaluator.torch.gathering import SingleRank, TruncatedRanks
+from hexloop.adapters.evaluator.torch.tracing import TracedModel, warn_of_no_trace
 from hexloop.adapters.trainable.torch.forward import (
     cache_name,
     forward_parameters,
@@ -37,6 +38,7 @@ from hexloop.app.assembly.torch.transfer import batch_transfer, checked_batches
 from hexloop.app.calling import refuse_metrics
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.evaluation import EvalLoopOutput, PredictionOutput
+from hexloop.ports.device import Device
 from hexloop.ports.learner import HALF_FORMATS
 
 __all__ = ["EvalLoopOutput", "PredictionOutput", "TorchEvaluator"]
@@ -115,9 +117,13 @@ def make_evaluator(
     model = _prepared_model(parts) if parts.run is None else _model_in_training(parts)
     if not sharded:
         model = wrap(model)
+    if args.jit_mode_eval:
+        model = _traced(model, sharded)
     own_order = parts.rules.own_order
     rows = expected_rows(loader) if own_order else example_count(loader)
     transfer = checked_batches(parts, loader, batch_transfer(parts, parts.hooks.predicts_any_batch))
+    if adapters.device.capabilities.records:
+        transfer = _flushing(adapters.device, transfer)
     loader = evaluation_batches(parts, loader)
     options = EvaluationOptions(
         prefix=prefix,
@@ -152,6 +158,24 @@ def make_evaluator(
         ranks if own_order else TruncatedRanks(ranks, kept, args.eval_batch_size),
         modes=cast(Modes | None, parts.modes),
     )
+
+
+def _flushing(device: Device, transfer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return what starts the operations of a batch before it moves the next one."""
+
+    def flush_and_transfer(batch: Any) -> Any:
+        device.flush()
+        return transfer(batch)
+
+    return flush_and_transfer
+
+
+def _traced(model: Any, sharded: bool) -> Any:
+    """Return a model that is traced when it is first called, unless it cannot be."""
+    if sharded or not isinstance(model, torch.nn.Module):
+        warn_of_no_trace("a sharded model cannot be traced" if sharded else "the model is not a torch.nn.Module")
+        return model
+    return TracedModel(model)
 
 
 def _model_in_training(parts: TrainerParts) -> Any:

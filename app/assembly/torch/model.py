@@ -30,11 +30,12 @@ from hexloop.app.arguments.choices import DebugOption
 from hexloop.app.assembly.framework import Observer
 from hexloop.app.assembly.learner import RunLearner
 from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.devices import runtime_report
 from hexloop.app.engines import engine_for
 from hexloop.app.joining import join
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.evaluation import BestMetric, best_metric_named
-from hexloop.domain.events import EpochBegan
+from hexloop.domain.events import EpochBegan, EpochEnded, Evaluated
 from hexloop.domain.loop import StandardLearner
 from hexloop.domain.schedules import ADAPTIVE, schedule_named, shape_named
 from hexloop.ports.device import Device
@@ -67,8 +68,22 @@ def place_model(model: Any, args: TrainingArguments, device: Device, moves: bool
     if args.activation_checkpointing:
         _checkpoint_activations(unwrapped(model), args.activation_checkpointing_kwargs)
     if moves:
+        shared = _shared_parameters(model)
         model.to(device.name)
+        for first, *others in shared:  # on some devices, each becomes a parameter of its own
+            for module, name in others:
+                setattr(module, name, first[0]._parameters[first[1]])
     return model
+
+
+def _shared_parameters(model: Any) -> list[list[tuple[Any, str]]]:
+    """Return the modules and names under which a model has the same parameter, for each that has several."""
+    places: dict[int, list[tuple[Any, str]]] = {}
+    for module in unwrapped(model).modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                places.setdefault(id(parameter), []).append((module, name))
+    return [found for found in places.values() if len(found) > 1]
 
 
 @contextmanager
@@ -88,11 +103,19 @@ def patched(model: Any, args: TrainingArguments, processing_class: Any) -> Itera
             patches.callback(add_embedding_noise(inner, args.neftune_noise_alpha))
         if DebugOption.UNDERFLOW_OVERFLOW in args.debug:
             patches.callback(OverflowWatch().watch(inner))
+        if DebugOption.TPU_METRICS_DEBUG in args.debug and args.should_log:
+            observers.append(dict.fromkeys((EpochEnded, Evaluated), lambda _: _print_report(args.device_name)))
         if args.past_index >= 0:
             past = PastOutputs(args.past_index, training=True)
             patches.callback(past.attach(model))
             observers.append({EpochBegan: lambda _: past.forget()})
         yield observers
+
+
+def _print_report(device: str) -> None:
+    """Print what the device's runtime counts, as transformers does."""
+    if (report := runtime_report(device)) is not None:
+        print(report)
 
 
 def with_past(index: int, step: Callable[..., Any]) -> Callable[..., Any]:

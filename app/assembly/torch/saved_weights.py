@@ -21,6 +21,7 @@ from hexloop.app.assembly.state import is_sharded
 from hexloop.app.assembly.torch.state import (
     model_state,
     named_weights,
+    on_host,
     own_class,
     save_sharded,
     separated,
@@ -85,6 +86,7 @@ class SavedWeights:
         else:
             named: Mapping[str, Any] | None = None if state_dict is None else weights_to_write(self.model, state_dict)
             named = named_weights(self.model) if named is None else named
+            named = {**named, **on_host(self.model, named)}
             tensors = {name: tensor.detach().contiguous() for name, tensor in named.items()}
             tensors |= separated(tensors)
             save_file(tensors, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})

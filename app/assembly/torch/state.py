@@ -90,9 +90,32 @@ def weights_to_write(model: Any, state_dict: Mapping[str, Any] | None = None) ->
     if state_dict is not None:
         names = fitting_names(state_dict, own)
         named = {names[name]: value for name, value in state_dict.items()}
-    copies = separated(named, tied=partial(is_derived, model))
+    hosted = on_host(model, named)
+    named = {**named, **hosted}
+    copies = hosted | separated(named, tied=partial(is_derived, model))
     changes = state_dict is not None or bool(copies) or any(map(wrapped_as, model.modules()))
     return {**named, **copies} if changes else None
+
+
+def on_host(model: Any, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return host copies of the tensors without memory that a file could be written from, a tied parameter once."""
+    found = {name: each for name, each in tensors.items() if isinstance(each, Tensor) and not _has_memory(each)}
+    if not found:
+        return {}
+    parameters = by_own_names(model, dict(model.named_parameters(remove_duplicate=False)))
+    copies: dict[int, Tensor] = {}
+    return {
+        name: copies.setdefault(id(parameters.get(name, each)), each.detach().cpu()) for name, each in found.items()
+    }
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    """Return whether a tensor has memory of its own, as one of XLA or of another class does not."""
+    try:
+        tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return tensor.device.type == "meta" or type(tensor) not in (Tensor, torch.nn.Parameter)
+    return True
 
 
 def separated(tensors: Mapping[str, Any], tied: Callable[[str], bool] = lambda name: False) -> dict[str, Tensor]:

@@ -115,14 +115,13 @@ def _(bench: Bench) -> None:
 def _(bench: Bench) -> None:
     with bench.warned("tpu_metrics_debug", "debug='tpu_metrics_debug'"):
         assert bench.arguments(tpu_metrics_debug=True).debug == ["tpu_metrics_debug"]
-    assert "is for TPUs" in bench.remark(debug="tpu_metrics_debug")
+    assert "is for devices of XLA" in bench.remark(debug="tpu_metrics_debug")
 
 
 GONE: dict[str, tuple[Any, Any, str]] = {
     "tpu_num_cores": (8, None, "train on GPUs or a CPU"),
     "mp_parameters": ("partitions=2", "", "run the script by itself"),
     "ray_scope": ("all", "last", "leave it out"),
-    "jit_mode_eval": (True, False, "set torch_compile=True"),
 }
 """A value that requests something, one that does not, and the alternative."""
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tests.end_to_end.arguments.bench import Bench, Recording, shows
-from tests.end_to_end.small.models import net, rows
+from tests.end_to_end.small.models import Net, net, rows
 
 
 @shows("eval_strategy")
@@ -133,6 +133,21 @@ def _(bench: Bench) -> None:
     assert model.handed[4:] == [None, 5.0]
     bench.trained({"model": forgetful})
     assert forgetful.handed == [None] * 4
+
+
+@shows("jit_mode_eval")
+def _(bench: Bench) -> None:
+    calls = list[bool]()
+
+    class Counting(Net):
+        def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+            calls.append(torch.jit.is_tracing())  # type: ignore[attr-defined,no-untyped-call]
+            return super().forward(x, labels)
+
+    with bench.warned("jit_mode_eval", "set torch_compile=True"):
+        made = bench.trainer({"model": Counting()}, jit_mode_eval=True)
+    made.evaluate()
+    assert calls == [False, True]
 
 
 def _accuracies(*values: float) -> Any:

@@ -135,7 +135,7 @@ def test_dictionaries_equal_transformers() -> None:
         (ours.to_sanitized_dict(), theirs.to_sanitized_dict()),
     ):
         assert own <= mine.keys()
-        assert [str(mine.pop(name)) for name in DISCOURAGED_ARGUMENTS] == ["None", "False", "-1"]
+        assert [str(mine.pop(name)) for name in DISCOURAGED_ARGUMENTS] == ["None", "False", "False", "-1"]
         assert {name: value for name, value in mine.items() if name not in own} == {
             name: reference[name] for name in mine.keys() - own
         }

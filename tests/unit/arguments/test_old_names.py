@@ -69,7 +69,6 @@ RENAMED: list[tuple[str, Any, dict[str, Any]]] = [
     ("mp_parameters", {}, {}),
     ("ray_scope", "last", {}),
     ("use_ipex", True, {}),
-    ("jit_mode_eval", False, {}),
     ("use_legacy_prediction_loop", True, {}),
 ]
 
@@ -88,7 +87,6 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("torchdynamo", "aot_cudagraphs", "choose 'cudagraphs'"),
     ("sharded_ddp", "zero_dp_4", "did you mean 'zero_dp_3'?"),
     ("ray_scope", "all", "leave it out"),
-    ("jit_mode_eval", True, "set torch_compile=True"),
 ]
 
 
@@ -364,7 +362,6 @@ READ: list[tuple[str, dict[str, Any], Any]] = [
     ("mp_parameters", {}, ""),
     ("ray_scope", {}, "last"),
     ("use_ipex", {}, False),
-    ("jit_mode_eval", {}, False),
     ("use_legacy_prediction_loop", {}, False),
 ]
 
@@ -385,8 +382,8 @@ def test_table_reads_every_old_name() -> None:
 SETTERS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("set_lr_scheduler", {"name": "cosine", "warmup_ratio": 0.1}, {"warmup_steps": 0.1}),
     ("set_lr_scheduler", {"warmup_ratio": 0.0, "warmup_steps": 7}, {"warmup_steps": 7}),
-    ("set_evaluate", {"strategy": "epoch", "jit_mode": False}, {"eval_strategy": "epoch"}),
-    ("set_testing", {"batch_size": 3, "jit_mode": False}, {"per_device_eval_batch_size": 3}),
+    ("set_evaluate", {"strategy": "epoch", "jit_mode": True}, {"eval_strategy": "epoch", "jit_mode_eval": True}),
+    ("set_testing", {"batch_size": 3, "jit_mode": True}, {"jit_mode_eval": True}),
 ]
 
 
@@ -398,16 +395,12 @@ def test_setters_accept_old_keywords(name: str, given: dict[str, Any], modern: d
     assert len(warned) == 1
 
 
-@pytest.mark.filterwarnings("ignore:.* is an argument of earlier releases:FutureWarning")
-def test_setter_rejects_removed_features() -> None:
-    """An old keyword for an unsupported feature is rejected, and nothing is set."""
-    made = TrainingArguments("out")
-    with pytest.raises(ConfigurationError, match=r"jit_mode_eval=True.*torch_compile"):
-        made.set_evaluate(strategy="epoch", jit_mode=True)
-    assert changed(made) == {}
-
-
-KEPT_VALUES: dict[str, Any] = {"logging_dir": "logs", "overwrite_output_dir": True, "past_index": 1}
+KEPT_VALUES: dict[str, Any] = {
+    "logging_dir": "logs",
+    "overwrite_output_dir": True,
+    "jit_mode_eval": True,
+    "past_index": 1,
+}
 
 
 @pytest.mark.parametrize("name", DISCOURAGED_ARGUMENTS)

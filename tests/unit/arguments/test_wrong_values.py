@@ -74,7 +74,6 @@ WRONG: dict[str, tuple[Any, str]] = {
     "hub_strategy": ("every-save", "there is no such choice; did you mean 'every_save'?"),
     "include_for_metrics": (["input"], "there is no such choice; did you mean 'inputs'?"),
     "include_num_input_tokens_seen": ("some", "there is no such choice; choose 'all', 'non_padding' or 'no'"),
-    "jit_mode_eval": (True, "torch.jit is superseded by torch.compile; set torch_compile=True, or leave it out"),
     "label_names": NAMES,
     "label_smoothing_factor": BELOW_ONE,
     "learning_rate": NOT_NEGATIVE,

@@ -19,6 +19,7 @@ from hexloop.app.assembly.checkpoint_files import CheckpointFiles, is_run_file
 from hexloop.app.assembly.storage import storage_for
 from hexloop.app.assembly.torch.saved_weights import policy_of
 from hexloop.app.assembly.torch.transformers_checkpoints.files import (
+    DEVICE_STREAMS,
     OPTIMIZER,
     RANDOM,
     SCALER,
@@ -62,7 +63,7 @@ def export_checkpoint(
     os.makedirs(os.fspath(to), exist_ok=True)
     staging = tempfile.mkdtemp(prefix=".unfinished-", dir=os.fspath(to))
     try:
-        _write(source, staging)
+        _write(source, staging, manifest.environment.get("device", "cuda"))
         os.chmod(staging, 0o755)
         os.rename(staging, target)
     except ValueError as error:
@@ -74,7 +75,7 @@ def export_checkpoint(
     return target
 
 
-def _write(source: CheckpointFiles, folder: str) -> None:
+def _write(source: CheckpointFiles, folder: str, device: str) -> None:
     state = source.run_state()
     of_model = [path for path in source.files if path not in NOT_COPIED and not is_run_file(path)]
     for path in policy_of(source.run_setup().get("weights")).exported(of_model):
@@ -85,7 +86,7 @@ def _write(source: CheckpointFiles, folder: str) -> None:
     write_pickled(folder, SCHEDULER, schedule)
     if scaler := _parts(source, "scaler"):
         write_pickled(folder, SCALER, json_value(scaler["scaler"]))
-    write_pickled(folder, RANDOM, _random_state_dict(_parts(source, "random")))
+    write_pickled(folder, RANDOM, _random_state_dict(_parts(source, "random"), device))
     with open(os.path.join(folder, TRAINER_STATE), "w", encoding="utf-8") as file:
         json.dump(_trainer_state(source, state), file, indent=2, sort_keys=True)
 
@@ -125,8 +126,11 @@ def _copy(source: CheckpointFiles, path: str, folder: str) -> None:
 # Conversion
 
 
-def _random_state_dict(parts: dict[str, Part]) -> dict[str, Any]:
-    """Return the random states that a device exported, as transformers saves them in a single process."""
+def _random_state_dict(parts: dict[str, Part], device: str) -> dict[str, Any]:
+    """Return the random states that a device exported, as transformers saves them in a single process.
+
+    transformers saves those of some kinds of devices only.
+    """
     version, words, gauss = json_value(parts["python"])
     kind, keys, position, has_gauss, cached = json_value(parts["numpy"])
     streams: dict[str, Any] = {
@@ -134,8 +138,9 @@ def _random_state_dict(parts: dict[str, Part]) -> dict[str, Any]:
         "numpy": (kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached),
         "cpu": decode_state(json_value(parts["torch"])),
     }
-    if "device" in parts:
-        streams["cuda"] = decode_state(json_value(parts["device"])).to(torch.uint8)
+    kind = device.partition(":")[0]
+    if "device" in parts and kind in DEVICE_STREAMS:
+        streams[kind] = decode_state(json_value(parts["device"])).to(torch.uint8)
     return streams
 
 

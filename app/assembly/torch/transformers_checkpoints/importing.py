@@ -24,6 +24,7 @@ from hexloop.app.assembly.storage import storage_for
 from hexloop.app.assembly.torch.saved_weights import policy_for_files
 from hexloop.app.assembly.torch.transformers_checkpoints.files import (
     ARGUMENTS,
+    DEVICE_STREAMS,
     OPTIMIZER,
     RANDOM,
     RANDOM_OF_FIRST,
@@ -229,11 +230,11 @@ def _streams(found: dict[str, Any]) -> list[Part]:
         json_part("numpy", [kind, keys.tolist(), int(position), int(has_gauss), float(cached)]),
         json_part("torch", encode_state(found["cpu"])),
     ]
-    gpus: Tensor | list[Tensor] | None = found.get("cuda")
-    if isinstance(gpus, Tensor):
-        return [*parts, json_part("device", encode_state(gpus))]
-    if gpus is not None:
-        parts += [json_part("device", encode_state(gpus[0])), json_part("devices", [*map(encode_state, gpus)])]
+    own: Tensor | list[Tensor] | None = next((found[kind] for kind in DEVICE_STREAMS if kind in found), None)
+    if isinstance(own, Tensor):
+        return [*parts, json_part("device", encode_state(own))]
+    if own is not None:
+        parts += [json_part("device", encode_state(own[0])), json_part("devices", [*map(encode_state, own)])]
     return parts
 
 
