@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from functools import wraps
+from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeAlias
 from weakref import ref
@@ -72,30 +73,18 @@ def _adamw(spec: OptimizerSpec, **further: bool) -> ClassAndOptions:
     return AdamW, {"lr": spec.learning_rate, "betas": spec.betas, "eps": spec.epsilon, **further}
 
 
-def _adamw_npu(spec: OptimizerSpec) -> ClassAndOptions:
-    try:
-        from torch_npu.optim import NpuFusedAdamW
-    except ImportError:
-        _refuse(
-            spec.name,
-            "is not supported: it is of torch_npu, the package for Ascend devices, which cannot be imported",
-            "install it, or choose adamw_torch_fused",
-            ImportError,
-        )
-    return NpuFusedAdamW, _adamw(spec)[1]
+def _adamw_of(path: str, remedy: str) -> Row:
+    """Return the row of an AdamW with torch's options, at "package.module:name"."""
 
+    def row(spec: OptimizerSpec) -> ClassAndOptions:
+        try:
+            optimizer_class = resolve_name(path)
+        except ImportError:
+            package = path.partition(".")[0]
+            _refuse(spec.name, f"is not supported: it is of {package}, which cannot be imported", remedy, ImportError)
+        return optimizer_class, _adamw(spec)[1]
 
-def _adamw_xla(spec: OptimizerSpec) -> ClassAndOptions:
-    try:
-        from torch_xla.amp.syncfree import AdamW as SyncFreeAdamW
-    except ImportError:
-        _refuse(
-            spec.name,
-            "is not supported: it is of torch_xla, which cannot be imported",
-            "install hexloop[xla], or choose adamw_torch",
-            ImportError,
-        )
-    return SyncFreeAdamW, _adamw(spec)[1]
+    return row
 
 
 def _rate_only(optimizer_class: type[Any]) -> Row:
@@ -166,8 +155,8 @@ OPTIMIZERS: Mapping[str, Row] = MappingProxyType(
         "adagrad": _rate_only(Adagrad),
         "rmsprop": _rate_only(RMSprop),
         "adafactor": _adafactor,
-        "adamw_torch_xla": _adamw_xla,
-        "adamw_torch_npu_fused": _adamw_npu,
+        "adamw_torch_xla": _adamw_of("torch_xla.amp.syncfree:AdamW", "install hexloop[xla], or choose adamw_torch"),
+        "adamw_torch_npu_fused": _adamw_of("torch_npu.optim:NpuFusedAdamW", "install it, or choose adamw_torch_fused"),
         "adamw_anyprecision": _unsupported(
             "its package, torchdistx, is no longer maintained", "choose adamw_torch with bf16=True, or stable_adamw"
         ),
