@@ -52,10 +52,18 @@ def read_options(args: EngineArguments) -> XlaFsdpOptions:
             "FSDP on XLA; the second one has none. Leave them out."
         )
     classes = given.get("transformer_layer_cls_to_wrap")
-    names = [classes] if isinstance(classes, str) else list(classes or ())
-    options = XlaFsdpOptions(
-        Units(tuple(names) or None, int(given.get("min_num_params", 0))), _truth(given, "xla_fsdp_grad_ckpt", problems)
-    )
+    names = [classes] if isinstance(classes, str) else classes or []
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        problems.append(
+            f"You set transformer_layer_cls_to_wrap={shown(classes)} in fsdp_config, but it takes the name of a class, "
+            "or a list of names."
+        )
+        names = []
+    least = str(given.get("min_num_params", 0))
+    if not least.isdecimal():
+        problems.append(f"You set min_num_params={shown(least)} in fsdp_config, but it takes a number; give 0 or more.")
+        least = "0"
+    options = XlaFsdpOptions(Units(tuple(names) or None, int(least)), _truth(given, "xla_fsdp_grad_ckpt", problems))
     if problems:
         raise ConfigurationError(problems)
     return options

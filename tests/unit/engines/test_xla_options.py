@@ -50,6 +50,20 @@ def test_all_wrong_options_are_told_at_once() -> None:
     assert len(raised.value.problems) == 5
 
 
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"min_num_params": "many"}, "min_num_params='many'.*takes a number; give 0 or more"),
+        ({"min_num_params": -1}, "takes a number"),
+        ({"transformer_layer_cls_to_wrap": 5}, "takes the name of a class, or a list of names"),
+        ({"transformer_layer_cls_to_wrap": ["A", 5]}, "takes the name of a class"),
+    ],
+)
+def test_wrong_types_are_told(config: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        read(**config)
+
+
 def test_other_devices_are_refused() -> None:
     """Before the run has a device."""
     arguments = TrainingArguments(
