@@ -117,7 +117,7 @@ def last_write(folder: str) -> float:
 
 def write_speed(folder: str) -> tuple[float, float]:
     """Return bytes per second of a snapshot through hexloop's local storage, and of plain writing plus fsync."""
-    from hexloop.adapters.snapshots.torch import allocate_like
+    from hexloop.adapters.snapshots.torch.memory import allocate_like
     from hexloop.adapters.storage.local import LocalStorage
 
     noise = torch.randint(0, 255, (3 << 28,), dtype=torch.uint8)

@@ -209,20 +209,46 @@ def busy() -> Iterator[Callable[[], None]]:
     torch.cuda.synchronize()
 
 
-def test_a_copy_waits_for_the_update_before_it_and_the_update_after_it_for_the_copy(busy: Callable[[], None]) -> None:
+@pytest.fixture(params=["room", "no room"])
+def room(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the GPU has room for a copy."""
+    if request.param == "no room":
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 1 << 30))
+    return bool(request.param == "room")
+
+
+def test_a_copy_waits_for_the_update_before_it_and_the_update_after_it_for_the_copy(
+    busy: Callable[[], None], room: bool
+) -> None:
     """With work queued on the GPU, `take` returns at once, and the copy has the values of the moment of the call."""
-    weight = nn.Parameter(torch.zeros(1 << 24, device=GPU))
+    weights: list[Tensor] = [nn.Parameter(torch.zeros(1 << 20, device=GPU)) for _ in range(16)]
+    weights.append(nn.Parameter(torch.zeros(64, 32, device=GPU).T))
     snapshots = TorchSnapshots()
-    parts = [tensor_part("weight", weight)]
+    parts = [tensor_part(f"weight.{number}", weight) for number, weight in enumerate(weights)]
     snapshots.reserve({"model": parts})()
     for step in range(1, 6):
         with torch.no_grad():
             busy()
-            weight.fill_(step)
-            (taken,) = snapshots.take("model", parts)
+            torch._foreach_zero_(weights)
+            torch._foreach_add_(weights, step)
+            taken = snapshots.take("model", parts)
             if step > 1:  # the first calls load kernels, for which CUDA waits
                 assert not torch.cuda.current_stream().query(), "taking a copy waited for the GPU"
             snapshots.wait_before_update()
-            weight.fill_(-1.0)
-        copied = torch.frombuffer(bytearray(taken.read()), dtype=torch.float32)
-        assert torch.equal(copied, torch.full_like(copied, step))
+            torch._foreach_zero_(weights)
+        for part in taken:
+            copied = torch.frombuffer(bytearray(part.read()), dtype=torch.float32)
+            assert torch.equal(copied, torch.full_like(copied, step))
+
+
+def test_memory_of_a_staged_copy_is_free_again(room: bool) -> None:
+    """A copy takes memory of the GPU only if there is room, and only until it has arrived."""
+    weight = torch.ones(1 << 24, device=GPU)
+    parts = [tensor_part("weight", weight)]
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    (taken,) = TorchSnapshots().take("model", parts)
+    taken.read()
+    torch.cuda.synchronize()
+    assert torch.cuda.max_memory_allocated() - before == (weight.nbytes if room else 0)
+    assert torch.cuda.memory_allocated() == before

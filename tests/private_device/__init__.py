@@ -58,6 +58,10 @@ def _module(extension: Any) -> Any:
     module.get_device_name = lambda index: f"Pretend {index}"
     module.get_device_properties = lambda index: SimpleNamespace(total_memory=MEMORY)
     module.empty_cache = lambda: None
+    module.mem_get_info = lambda device: (MEMORY - extension.memory_allocated(number(device)), MEMORY)
+    module.Stream, module.Event = torch.Stream, torch.Event
+    module.current_stream = lambda device=NAME: torch.Stream(torch.device(NAME, number(device)))
+    module.stream = lambda stream: stream
     module.manual_seed_all = manual_seed_all
     module.manual_seed = lambda seed: extension.default_generator(extension.current_device()).manual_seed(seed)
     module.get_rng_state = lambda device=NAME: extension.default_generator(number(device)).get_state()

@@ -203,6 +203,9 @@ at::Tensor& set_from_part(
   return at::cpu::set_(self, std::move(source), offset, size, stride);
 }
 
+// The device has done all work when a call returns, so no stream can still use the memory.
+void record_stream(at::Tensor&, c10::Stream) {}
+
 // Operations
 
 std::atomic<int64_t> calls{0};
@@ -234,6 +237,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("view", &at::native::view);
   m.impl("_reshape_alias", &at::native::_reshape_alias);
   m.impl("resize_", &resize_);
+  m.impl("record_stream", &record_stream);
   m.impl("set_.source_Storage", &set_from_storage);
   m.impl("set_.source_Storage_storage_offset", &set_from_part);
   m.impl("_copy_from", &copy_from);

@@ -11,10 +11,13 @@ from torch import Tensor
 
 from hexloop import TrainingArguments
 from hexloop.adapters.device.torch import AcceleratorDevice
+from hexloop.adapters.snapshots.torch import TorchSnapshots
+from hexloop.adapters.trainable.torch.serialization import tensor_part
 from hexloop.app.command_line.doctor import _devices
 from hexloop.app.testing.contracts.devices import DeviceContract
 from hexloop.ports.device import Device
 from tests.contracts import test_torch as on_cpu
+from tests.contracts.test_snapshots import OfTensors
 from tests.end_to_end.small.models import net, rows
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
 from tests.private_device import MEMORY, NAME, register
@@ -89,6 +92,47 @@ class TestRunningLoss(on_cpu.TestRunningLoss):
 
 class TestTorchEvaluator(on_cpu.TestTorchEvaluator):
     device_name = DEVICE
+
+
+# Snapshots
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device has too little memory left for a copy."""
+    monkeypatch.setattr(getattr(torch, NAME), "mem_get_info", lambda device: (0, MEMORY))
+
+
+class TestSnapshots(OfTensors):
+    device_name = DEVICE
+
+
+@pytest.mark.usefixtures("full")
+class TestSnapshotsWithoutRoom(OfTensors):
+    device_name = DEVICE
+
+
+def memory_of_a_copy() -> int:
+    """Return how many bytes of the device a copy of 4 MiB takes; check the copy."""
+    weight = torch.arange(1 << 20, dtype=torch.float32).to(DEVICE)
+    device = AcceleratorDevice(NAME)
+    device.forget_peak_memory()
+    before = device.memory()
+    (taken,) = TorchSnapshots().take("model", [tensor_part("weight", weight)])
+    assert bytes(taken.read()) == bytes(weight.cpu().numpy().data)
+    assert device.memory().used == before.used
+    return device.memory().peak - before.used
+
+
+def test_a_copy_is_staged_on_the_device() -> None:
+    """It takes as much memory there as the tensors, and none afterwards."""
+    assert memory_of_a_copy() == 1 << 22
+
+
+@pytest.mark.usefixtures("full")
+def test_a_copy_takes_no_memory_of_a_full_device() -> None:
+    """It goes to pinned memory directly."""
+    assert memory_of_a_copy() == 0
 
 
 # Training
