@@ -63,6 +63,10 @@ test-transformers-%: $(RELEASES)/%/installed
 	$(<D)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not matrix" \
 		$(shell grep -rl transformers --include="test_*.py" tests/unit tests/contracts tests/end_to_end)
 
+# Tests with another release of torch on the CPU, as in `make test-torch-2.14.1`; nothing of CUDA is installed.
+test-torch-%: $(RELEASES)/torch-%/installed
+	$(<D)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not matrix" tests/unit tests/contracts
+
 # Tests that need a GPU, which other targets skip.
 test-gpu: export HEXLOOP_GPU = required
 test-gpu: $(VENV)/with-test
@@ -115,6 +119,14 @@ $(RELEASES)/%/installed: tests/releases/%.txt pyproject.toml constraints.txt
 	sed "s/==.*/==/" $< | grep -vFf - constraints.txt | cat $< - > $(@D)/constraints.txt
 	$(@D)/bin/python -m pip install --constraint $(@D)/constraints.txt hatchling editables setuptools
 	$(@D)/bin/python -m pip install --constraint $(@D)/constraints.txt --no-build-isolation --editable ".[test]"
+	touch $@
+
+$(RELEASES)/torch-%/installed: tests/xla/environment.txt tests/xla/stand_ins.py pyproject.toml
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	sed '/^torch_xla/d; s/^torch==.*/torch==$*/' $< > $(@D)/packages.txt
+	$(@D)/bin/python -m pip install --no-deps --requirement $(@D)/packages.txt
+	$(@D)/bin/python tests/xla/stand_ins.py $(@D)/lib/python*/site-packages
+	$(@D)/bin/python -m pip install --no-deps --no-build-isolation --editable .
 	touch $@
 
 # An environment of the tests in tests/ecosystem or tests/trackers: torch, the packages of its list, and hexloop as it is
