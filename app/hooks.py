@@ -119,6 +119,13 @@ class Hooks:
         return self.clip_grad_norm.overridden or self.get_grad_norm.overridden
 
     @property
+    def within_a_pass(self) -> tuple[str, ...]:
+        """The names of the user's methods that run within forward, backward, clipping or the update."""
+        names = ("training_step", "compute_loss", "compute_loss_context_manager", "autocast_smart_context_manager",
+                 "prepare_inputs", "prepare_input", "clip_grad_norm", "get_grad_norm")  # fmt: skip
+        return tuple(self._methods[name][0].__name__ for name in names if getattr(self, name).overridden)
+
+    @property
     def provides_windows(self) -> bool:
         """Whether the user provides or counts the micro-batches of an optimizer step."""
         return self.get_batch_samples.overridden or self.get_num_items_in_batch.overridden

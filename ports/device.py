@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from attrs import frozen
@@ -16,7 +16,7 @@ class DeviceCapabilities:
 
     precisions: the names of the number formats that it supports. pins_memory: copies from pinned memory do not wait.
     exchanges: processes on such devices can exchange tensors. records: it runs nothing before it is flushed, or a value
-    is read.
+    is read. captures: it can `capture` operations.
     """
 
     kind: str
@@ -24,6 +24,7 @@ class DeviceCapabilities:
     pins_memory: bool = False
     exchanges: bool = True
     records: bool = False
+    captures: bool = False
 
 
 @frozen
@@ -48,6 +49,12 @@ class Device(Protocol):
 
     def flush(self) -> None:
         """Start the operations that were recorded, on a device that does not run each at once; does not wait."""
+
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Record the operations that `run` starts, without executing them; return what executes them.
+
+        They then read and write the same memory as if `run` had executed them. Called only on a device that `captures`.
+        """
 
     def memory(self) -> Memory:
         """Return the memory in use, without a device synchronization."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from attrs import evolve, frozen
@@ -51,6 +51,10 @@ class SimulatedDevice:
 
     def flush(self) -> None:
         """No-op: nothing is recorded."""
+
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Return `run`: it computes in Python, and does the same when it is called again."""
+        return run
 
     def memory(self) -> Memory:
         """Return what is allocated."""

@@ -145,6 +145,11 @@ class HexloopArguments(JournalArguments, BoardArguments, PreemptionArguments, Gu
         end. A warning that names the worker and the data comes after 2 minutes in any case.
     predictions_folder: a folder in which evaluation keeps the arrays of predictions, labels and inputs as memory-mapped
         files, deleted together with the arrays. It allows evaluations that are larger than memory.
+    capture_step: record the operations of a training step (forward, backward, clipping, update) on the device, and
+        replay them for every further batch of the same shapes, so that the host starts a few operations a step in place
+        of hundreds. Python code of the model and of a loss function runs only while it is recorded; what cannot be
+        recorded runs as usual, with a warning. With torch_compile, clipping and the update are compiled as well, also
+        on devices that cannot record.
     save_async: write checkpoints in the background instead of making training wait. It takes memory for another copy of
         the weights and the optimizer state. With a callback that overrides `on_save`, or a Trainer that overrides
         `save_model`, training waits regardless.
@@ -184,6 +189,11 @@ class HexloopArguments(JournalArguments, BoardArguments, PreemptionArguments, Gu
     )
     predictions_folder: str | None = argument(
         default=None, help="folder in which evaluation keeps predictions as memory-mapped files; in memory if unset"
+    )
+    capture_step: bool = argument(
+        default=False,
+        help="record the operations of a training step once for each kind of batch, and replay them; with "
+        "torch_compile, compile clipping and the update",
     )
     save_async: bool = argument(default=True, help="write checkpoints in the background, without making training wait")
     save_when_busy: str = argument(

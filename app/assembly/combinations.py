@@ -63,6 +63,10 @@ OF_WHOLE_SHAPES = ("adafactor", "stable_adamw")
 """Optimizers whose updates use rows and columns, or the norm of a whole parameter."""
 
 
+RECORDING_MODES = ("reduce-overhead", "max-autotune")
+"""Modes of torch.compile in which it records graphs itself."""
+
+
 def _updates_whole_matrices(name: str) -> bool:
     """Return whether an optimizer projects, quantizes or updates whole tensors, one at a time."""
     return name.startswith(("galore", "apollo", "lomo", "adalomo", "paged")) or "bit" in name or "bnb" in name
@@ -86,6 +90,47 @@ REFUSALS = (
         "auto_find_batch_size=True in a run of several processes",
         "processes with enough memory would wait for the one that ran out of it",
         "set per_device_train_batch_size to one that fits",
+    ),
+    Refusal(
+        lambda setting: (
+            setting.args.capture_step
+            and not setting.device.captures
+            and (setting.device.records or not setting.args.torch_compile)
+        ),
+        "capture_step=True on the device {device.kind}",
+        "it cannot record operations",
+        "leave it out, or on a device without a runtime of its own set torch_compile=True, with which gradient "
+        "clipping and the update are compiled",
+    ),
+    Refusal(
+        lambda setting: setting.args.capture_step and setting.parallelism.name != "single",
+        "capture_step=True with the parallelism {parallelism.name}",
+        "only the step of one process on one device is recorded",
+        "leave it out, or train on one device",
+    ),
+    Refusal(
+        lambda setting: setting.args.capture_step and setting.precision == "fp16",
+        "capture_step=True with the precision fp16",
+        "this process must read after every step whether a gradient has overflowed",
+        "choose bf16, or leave it out",
+    ),
+    Refusal(
+        lambda setting: setting.args.capture_step and rules_of(setting.args) is TRANSFORMERS,
+        "capture_step=True with reproduce='transformers'",
+        "its learning rates are rounded as tensors are, and those of transformers are not",
+        "leave one of them out",
+    ),
+    Refusal(
+        lambda setting: setting.args.capture_step and setting.args.past_index >= 0,
+        "capture_step=True with past_index={args.past_index}",
+        "the outputs that are passed from step to step would stay those of the step that was recorded",
+        "leave one of them out",
+    ),
+    Refusal(
+        lambda setting: setting.args.capture_step and setting.args.torch_compile_mode in RECORDING_MODES,
+        "capture_step=True with torch_compile_mode={args.torch_compile_mode}",
+        "the compiler then records the model by itself",
+        "leave the mode out, or choose 'max-autotune-no-cudagraphs'",
     ),
     Refusal(
         lambda setting: setting.args.bf16_full_eval and "bf16" not in setting.device.precisions,
@@ -351,6 +396,7 @@ def log_ineffective_arguments(args: TrainingArguments) -> None:
 
 NEEDS = {
     "auto_find_batch_size": "kept_on_host",
+    "capture_step": "compiled",
     "full_determinism": "flags",
     "include_num_input_tokens_seen": "counters",
     "label_smoothing_factor": "label_smoother",

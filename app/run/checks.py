@@ -21,7 +21,7 @@ from hexloop.domain.checkpoints.reading import checkpoint_steps
 from hexloop.domain.errors import ConfigurationError, MissingCheckpointError, StorageError
 from hexloop.domain.ranks import run_on_all_ranks, run_on_rank0
 from hexloop.domain.schedules import check_schedule
-from hexloop.domain.wording import Problem, shown
+from hexloop.domain.wording import Problem, enumeration, shown
 from hexloop.ports.collectives import Json
 from hexloop.ports.storage import Storage
 
@@ -107,9 +107,21 @@ def refuse_optimizer(parts: TrainerParts, total_steps: int) -> None:
     with refusals:
         refuse_unsavable_generation(parts)
     with refusals:
+        refuse_uncaptured_methods(parts)
+    with refusals:
         if parts.makes_scheduler:
             check_schedule(parts.args, total_steps)
     refusals.settle()
+
+
+def refuse_uncaptured_methods(parts: TrainerParts) -> None:
+    """Raise ConfigurationError if `capture_step` would call methods of the user's only while a step is recorded."""
+    if parts.args.capture_step and (names := parts.hooks.within_a_pass):
+        raise ConfigurationError(
+            f"capture_step=True cannot be used with {enumeration(names)} overridden: Python code in a step runs only "
+            "while it is recorded, and not at each step; pass compute_loss_func, a function of tensors, or leave "
+            "capture_step out."
+        )
 
 
 def refuse_missing_checkpoint(parts: TrainerParts, folder: str) -> None:

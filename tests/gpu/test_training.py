@@ -83,6 +83,47 @@ def test_a_compiled_model_trains_as_the_model_itself(tf32: bool | None, used: st
     assert trainer.state.global_step == 16
 
 
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"optim": "adamw_torch"}, {"optim": "sgd"}, {"bf16": True}, {"gradient_accumulation_steps": 2},
+     {"torch_compile": True, "tf32": False}, {"torch_compile": True, "tf32": False, "optim": "adamw_torch"}],
+    ids=str,
+)  # fmt: skip
+def test_captured_steps_train_as_others(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses differ by the rounding of learning rates at most; passes, clipping and updates are replayed."""
+    replays = 0
+    replay = torch.cuda.CUDAGraph.replay
+
+    def counted(graph: torch.cuda.CUDAGraph) -> None:
+        nonlocal replays
+        replays += 1
+        replay(graph)
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", counted)
+    losses = []
+    for captured in (False, True):
+        trainer = small_trainer(
+            tmp_path / str(captured), use_cpu=False, num_train_epochs=6, capture_step=captured, **given
+        )
+        trainer.train()
+        losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+        assert (replays > 0) == captured
+    assert replays > trainer.state.global_step
+    tolerance = 1e-2 if "bf16" in given else 1e-4 if "torch_compile" in given else 1e-5
+    assert losses[1] == pytest.approx(losses[0], rel=tolerance)
+
+
+def test_captured_steps_resume_exactly(tmp_path: Path) -> None:
+    """With dropout, a run that resumes at step 7 ends with the weights of one that was not interrupted."""
+    found = []
+    given: dict[str, Any] = {"use_cpu": False, "num_train_epochs": 5, "save_strategy": "steps", "save_steps": 7}
+    for resume in (None, str(tmp_path / "checkpoint-7")):
+        trainer = small_trainer(tmp_path, parts={"model": net(0.3)}, capture_step=True, **given)
+        trainer.train(resume_from_checkpoint=resume)
+        found.append({name: each.detach().cpu() for name, each in trainer.model.state_dict().items()})
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
 class Counting(TrainerCallback):
     """Counts operations that make the process wait for the GPU, from one step to another."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -64,6 +64,13 @@ class TorchDevice:
 
     def flush(self) -> None:
         """No-op: operations are started at once."""
+
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Raise ConfigurationError: PyTorch cannot record operations on this device."""
+        raise ConfigurationError(
+            f"The device {self.name} cannot record operations; leave capture_step out, or set torch_compile=True, with "
+            "which gradient clipping and the update are compiled instead."
+        )
 
     def memory(self) -> Memory:
         """Return zeros: PyTorch does not measure memory on this device."""
@@ -243,7 +250,19 @@ class CudaDevice(AcceleratorDevice):
         if torch.version.cuda is not None and torch.cuda.get_device_capability(index) >= (8, 0):
             precisions.add("tf32")
         kind = "rocm" if torch.version.hip else "cuda"
-        super().__init__("cuda", index, DeviceCapabilities(kind, frozenset(precisions), pins_memory=True))
+        able = DeviceCapabilities(kind, frozenset(precisions), pins_memory=True, captures=True)
+        super().__init__("cuda", index, able)
+        self._captured: Any = None
+
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Record a CUDA graph. All graphs of this device take temporary memory from one pool, and run one by one."""
+        if self._captured is None:
+            self._captured = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may allocate pinned memory and wait for events meanwhile, as loaders and saves do.
+        with torch.cuda.graph(graph, pool=self._captured, capture_error_mode="thread_local"):
+            run()
+        return graph.replay
 
 
 class MpsDevice(TorchDevice):

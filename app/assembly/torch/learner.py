@@ -11,6 +11,7 @@ import torch
 from hexloop.adapters.evaluator.torch.evaluator import Modes
 from hexloop.adapters.losses.torch import RunningLoss, TorchLosses, TorchWindowValues
 from hexloop.adapters.precision.plain import ForwardAlone
+from hexloop.adapters.trainable.torch.capture import CapturedLearner
 from hexloop.adapters.trainable.torch.reproduction import TransformersTrainable
 from hexloop.adapters.trainable.torch.trainable import (
     LOCAL_ITEM_SUM,
@@ -22,6 +23,7 @@ from hexloop.adapters.trainable.torch.trainable import (
 from hexloop.app.assembly.learner import RunLearner, SynchronisingLearner, WindowState
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.torch.losses import LossChoice, is_only_forward_in_half, item_sum, window_items
+from hexloop.app.assembly.torch.model import compiled
 from hexloop.app.assembly.torch.state import layout_of
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.loop import StandardLearner
@@ -69,12 +71,37 @@ def make_learner(parts: TrainerParts, wrapped: Any, choice: LossChoice, after: C
         precision = parts.adapters.precision
         if is_only_forward_in_half(parts):
             precision = ForwardAlone(precision)
-        standard = kind(trainable, precision, parallelism, before, after, parts.backward)
+        if parts.args.capture_step:
+            standard = _captured(parts, trainable, before, after)
+        else:
+            standard = kind(trainable, precision, parallelism, before, after, parts.backward)
 
     def count_items(window: Sequence[Any]) -> object:
         return resolved_count(standard.count_items(window))
 
     return RunLearner(standard, standard, windows, WindowState(), modes, trainable, count_items)
+
+
+def _captured(
+    parts: TrainerParts, trainable: TorchTrainable, before: Callable[[], None], after: Callable[[], None]
+) -> CapturedLearner:
+    """Return the learner of `capture_step`. Raises ConfigurationError for what cannot be captured."""
+    args, adapters = parts.args, parts.adapters
+    if parts.backward is not None:
+        raise ConfigurationError(
+            "capture_step=True cannot be used with a backward pass of your own (accelerator.backward or "
+            "accelerator.gradient_accumulation_steps was assigned), whose Python code would run only while it is "
+            "recorded; leave one of them out."
+        )
+    return CapturedLearner(
+        trainable,
+        adapters.precision,
+        adapters.parallelism,
+        before,
+        after,
+        record=adapters.device.capture if adapters.device.capabilities.captures else None,
+        compiling=partial(compiled, args=args) if args.torch_compile else None,
+    )
 
 
 def _transformers_trainable(parts: TrainerParts, wrapped: Any, compute: Any) -> TransformersTrainable:

@@ -14,6 +14,7 @@ from hexloop.adapters.device.torch import CpuDevice
 from hexloop.domain.errors import NotFiniteError
 from hexloop.testing import SimulatedDevice
 from tests.end_to_end.arguments.bench import Bench, Recording, shows
+from tests.end_to_end.small.recording import RecordingCpu
 from tests.end_to_end.small.trainers import same_weights, weights
 
 
@@ -157,6 +158,15 @@ def _(bench: Bench) -> None:
         ("eager", None),
         ("inductor", "max-autotune"),
     ]
+
+
+@shows("capture_step")
+def _(bench: Bench) -> None:
+    device = RecordingCpu()
+    found = bench.weights({"device": device}, capture_step=True, optim="adamw_torch_fused", num_train_epochs=3)
+    assert device.replayed > 0
+    assert same_weights(found, bench.weights(optim="adamw_torch_fused", num_train_epochs=3))
+    assert "capture_step=True on the device cpu, but it cannot record operations" in bench.refusal(capture_step=True)
 
 
 @shows("use_liger_kernel")

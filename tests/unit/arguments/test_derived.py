@@ -128,6 +128,7 @@ def test_dictionaries_equal_transformers() -> None:
     own |= {"rendezvous_timeout", "checkpoint_key", "outbox_grace", "logger_grace", "board_control"}
     own |= {"reproduce", "predictions_folder", "journal", "interrupts", "stop_file", "stop_after", "stop_margin"}
     own |= {"on_nonfinite", "on_spike", "spike_factor", "nonfinite_limit", "dataloader_timeout"}
+    own |= {"capture_step"}
     assert {name for group in HexloopArguments.__mro__ for name in vars(group).get(GROUP, ())} == own
     for mine, reference in (
         (ours.to_dict(), theirs.to_dict()),

@@ -20,7 +20,7 @@ from hexloop.ports.device import DeviceCapabilities
 
 PAGE = Path(__file__).parents[3] / "docs" / "combinations.md"
 
-GPU = DeviceCapabilities("cuda", frozenset({"fp32", "tf32", "bf16", "fp16"}))
+GPU = DeviceCapabilities("cuda", frozenset({"fp32", "tf32", "bf16", "fp16"}), captures=True)
 
 Chosen = Mapping[str, Any]
 
@@ -54,6 +54,7 @@ FEATURES: Mapping[str, Chosen] = {
     "`bf16`": {"bf16": True},
     "`fp16`": {"fp16": True},
     "`torch_compile`": {"torch_compile": True},
+    "`capture_step`": {"capture_step": True},
     "AdamW, SGD and the like": {"optim": "adamw_torch"},
     "Adafactor": {"optim": "adafactor"},
     "StableAdamW": {"optim": "stable_adamw"},
@@ -63,7 +64,7 @@ FEATURES: Mapping[str, Chosen] = {
 }
 
 WORDS = {
-    "args": SimpleNamespace(local_rank="*n*"),
+    "args": SimpleNamespace(local_rank="*n*", past_index="*n*", torch_compile_mode="*mode*"),
     "device": SimpleNamespace(kind="*device*"),
     "parallelism": SimpleNamespace(name="*engine*"),
     "precision": "*format*",
