@@ -337,7 +337,7 @@ def saves(small: bool, rounds: int) -> Iterator[Row]:
 
 def resume(small: bool, rounds: int) -> Iterator[Row]:
     """Seconds from `train(resume_from_checkpoint=True)` to the end of the first step."""
-    work = Work(partial(gpt2, small), lambda length: Sequences(length, 16), 0, 0)
+    work = Work(partial(gpt2, small), lambda _length: Sequences(4 * BATCH, 16), 0, 0)
     for library in ("hexloop", "transformers"):
         with tempfile.TemporaryDirectory(prefix="hexloop-bench-") as folder, silence(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
