@@ -63,7 +63,8 @@ test-transformers-%: $(RELEASES)/%/installed
 	$(<D)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not matrix" \
 		$(shell grep -rl transformers --include="test_*.py" tests/unit tests/contracts tests/end_to_end)
 
-# Tests with another release of torch on the CPU, as in `make test-torch-2.14.1`; nothing of CUDA is installed.
+# Tests with another release of torch and the packages of the tests, as in `make test-torch-2.14.1`: on the CPU, and
+# without the packages of CUDA.
 test-torch-%: $(RELEASES)/torch-%/installed
 	$(<D)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not matrix" tests/unit tests/contracts
 
@@ -121,10 +122,10 @@ $(RELEASES)/%/installed: tests/releases/%.txt pyproject.toml constraints.txt
 	$(@D)/bin/python -m pip install --constraint $(@D)/constraints.txt --no-build-isolation --editable ".[test]"
 	touch $@
 
-$(RELEASES)/torch-%/installed: tests/xla/environment.txt tests/xla/stand_ins.py pyproject.toml
+$(RELEASES)/torch-%/installed: $(VENV)/with-test tests/xla/stand_ins.py
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	sed '/^torch_xla/d; s/^torch==.*/torch==$*/' $< > $(@D)/packages.txt
-	$(@D)/bin/python -m pip install --no-deps --requirement $(@D)/packages.txt
+	$(VENV)/bin/python -m pip freeze --exclude-editable --all | sed '/^torch==/d' > $(@D)/packages.txt
+	$(@D)/bin/python -m pip install --no-deps --requirement $(@D)/packages.txt torch==$* pyelftools==0.32
 	$(@D)/bin/python tests/xla/stand_ins.py $(@D)/lib/python*/site-packages
 	$(@D)/bin/python -m pip install --no-deps --no-build-isolation --editable .
 	touch $@
