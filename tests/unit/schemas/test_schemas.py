@@ -79,6 +79,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "missing": ({"inner": [{}]}, "inner[0].class: it is missing"),
     "unknown": ({"inner": [{"class": "", "kind": 1}]}, "inner[0]: unknown entries 'kind'"),
     "no object": ({"inner": [5], "free": 5}, "inner[0]: 5 is not a JSON object; free: 5 is not a list"),
+    "no list": ({"rates": {"a": 1}}, "rates: {'a': 1} is not a list"),
     "fraction": ({"counts": {"a": 1.0}}, "counts['a']: 1.0 is not a whole number"),
     "no dictionary": ({"entries": [], "counts": {1: 1}}, "counts: {1: 1} is not a JSON object; entries: [] is not"),
     "one": ({"flag": 1}, "flag: 1 is not true or false"),
