@@ -11,7 +11,7 @@ from attrs import frozen
 
 from hexloop.domain import events
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.state import RunState
+from hexloop.domain.state import Cause, RunState
 from hexloop.domain.wording import Problem
 from hexloop.ports.batches import Evaluator
 from hexloop.ports.process import Clock
@@ -36,8 +36,11 @@ class PredictionOutput(NamedTuple):
     metrics: dict[str, float] | None
 
 
-CLOCK_READINGS = ("runtime", "per_second")
-"""The ends of the names of logged values that differ between any two runs: those of `speed_metrics`."""
+UTILISATION = "mfu"
+"""The name under which model FLOP utilisation is logged."""
+
+CLOCK_READINGS = ("runtime", "per_second", UTILISATION, *(cause.logged_as for cause in Cause))
+"""The ends of the names of logged values that differ between any two runs: of speeds, and of shares of time."""
 
 MEMORY_READING = "_mem_"
 """A part of the name of every reading of the memory."""

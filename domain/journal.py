@@ -8,6 +8,8 @@
 | `logged` | `step`, `values`, `random` |
 | `save` | `phase`, `checkpoint`; once published also `weights`, a digest for each file of weights |
 | `irregular` | `step`, `what` ("loss", "gradient norm" or "spike"), `value`, `reaction`, and the window; see below |
+| `goodput` | `step`, `seconds` of the whole run by cause; see `hexloop.domain.goodput` |
+| `profile` | `first` and `last` (steps that were recorded), `trace` and `table` (files in the folder of the run) |
 | `paused` | `step` |
 | `command` | of the board: `sequence`, `action`, `by`, `outcome` and `step`, `checkpoint` or `reason` |
 | `ended` | `step`, `stopped`, `reasons`; only `step` if an error ended the run |

@@ -250,6 +250,7 @@ def _log(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
     if state.learning_rate is not None:
         values["learning_rate"] = state.learning_rate
     values |= further
+    values |= run.log_figures()
     state.loss_total += total
     state.logged_step = state.step
     run.report(values)

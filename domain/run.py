@@ -125,6 +125,7 @@ class Run(Generic[Batch, Loss]):
     best: which metric decides which evaluation is the best.
     counters: called with every micro-batch that was trained on, to count tokens or floating-point operations.
     further_figures: additional totals that are logged when the run finishes.
+    log_figures: additional values of each log of a loss.
     windows: groups micro-batches into windows, one per optimizer step.
     evaluate_first: evaluate before the first step.
     around_epoch, around_finish: receive the events of an epoch, or of the end of the run, and yield them; by default
@@ -160,6 +161,7 @@ class Run(Generic[Batch, Loss]):
     best: BestMetric = field(factory=BestMetric)
     counters: Sequence[Callable[[Batch], None]] = ()
     further_figures: Callable[[], Mapping[str, float]] = dict
+    log_figures: Callable[[], Mapping[str, float]] = dict
     windows: Callable[[Generator[Batch, None, None], int], Generator[list[Batch], None, None]] = windows
     evaluate_first: bool = False
     around_epoch: Callable[[Generator[AnyEvent, None, None]], Iterator[AnyEvent]] = iter
@@ -197,6 +199,7 @@ class Run(Generic[Batch, Loss]):
         """Let go of these collaborators and of the error after the end: no cycle of references keeps what they hold."""
         self.failure = None
         self.connect(NoCheckpoints(), Guard(), LocalAgreement(self.requests), (), dict)
+        self.log_figures = dict
 
     def start_timing(self) -> None:
         """Measure speed from now on."""

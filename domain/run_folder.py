@@ -34,6 +34,9 @@ COMMANDS = f"{OWN}/commands"
 OUTBOX = f"{OWN}/outbox"
 """What has not reached a hub, a tracker or a slow storage yet, and what was removed before it did."""
 
+PROFILE = "profile"
+"""The folder of the traces and tables that `profile` asks for, beside the checkpoints."""
+
 LOG = "log.jsonl"
 """The log that `report_to="json_lines"` asks for. It is beside the checkpoints, as the files of trackers are."""
 

@@ -3,20 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 from typing import Annotated, Any
 
 from attrs import Factory, define, frozen
 
 from hexloop.domain.errors import CheckpointError, NewerSchemaError
-from hexloop.domain.ranges import LONGEST_NAME, BatchSize, Count, FolderName, Holding, Seed, TrackerName
+from hexloop.domain.ranges import LONGEST_NAME, BatchSize, Count, Finite, FolderName, Holding, Seed, TrackerName
 
 SCHEMA_VERSION = 1
 
 MOST_TRACKERS = 100
 
+LONGEST_TIME = 1e12
+"""Seconds that no run takes."""
+
+READINGS = ("time_spent",)
+"""The fields of the run state that are readings of the clock."""
+
 
 def _are_few(trackers: Mapping[str, str]) -> bool:
     return len(trackers) <= MOST_TRACKERS and all(len(name) <= LONGEST_NAME for name in trackers)
+
+
+def _is_time(seconds: float) -> bool:
+    return 0 <= seconds < LONGEST_TIME
+
+
+Seconds = Annotated[float, Holding("a time in seconds", _is_time)]
+
+
+class Cause(StrEnum):
+    """What the time of a run goes into.
+
+    STEP: optimizer steps; all others are lost to them. DATA: waiting for batches. SAVING: checkpoints and copies in
+    memory. EVALUATING, COMPILING: evaluations, and compiling programs. STARTING: the way to the first step. RESTARTING:
+    what was done after the checkpoint that the run resumed from, or the copy that it returned to, and the time until
+    its next step. PAUSED: by a request. OTHER: callbacks, logs, and the program that drives the run.
+    """
+
+    STEP = "step"
+    DATA = "data"
+    SAVING = "saving"
+    EVALUATING = "evaluating"
+    COMPILING = "compiling"
+    STARTING = "starting"
+    RESTARTING = "restarting"
+    PAUSED = "paused"
+    OTHER = "other"
+
+    @property
+    def logged_as(self) -> str:
+        """The name under which its share is logged."""
+        return "goodput" if self is Cause.STEP else f"badput_{self.value}"
+
+
+def _have_causes(times: Mapping[str, float]) -> bool:
+    return times.keys() <= {*Cause}
+
+
+@frozen
+class TimeSpent:
+    """What the wall time of a run went into, up to a moment.
+
+    seconds: by the names of causes. until: the moment, in seconds since the epoch.
+    """
+
+    seconds: Annotated[dict[str, Seconds], Holding("times by cause", _have_causes)]
+    until: Finite
 
 
 @frozen
@@ -57,6 +111,7 @@ class RunState:
     epoch_ended: the end of the current epoch was announced; some of the actions due at it may still be missing.
     history: everything that was logged. callbacks: the states of stateful callbacks.
     trackers: what identifies the run for each logger that said so, by the logger's name.
+    time_spent: what the time of the run went into, if that is measured.
     """
 
     run: str = ""
@@ -93,6 +148,7 @@ class RunState:
     history: list[dict[str, Any]] = Factory(list)
     callbacks: dict[str, Any] = Factory(dict)
     trackers: Annotated[dict[str, TrackerName], Holding("a few names", _are_few)] = Factory(dict)
+    time_spent: TimeSpent | None = None
 
     def begin_next_epoch(self) -> None:
         """Move to the first sample of the next epoch."""

@@ -18,13 +18,13 @@ from hexloop.domain.events import AnyEvent, StepEnded, TrainBegan, TrainEnded
 from hexloop.domain.loop import train
 from hexloop.domain.run import Run
 from hexloop.domain.run_folder import RUN_STATE
-from hexloop.domain.state import RunState
+from hexloop.domain.state import READINGS, RunState
 from hexloop.ports.storage import File
 
 Cut = Callable[[AnyEvent], bool]
 """Return whether to save a checkpoint and interrupt the run at this event."""
 
-NOT_COMPARED = ("run", "parent_checkpoint", "best_checkpoint", "gradient_norm")
+NOT_COMPARED = ("run", "parent_checkpoint", "best_checkpoint", "gradient_norm", *READINGS)
 """Fields of the run state that differ between two equal runs, or that are kept for checkpoints only."""
 
 DATA = ("data", "batches")

@@ -20,6 +20,7 @@ from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageEr
 from hexloop.domain.evaluation import is_reading
 from hexloop.domain.json_documents import finite_json
 from hexloop.domain.run_folder import RUN_STATE, TRAINER_STATE
+from hexloop.domain.state import READINGS
 from hexloop.ports.state import Part
 from hexloop.ports.storage import TRAINING_ARGUMENTS
 
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 NEVER_READ = (TRAINER_STATE, TRAINING_ARGUMENTS)
 """Files that are written for people and tools and never read back."""
 
-IDENTITY = {MANIFEST: ("run", "session", "ancestors", "parent"), RUN_STATE: ("run", "parent_checkpoint")}
-"""Fields that identify a run or its processes."""
+IDENTITY = {MANIFEST: ("run", "session", "ancestors", "parent"), RUN_STATE: ("run", "parent_checkpoint", *READINGS)}
+"""Fields that identify a run or its processes, or that are readings of the clock."""
 
 MAX_VALUE_LENGTH = 60
 """How many characters of a value are printed."""
