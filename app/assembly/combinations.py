@@ -405,6 +405,7 @@ NEEDS = {
     "tf32": "flags",
     "torch_compile": "compiled",
     "use_liger_kernel": "receive",
+    "profile": "profiler",
 }
 """The arguments that have an effect only by a method of the framework that is not abstract."""
 

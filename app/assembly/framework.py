@@ -24,6 +24,7 @@ from hexloop.ports.batches import Batches, Evaluator
 from hexloop.ports.device import Device
 from hexloop.ports.learner import Losses, Scheduler, WindowValues
 from hexloop.ports.parallelism import ExportableModel
+from hexloop.ports.process import Clock
 from hexloop.ports.state import Exportable, Snapshots
 
 
@@ -79,6 +80,25 @@ class RunCounters:
         """Add all pending counts to the run's state."""
         for counter in self.pending:
             counter.settle()
+
+
+class Profiler(Protocol):
+    """Records what the process and its device do in consecutive steps."""
+
+    def start(self, warmup: int, steps: int) -> None:
+        """Record `steps` steps after `warmup` steps, in which the profiler itself gets ready."""
+
+    def step(self) -> None:
+        """End a step; recording stops after the last one."""
+
+    def stop(self) -> None:
+        """Stop recording, also before the last step."""
+
+    def write_trace(self, path: str) -> None:
+        """Write what was recorded to a file on this machine, as a compressed Chrome trace in JSON."""
+
+    def table(self) -> str:
+        """Return what took longest, as lines of text."""
 
 
 class WeightsPolicy(Protocol[Parts_contra]):
@@ -358,6 +378,23 @@ class Framework(ABC, Generic[Parts]):
     def loss_figures(self, parts: Parts, losses: Losses[Any], steps: int) -> dict[str, float]:
         """Return the mean loss of a run that has ended, if it is not that of all processes."""
         return {}
+
+    # Meters
+
+    def compiling(self, device: Device, clock: Clock) -> AbstractContextManager[Callable[[], float]]:
+        """Return a context; in it, a function returns the seconds that the process has spent on compiling so far."""
+        return nullcontext(lambda: 0.0)
+
+    def peak_flops(self, parts: Parts, given: float | None) -> float | None:
+        """Return the floating-point operations per second that the devices of this process do at most in the run.
+
+        None if that is not known. given: those of one device, as the user knows them.
+        """
+        return given
+
+    def profiler(self) -> Profiler:
+        """Return what records steps."""
+        raise NotImplementedError("profile needs `profiler` of the framework.")
 
     # Evaluation
 

@@ -15,14 +15,16 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import field, frozen
 
 from hexloop.adapters.device.torch import AcceleratorDevice, CpuDevice, CudaDevice, MpsDevice, total_memory
+from hexloop.adapters.device.torch.peaks import peak_of, tpu_peak
 from hexloop.domain.wording import variable_truth
 from hexloop.ports.device import Device, DeviceCapabilities
 
 GIBIBYTE = 2**30
 USE_XLA = "USE_TORCH_XLA"
+TPU_TYPE = "TPU_ACCELERATOR_TYPE"
 GET_TORCH = "https://pytorch.org/get-started/locally"
 
 
@@ -109,6 +111,22 @@ class Kind:
         """Return what the kind's runtime counts, for people; None if it has no such report."""
         return None
 
+    def peak(self, number: int, precision: str) -> float | None:
+        """Return the floating-point operations per second that the device with this number does at most.
+
+        None if that is not known for its model, or for the format in which products are computed.
+        """
+        named = getattr(self.functions, "get_device_name", None)
+        return None if named is None else peak_of(str(named(number)), precision)
+
+    def driven(self) -> int:
+        """Return how many devices one process drives together, as one."""
+        return 1
+
+    def compile_seconds(self) -> float:
+        """Return the seconds that the kind's runtime has spent on compiling in this process, besides torch's own."""
+        return 0.0
+
     def chosen(self, local_rank: int) -> str:
         """Return the name of the device for a process with this number on its machine."""
         return f"{self.name}:{local_rank % max(1, self.count())}" if self.numbered else self.name
@@ -158,8 +176,14 @@ class Metal(Kind):
         return Missing("available on Macs only")
 
 
+@frozen
 class Xla(Kind):
-    """The device of XLA, of which a process has one. USE_TORCH_XLA, a variable of accelerate, turns it off."""
+    """The device of XLA, of which a process has one. USE_TORCH_XLA, a variable of accelerate, turns it off.
+
+    _compiled: how many programs torch_xla had compiled when its metrics were read last, and the seconds that this took.
+    """
+
+    _compiled: list[float] = field(factory=lambda: [0, 0.0], eq=False, init=False)
 
     def is_available(self) -> bool:
         """Return whether torch_xla can be imported, and is not turned off."""
@@ -180,6 +204,24 @@ class Xla(Kind):
     def report(self) -> str:
         """Return torch_xla's counts of compilations, transfers and operations that XLA lacks."""
         return str(import_module("torch_xla.debug.metrics").metrics_report())
+
+    def peak(self, number: int, precision: str) -> float | None:
+        """Return the figure of a TPU of the type that the environment names, as it does on Google Cloud."""
+        return tpu_peak(os.environ.get(TPU_TYPE, ""), precision)
+
+    def driven(self) -> int:
+        """Return the number of devices that SPMD spreads programs over; 1 without it."""
+        runtime = import_module("torch_xla.runtime")
+        return int(runtime.global_runtime_device_count() // runtime.process_count()) if runtime.is_spmd() else 1
+
+    def compile_seconds(self) -> float:
+        """Return what torch_xla's metrics say. They are read only after a compilation, because that takes a while."""
+        metrics = import_module("torch_xla.debug.metrics")
+        compiled = metrics.counter_value("UncachedCompile") or 0
+        if compiled != self._compiled[0]:
+            found = metrics.metric_data("CompileTime")
+            self._compiled[:] = [compiled, 0.0 if found is None else found[1] / 1e9]
+        return self._compiled[1]
 
     def chosen(self, local_rank: int) -> str:
         """Return the name of the device of this process."""

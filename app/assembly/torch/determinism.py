@@ -49,6 +49,11 @@ def _tf32(args: TrainingArguments, device: Device) -> bool | None:
     return True
 
 
+def computes_in_tf32() -> bool:
+    """Return whether torch now computes fp32 products in TF32, on a device that has it."""
+    return _products()[1] == "tf32"
+
+
 def _products() -> tuple[str, str]:
     """Return how torch computes fp32 products: its precision of that name, and the format, "tf32", "ieee" or "none".
 

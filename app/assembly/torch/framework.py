@@ -16,7 +16,7 @@ from hexloop.adapters.trainable.torch.optimizers import build_optimizer, decayed
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.framework import Framework
 from hexloop.app.assembly.parts import TrainerParts
-from hexloop.app.assembly.torch import accelerator, data, determinism, learner, losses, state, tensors
+from hexloop.app.assembly.torch import accelerator, data, determinism, learner, losses, meters, state, tensors
 from hexloop.app.assembly.torch import batches as run_batches
 from hexloop.app.assembly.torch import model as models
 from hexloop.app.assembly.torch.saved_weights import saved_weights
@@ -117,6 +117,9 @@ class TorchFramework(Framework[TrainerParts]):
     counters = staticmethod(run_batches.make_counters)
     numbers_of = staticmethod(tensors.numbers_of)
     loss_figures = staticmethod(learner.loss_figures)
+    compiling = staticmethod(meters.compiling)
+    peak_flops = staticmethod(meters.peak_flops)
+    profiler = staticmethod(meters.TorchProfiler)
 
     # Checkpoints
 

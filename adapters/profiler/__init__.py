@@ -1,0 +1,1 @@
+"""Adapters that record what a process and its device do."""
