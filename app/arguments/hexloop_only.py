@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from hexloop.app.arguments.conversion import above_zero, at_least, each_one_of, one_of
+from hexloop.app.arguments.conversion import NONE_WORDS, above_zero, at_least, decoded, each_one_of, one_of
 from hexloop.app.arguments.declaration import ArgumentGroup, argument, argument_group, rule
-from hexloop.domain.wording import RefusalError
+from hexloop.domain.wording import RefusalError, did_you_mean
 
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 """The signals that can stop a run; loader workers ignore all of them."""
@@ -128,8 +129,71 @@ class GuardArguments(ArgumentGroup):
     )
 
 
+WINDOW = {"wait": 5, "warmup": 2, "steps": 3}
+"""The keys of `profile`, with their defaults."""
+
+
+def _profile_window(value: Any) -> Any:
+    """Convert a number of steps, or a mapping or JSON text of one, to a mapping with all keys of a window."""
+    given = decoded(value) if isinstance(value, str) else value
+    if given is None or (isinstance(given, str) and given.lower() in NONE_WORDS):
+        return None
+    remedy = f"give a number of steps, or a mapping such as {WINDOW}"
+    if not isinstance(given, Mapping):
+        if isinstance(given, bool) or not isinstance(given, int):
+            raise RefusalError("it takes the steps to record", remedy)
+        given = {"steps": given}
+    for name, number in given.items():
+        if name not in WINDOW:
+            raise RefusalError(f"it has no key {name!r}", did_you_mean(str(name), [*WINDOW], remedy))
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise RefusalError(f"{name} is not a whole number", remedy)
+        if number < (least := int(name == "steps")):
+            raise RefusalError(f"{name} must be at least {least}", remedy)
+    return {**WINDOW, **given}
+
+
 @argument_group
-class HexloopArguments(JournalArguments, BoardArguments, PreemptionArguments, GuardArguments):
+class MeterArguments(ArgumentGroup):
+    """What a run is measured by.
+
+    log_goodput: add to each log of the loss in which share of the time since the last one the run made steps
+        (`goodput`), and in which it did something else (`badput_data`: waiting for batches, `badput_saving`,
+        `badput_evaluating`, `badput_compiling`, `badput_starting`, `badput_restarting`, `badput_paused`,
+        `badput_other`), in percent; and the model FLOP utilisation (`mfu`). At the end, the shares of the whole run are
+        among the results, over all resumes, with "train_" before their names. It costs some clock readings per step,
+        and no wait for the device.
+    peak_flops: floating-point operations per second that one device does at most in the format of the run, of which
+        `mfu` is a share. If unset, it is known for some accelerators by their name.
+    profile: record some steps with the profiler of the framework, and leave a Chrome trace and a table in the folder
+        `profile` of `output_dir`, one for each process. `wait` steps of the process pass by first, then `warmup` steps
+        in which the profiler runs and nothing is kept, then `steps` are recorded. A number is that of `steps`.
+    """
+
+    log_goodput: bool = argument(
+        default=False, help="log in percent which share of the time went into steps, what the rest went into, and mfu"
+    )
+    peak_flops: float | None = argument(
+        default=None,
+        check=above_zero,
+        help="floating-point operations per second of one device at most, for mfu; by the device's name if unset",
+    )
+    profile: dict[str, int] | str | int | None = argument(
+        default=None,
+        prepare=_profile_window,
+        help="steps to record with the profiler: their number, or a mapping with wait, warmup and steps",
+    )
+
+    @rule("peak_flops", "log_goodput")
+    def _utilisation_that_is_logged(self) -> None:
+        if self.peak_flops is not None and not self.log_goodput:
+            raise RefusalError(
+                "peak_flops is for mfu, which is logged with goodput", "set log_goodput=True, or leave peak_flops out"
+            )
+
+
+@argument_group
+class HexloopArguments(JournalArguments, BoardArguments, PreemptionArguments, GuardArguments, MeterArguments):
     """hexloop's own.
 
     reproduce: `transformers` makes a run draw the random numbers of transformers' Trainer, at the same moments, and

@@ -25,6 +25,7 @@ VALUES = ("tr_loss", "grad_norm", "model", "trial", "epoch", "ignore_keys_for_ev
 Events = Generator[AnyEvent, None, None]
 Dispatch = Callable[[AnyEvent], None]
 Report = Callable[[dict[str, float]], None]
+Watch = Callable[[Events], Events]
 
 PAUSE_INTERVAL = 1.0
 """Seconds after which a paused process communicates again, if there are others."""
@@ -46,7 +47,8 @@ class Stages:
 
     The standard version of each method goes through the events of its stage; an override has to call it.
     loader: of the training data. finish_pushes: waits for what is not published yet, after a run that was stopped, or
-    not. resumed: the location of the checkpoint that the run resumes from; None if it is new.
+    not. resumed: the location of the checkpoint that the run resumes from; None if it is new. watch: measures the time
+    between events, or returns them.
     position: epochs done when the run started, and micro-batches of the current one.
     """
 
@@ -56,13 +58,14 @@ class Stages:
     finish_pushes: Callable[[bool], None]
     resumed: str | None = field(default=None, init=False)
     dispatch: Dispatch = field(init=False)
+    watch: Watch = field(init=False)
     start_time: float = field(factory=time.time, init=False)
     position: tuple[int, int] = field(default=(0, 0), init=False)
     _pending: dict[str, Events] = field(factory=dict, init=False)
 
-    def start(self, resumed: str | None) -> None:
+    def start(self, resumed: str | None, watch: Watch) -> None:
         """Let the overridden methods carry out their stages. Called once the run is restored."""
-        self.resumed = resumed
+        self.resumed, self.watch = resumed, watch
         parts, run, state = self.parts, self.run, self.run.state
         done = state.batches > 0 and state.batches == run.plan.batches_per_epoch
         self.position = (state.epoch + 1, 0) if done else (state.epoch, state.batches)
@@ -90,8 +93,8 @@ class Stages:
                 "train() or stream() instead."
             )
         last: AnyEvent | None = None
-        with closing(events):
-            for last in events:
+        with closing(self.watch(events)) as watched:
+            for last in watched:
                 self.dispatch(last)
                 if isinstance(last, Paused):
                     wait_while_paused(self.parts)

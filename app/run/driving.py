@@ -48,7 +48,7 @@ def drive(host: RunHost, resume_from: str | bool | None, run_name: str | None = 
             host.renew_model()
         session = open_session(host, resume_from, run_name)
         dispatch, take_global_state = session.stages.dispatch, session.global_state.take
-        with closing(train(session.run)) as events:
+        with closing(session.stages.watch(train(session.run))) as events:
             for event in events:
                 try:
                     dispatch(event)

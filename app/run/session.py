@@ -27,6 +27,8 @@ from hexloop.app.run.checkpoints import RunCheckpoints, callbacks_state, mark_fi
 from hexloop.app.run.guarding import guard_messages, make_guard
 from hexloop.app.run.journal import RunJournal, journal_for, totals_over_ranks
 from hexloop.app.run.memory_metrics import MemoryStages
+from hexloop.app.run.meters import meter_for
+from hexloop.app.run.profiling import profile_steps
 from hexloop.app.run.publishing import finish_pushes_after, publishing_events
 from hexloop.app.run.step_sizes import same_global_batch
 from hexloop.app.run.tracking import RunLoggers, run_loggers
@@ -202,6 +204,7 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         host.set_active(True)
         cleanups.callback(host.set_active, False)
         parts = host.parts()
+        meter = meter_for(parts, cleanups)
         prepared = _prepare(parts, resume_from, cleanups)
         checks.refuse_inconsistent_ranks(parts)
         checks.refuse_separate_folders(parts)
@@ -242,18 +245,21 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         _attach(host, session, prepared.loader)
         restore(parts, run, checkpoints, resume_from)
         resumed = messages.resumed_from(parts.adapters.storage, resume_from, checkpoints.latest)
-        stages.start(resumed)
+        meter.attach(run, counters, resumed is not None)
+        stages.start(resumed, meter.watch)
         messages.log_start(parts, run, prepared.loader, resumed)
         messages.log_nothing_left(run, resumed, resume_from)
         cleanups.callback(prepared.journal.close)
         passes_models = reporting.start(cleanups)
         parts.dispatcher.observe(
+            meter.handlers(),
             prepared.journal.follow(run),
             _watch_outcome(host, session),
             messages.end_messages(parts, run),
             guard_messages(parts.args),
             trained.handlers(),
             _listen(parts, run, cleanups),
+            profile_steps(parts, cleanups),
             *prepared.observers,
             late=(changes_in_on_save(parts), publishing_events(parts, run, checkpoints.latest), passes_models),
         )

@@ -33,6 +33,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "mixed precision": {"bf16": True},
     "adafactor": {"optim": "adafactor"},
     "plateaus": {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 1},
+    "meters": {"log_goodput": True, "profile": {"wait": 0, "warmup": 1, "steps": 1}, "on_nonfinite": "rollback"},
     "workers": {"dataloader_num_workers": 1, "dataloader_persistent_workers": True},
 }  # fmt: skip
 

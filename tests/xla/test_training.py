@@ -169,3 +169,25 @@ def test_metrics_of_the_runtime_are_printed(tmp_path: Path, capsys: pytest.Captu
     """With debug="tpu_metrics_debug" at the end of each epoch and after each evaluation."""
     trained(tmp_path, debug="tpu_metrics_debug", max_steps=-1, num_train_epochs=2, eval_strategy="epoch")
     assert capsys.readouterr().out.count("Metric: CompileTime") == 4
+
+
+class Widening(TrainerCallback):
+    """Gives the model another layer after the fourth step, so that its program is another one."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **named: Any) -> None:
+        if state.global_step == 4:
+            model.layers.append(nn.Identity())
+            model.layers.append(nn.Tanh())
+
+
+def test_compiling_has_its_share_of_the_time(tmp_path: Path) -> None:
+    """By torch_xla's metrics: where programs are new, and nowhere else; the shares are all of the time."""
+    trainer = trained(tmp_path, callbacks=[Widening()], max_steps=8, num_train_epochs=2, log_goodput=True)
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    shares = [entry["badput_compiling"] for entry in logs]
+    assert shares[0] > 0
+    assert shares[4] > 0
+    assert shares[3] == shares[7] == 0
+    for entry in logs:
+        parts = [value for name, value in entry.items() if name.startswith(("goodput", "badput_"))]
+        assert sum(parts) == pytest.approx(100, abs=1)

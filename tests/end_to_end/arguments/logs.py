@@ -93,6 +93,19 @@ def _(bench: Bench) -> None:
     assert bench.trained({"model": Rising()}, spike_factor=2000.0, on_spike="skip", **given).state.global_step == 24
 
 
+@shows("log_goodput", "peak_flops")
+def _(bench: Bench) -> None:
+    assert bench.steps_of("goodput", log_goodput=True) == [1, 2, 3, 4]
+    assert all(share > 0 for _, share in bench.logged("mfu", log_goodput=True, peak_flops=1e12))
+    assert bench.logged("goodput") == []
+
+
+@shows("profile")
+def _(bench: Bench) -> None:
+    made = bench.trained(profile={"wait": 0, "warmup": 0, "steps": 2})
+    assert (Path(made.args.output_dir) / "profile" / "steps-1-to-2-rank-0.txt").is_file()
+
+
 @shows("include_num_input_tokens_seen")
 def _(bench: Bench) -> None:
     def seen(how: str) -> list[int]:
