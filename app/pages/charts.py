@@ -11,7 +11,9 @@ from attrs import frozen
 from hexloop.app.pages.reading import RunRecord
 from hexloop.app.pages.templates import clean
 from hexloop.app.series import MOST_GAPS, MOST_POINTS, Series, reduced
+from hexloop.domain.evaluation import UTILISATION
 from hexloop.domain.journal_index import LOSS_OF_STEP
+from hexloop.domain.state import Cause
 
 COLOURS = 8
 """How many colours curves have; those of Okabe and Ito (2008), defined in `report.css` for both themes."""
@@ -21,6 +23,9 @@ GROUPS = ("Training", "Evaluation", "Throughput", "Memory", "Other values")
 
 SPEED_OF_STEPS = "steps per second"
 """The curve that is computed from the times of the logs."""
+
+SHARES_OF_TIME = frozenset(cause.logged_as for cause in Cause)
+"""The names of what the time between two logs went into, which share a chart."""
 
 MOST_CHARTS = 60
 """How many charts a page has."""
@@ -119,6 +124,10 @@ def _place(name: str) -> tuple[int, int, str]:
         return 3, 0, name
     if name == SPEED_OF_STEPS:
         return 2, 0, name
+    if name == UTILISATION:
+        return 2, 1, name
+    if name in SHARES_OF_TIME:
+        return 2, 3, "share of the time in percent"
     if name.endswith(("per_second", "per_sec", "_runtime")) or "throughput" in name:
         return 2, 2 if name.endswith("_runtime") else 1, name
     return (1 if name.startswith(("eval_", "test_")) else 4), 0, name

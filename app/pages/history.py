@@ -12,6 +12,7 @@ from attrs import define, field, frozen
 from hexloop.app.series import MOST_STEPS, Series
 from hexloop.domain.checkpoints.manifest import step_of
 from hexloop.domain.journal_index import LOSS_OF_STEP, NOT_FINITE, Block
+from hexloop.domain.state import LONGEST_TIME, Cause
 
 MOST_SERIES = 300
 """How many names of logged values are kept."""
@@ -121,6 +122,16 @@ class IrregularStep:
     back_to: int | None
 
 
+@frozen
+class Profile:
+    """Steps that were recorded by a profiler. trace, table: the files, in the folder of the run."""
+
+    first: int
+    last: int
+    trace: str
+    table: str
+
+
 @define
 class Bounded:
     """A list whose middle is dropped when it grows too long. dropped: how many entries were."""
@@ -143,7 +154,8 @@ class RunHistory:
     defaults: of the settings that differ from them; None if the journal does not have them.
 
     series: the curves by name. times: at which time, in seconds since the epoch, a step was logged. commands: of the
-    board. irregular: steps whose loss was not usable. paused_at: the step at which the run is paused now.
+    board. irregular: steps whose loss was not usable. paused_at: the step at which the run is paused now. time_spent:
+    what the time went into, in seconds; empty if that was not measured. profiles: the steps that were recorded.
     """
 
     name: str
@@ -156,6 +168,8 @@ class RunHistory:
     times: Series = field(factory=Series)
     commands: Bounded = field(factory=Bounded)
     irregular: Bounded = field(factory=Bounded)
+    profiles: Bounded = field(factory=Bounded)
+    time_spent: Mapping[Cause, float] = field(factory=dict)
     last_step: int = 0
     paused_at: int | None = None
     total_steps: int | None = None
@@ -191,6 +205,10 @@ class RunHistory:
             self.paused_at = self.last_step
         elif kind == "command":
             self._command(note, time)
+        elif kind == "goodput":
+            self.time_spent = times_in(note.get("seconds")) or self.time_spent
+        elif kind == "profile" and (profile := profile_in(note)) is not None:
+            self.profiles.append(profile)
         elif kind == "irregular" and (found := irregular_step(note)) is not None:
             self.irregular.append(found)
             if found.back_to is not None:  # what was reported after that step is void
@@ -239,6 +257,8 @@ class RunHistory:
         self.last_step = step
         settings = note.get("settings")
         self.settings = settings if isinstance(settings, Mapping) else self.settings
+        if not self.settings.get("log_goodput"):  # an earlier session measured a part of the run only
+            self.time_spent = {}
         defaults = note.get("defaults")
         self.defaults = defaults if isinstance(defaults, Mapping) else None
         command = note.get("command")
@@ -347,6 +367,21 @@ def number_of(value: object) -> float | None:
 def step_in(value: object) -> int | None:
     """Return a count such as a step; None for anything that is not one."""
     return value if type(value) is int and 0 <= value < MOST_STEPS else None
+
+
+def times_in(value: object) -> dict[Cause, float]:
+    """Return what is known of the seconds by cause in a note; empty if a cause has no sound time."""
+    given = value if isinstance(value, Mapping) else {}
+    times = {cause: number_of(given.get(cause.value, 0.0)) for cause in Cause}
+    sound = {cause: time for cause, time in times.items() if time is not None and 0 <= time < LONGEST_TIME}
+    return sound if len(sound) == len(times) and any(sound.values()) else {}
+
+
+def profile_in(note: Mapping[str, Any]) -> Profile | None:
+    """Return the profile in a note; None if it is not sound."""
+    first, last = step_in(note.get("first")), step_in(note.get("last"))
+    trace, table = (str(note.get(name))[:LONGEST_TEXT] for name in ("trace", "table"))
+    return None if first is None or last is None else Profile(first, last, trace, table)
 
 
 def irregular_step(note: Mapping[str, Any]) -> IrregularStep | None:

@@ -24,6 +24,7 @@ from hexloop.app.pages.sections import (
     reproducing_section,
     results_section,
     saves_section,
+    time_section,
     timeline_section,
 )
 from hexloop.app.pages.templates import clean, inline
@@ -97,6 +98,7 @@ def content_of(records: Sequence[RunRecord], now: float) -> PageContent:
         Section("runs", "Runs" if len(records) > 1 else "The run", overview_section(records, now)),
         Section("curves", "Curves", _curves(records, named, len(charts))),
         Section("search", "Arguments and results", search_section(search, labels)),
+        Section("time", "Where the time went", time_section(records)),
         Section("irregular", "Losses that were not usable", irregular_section(records)),
         Section("timeline", "Time line", timeline_section(records, now)),
         Section("checkpoints", "Checkpoints", checkpoints_section(records, now)),

@@ -21,6 +21,7 @@ from hexloop.app.pages.reading import RunRecord
 from hexloop.app.pages.templates import section
 from hexloop.domain.checkpoints.survey import FolderStatus
 from hexloop.domain.redaction import is_secret_name, redacted
+from hexloop.domain.state import Cause
 
 LONGEST_VALUE = 300
 """Characters of an argument's value that are shown."""
@@ -169,6 +170,43 @@ def irregular_section(records: Sequence[RunRecord]) -> Markup:
     if not rows:
         return Markup()
     return section("irregular", rows=rows, left_out=f"{dropped:,} further steps are not listed." if dropped else "")
+
+
+CAUSES = {
+    Cause.STEP: "steps (goodput)",
+    Cause.DATA: "waiting for data",
+    Cause.SAVING: "saving",
+    Cause.EVALUATING: "evaluating",
+    Cause.COMPILING: "compiling",
+    Cause.STARTING: "starting",
+    Cause.RESTARTING: "restarting, and repeating steps",
+    Cause.PAUSED: "paused",
+    Cause.OTHER: "other: callbacks, logs, the program",
+}
+"""What the time of a run goes into, in the words of a page."""
+
+
+def time_section(records: Sequence[RunRecord]) -> Markup:
+    """Return what the time of the runs went into, and the profiles that they left; nothing if neither is known."""
+    measured = [record for record in records if record.history.time_spent]
+    rows = [(words, *(_time_cell(record, cause) for record in measured)) for cause, words in CAUSES.items()]
+    totals = ["all", *(duration_text(sum(record.history.time_spent.values())) for record in measured)]
+    profiles = [
+        (record.label, f"{each.first:,} to {each.last:,}", *(path_joined(record.folder, path) for path in paths))
+        for record in records
+        for each in record.history.profiles.entries[-MOST_ROWS:]
+        for paths in [(each.trace, each.table)]
+    ]
+    if not measured and not profiles:
+        return Markup()
+    labels = [record.label for record in measured]
+    return section("time", labels=labels, rows=[*rows, totals] if measured else [], profiles=profiles)
+
+
+def _time_cell(record: RunRecord, cause: Cause) -> str:
+    seconds = record.history.time_spent
+    part = seconds[cause]
+    return f"{part / sum(seconds.values()):.1%} ({duration_text(part)})" if part else NOT_KNOWN
 
 
 def _irregular_row(label: str, step: IrregularStep) -> tuple[str, ...]:

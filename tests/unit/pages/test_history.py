@@ -220,3 +220,27 @@ def test_a_step_that_is_left_out_voids_what_followed() -> None:
     assert (first.step, first.what, first.value, first.done, first.back_to) == (5, "the loss", "NaN", "left out", 2)
     assert first.samples == "8 to 11 of epoch 0 (in the dataset 3, 1, 4, 1)"
     assert (second.what, second.value, second.samples) == ("a loss spike", "12.5", "8 to 11 of epoch 0")
+
+
+def times(**seconds: Any) -> dict[str, Any]:
+    return {"kind": "goodput", "step": 1, "time": 1.0, "seconds": seconds}
+
+
+def test_the_last_times_count() -> None:
+    """Those of the whole run; a session that is not measured leaves none, and what is not sound changes nothing."""
+    measured = began(0, 0.0, settings={"log_goodput": True})
+    history = taken(measured, times(step=1.0), times(step=3.0, saving=1))
+    assert {cause.value: each for cause, each in history.time_spent.items() if each} == {"step": 3.0, "saving": 1.0}
+    good = taken(measured, times(step=3.0)).time_spent
+    for wrong in ({"step": -1.0}, {"step": "3"}, {"step": math.inf}, {"step": 10**400}, {"step": 0}, {"other": 1e300}):
+        assert taken(measured, times(step=3.0), times(**wrong)).time_spent == good
+    assert taken(measured, {"kind": "goodput", "seconds": [1]}).time_spent == {}
+    assert taken(measured, times(step=3.0), began(2, 9.0, settings={})).time_spent == {}
+
+
+def test_profiles_are_listed() -> None:
+    """With their steps and files; one without steps is not a profile."""
+    note = {"kind": "profile", "first": 3, "last": 4, "trace": "profile/a.json.gz", "table": "profile/a.txt"}
+    history = taken(note, {**note, "first": -1}, {**note, "last": "4"}, {**note, "trace": "x" * 10_000})
+    assert [(each.first, each.last, each.table) for each in history.profiles.entries] == [(3, 4, "profile/a.txt")] * 2
+    assert len(history.profiles.entries[1].trace) == 500

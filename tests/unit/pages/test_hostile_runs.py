@@ -33,6 +33,8 @@ def record(text: str, number: int) -> RunRecord:
         ),
         {"kind": "save", "phase": "failed", "step": 2, "error": text},
         {"kind": "irregular", "step": 2, "first_sample": 0, "samples": 1, "epoch": 0, "what": "loss", "value": text},
+        {"kind": "goodput", "step": 2, "seconds": {"step": 1.0, text: 2.0}},
+        {"kind": "profile", "first": 1, "last": 2, "trace": text, "table": text},
         {"kind": "command", "sequence": 1, "action": text, "by": text, "outcome": "failed", "reason": text},
         {"kind": "ended", "step": 2, "stopped": True, "reasons": [text]} if number else {"kind": "paused", "step": 2},
     ]
