@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from hexloop.adapters.contents.checkpoint import CheckpointContents
 from hexloop.adapters.storage.local import LocalStorage
+from hexloop.adapters.trainable.torch.any_precision import AnyPrecisionAdamW
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
 from hexloop.adapters.trainable.torch.serialization import StateDecoder
@@ -60,6 +61,8 @@ OPTIMIZERS: dict[str, Make] = {
     "Rprop": lambda of: torch.optim.Rprop(of.parameters()),
     "NAdam": lambda of: torch.optim.NAdam(of.parameters()),
     "SGD, whose momentum is not there yet": lambda of: torch.optim.SGD(of.parameters(), lr=0.1, momentum=0.5),
+    "weights of 16 bits, compensated": lambda of: AnyPrecisionAdamW(groups(of), use_kahan_summation=True),
+    "weights of 16 bits, rounded": lambda of: AnyPrecisionAdamW(groups(of), rounding="stochastic"),
     "8 bits": lambda of: EightBitMomentum(of.parameters()),
     "low rank": lambda of: LowRank(of.parameters()),
     "state dicts within, and state of the whole": lambda of: WithModule(of.parameters()),

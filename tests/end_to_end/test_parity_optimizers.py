@@ -43,8 +43,8 @@ def arguments_of(case: str, **further: Any) -> dict[str, Any]:
 
 
 def test_every_optimizer_is_compared() -> None:
-    """The cases cover every optimizer that hexloop creates."""
-    assert {case.partition(",")[0] for case in CASES} == set(BUILT_IN)
+    """The cases cover every optimizer that hexloop creates, but one: transformers' package for it is gone."""
+    assert {case.partition(",")[0] for case in CASES} == set(BUILT_IN) - {"adamw_anyprecision"}
 
 
 @pytest.mark.one_in(4)

@@ -25,7 +25,7 @@ SCALARS = frozenset({"step", "eta", "mu", "mu_product", "RMS"})
 COMMON = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum", "square_avg"})
 """The state that has its parameter's shape in all of torch's optimizers with this name."""
 
-OF_PARAMETER = COMMON | {"exp_inf", "grad_avg", "acc_delta", "ax", "prev", "step_size", "variance"}
+OF_PARAMETER = COMMON | {"exp_inf", "grad_avg", "acc_delta", "ax", "prev", "step_size", "variance", "compensation"}
 """Moments that have their parameter's shape."""
 
 FACTORS = {"row_var": -1, "col_var": -2}
@@ -37,7 +37,7 @@ AVERAGES = {"exp_avg_sq_row": -1, "exp_avg_sq_col": -2}
 STATES = frozenset({"state1", "state2"})
 """Moments of bitsandbytes, of any type; one of its optimizers stores two of them in one tensor."""
 
-CHECKED = ("torch.optim", "deepspeed", "apex", "bitsandbytes", "transformers")
+CHECKED = ("torch.optim", "deepspeed", "apex", "bitsandbytes", "transformers", "hexloop")
 """The packages whose optimizers have moments of these names, and do not check them."""
 
 PROBED = (TORCH, "transformers")

@@ -16,6 +16,7 @@ from attrs import frozen
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
+from hexloop.adapters.trainable.torch.any_precision import AnyPrecisionAdamW
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import Problem, did_you_mean, parse_truth
 
@@ -37,7 +38,7 @@ ClassAndOptions: TypeAlias = tuple[type[Any], dict[str, Any]]
 Row: TypeAlias = Callable[[OptimizerSpec], ClassAndOptions]
 """Raises ConfigurationError if the optimizer is not available."""
 
-BUILT_IN = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "adafactor")
+BUILT_IN = ("adamw_torch", "adamw_torch_fused", "adamw_anyprecision", "sgd", "adagrad", "rmsprop", "adafactor")
 """The names that work without passing a class."""
 
 FUSED_ON = ("cpu", "cuda", "hpu", "mps", "xpu")
@@ -157,9 +158,7 @@ OPTIMIZERS: Mapping[str, Row] = MappingProxyType(
         "adafactor": _adafactor,
         "adamw_torch_xla": _adamw_of("torch_xla.amp.syncfree:AdamW", "install hexloop[xla], or choose adamw_torch"),
         "adamw_torch_npu_fused": _adamw_of("torch_npu.optim:NpuFusedAdamW", "install it, or choose adamw_torch_fused"),
-        "adamw_anyprecision": _unsupported(
-            "its package, torchdistx, is no longer maintained", "choose adamw_torch with bf16=True, or stable_adamw"
-        ),
+        "adamw_anyprecision": lambda spec: (AnyPrecisionAdamW, _adamw(spec)[1]),
         "adamw_torch_4bit": _from_package("torchao", "torchao.optim.AdamW4bit"),
         "adamw_torch_8bit": _from_package("torchao", "torchao.optim.AdamW8bit"),
         "adamw_bnb_8bit": _from_package("bitsandbytes", "bitsandbytes.optim.AdamW", BITS_8),
