@@ -51,6 +51,16 @@ class FSDPOption(StrEnum):
     AUTO_WRAP = "auto_wrap"
 
 
+class ShardedDDPOption(StrEnum):
+    """Options of fairscale's sharding, which `sharded_ddp` of earlier releases took; each stands for one of `fsdp`."""
+
+    SIMPLE = "simple"
+    ZERO_DP_2 = "zero_dp_2"
+    ZERO_DP_3 = "zero_dp_3"
+    OFFLOAD = "offload"
+    AUTO_WRAP = "auto_wrap"
+
+
 class HPSearchBackend(StrEnum):
     """Libraries for hyperparameter search."""
 

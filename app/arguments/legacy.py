@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from hexloop.app.arguments.choices import DebugOption
+from hexloop.app.arguments.choices import DebugOption, ShardedDDPOption
 from hexloop.app.arguments.conversion import converter, each_one_of, one_of
 from hexloop.domain.wording import RefusalError
 
@@ -103,12 +103,12 @@ def _key_of(mapping: str, key: str, kind: Any, default: Any = None) -> LegacyArg
     return LegacyArgument(kind, f"write {mapping}={{{key!r}: ...}}", becomes, reads, adds=True)
 
 
-_FAIRSCALE = {
-    "simple": "shard_grad_op",
-    "zero_dp_2": "shard_grad_op",
-    "zero_dp_3": "full_shard",
-    "offload": "offload",
-    "auto_wrap": "auto_wrap",
+_FAIRSCALE: Mapping[str, str] = {
+    ShardedDDPOption.SIMPLE: "shard_grad_op",
+    ShardedDDPOption.ZERO_DP_2: "shard_grad_op",
+    ShardedDDPOption.ZERO_DP_3: "full_shard",
+    ShardedDDPOption.OFFLOAD: "offload",
+    ShardedDDPOption.AUTO_WRAP: "auto_wrap",
 }
 """The options of `sharded_ddp`, and the equivalent options of `fsdp`."""
 
@@ -142,7 +142,8 @@ def _apex_level_becomes(value: str, _: Given) -> Given:
 def _sagemaker_becomes(value: Any, _: Given) -> Given:
     if value not in ("", "{}", {}):  # what SageMaker passes where nothing is parallel
         raise RefusalError(
-            "SageMaker's model parallelism is no longer supported", "leave it out, and run the script by itself"
+            "SageMaker's model parallelism is no longer supported",
+            "leave it out, and shard the model by fsdp or deepspeed",
         )
     return {}
 

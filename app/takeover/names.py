@@ -84,6 +84,14 @@ EQUIVALENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 `hexloop.transformers` has them so that they work without transformers. A takeover leaves transformers' in place.
 """
 
+FORMER: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "": ("TFTrainer", "TFTrainingArguments"),
+        "trainer_utils": ("ShardedDDPOption", "default_hp_space_sigopt"),
+    }
+)
+"""Names that transformers has removed, by the module from which scripts import them: hexloop has them all the same."""
+
 PACKAGE = "transformers"
 
 HOLDERS = ("", *FAMILY, "optimization", "integrations", "integrations.integration_utils", "trainer_optimizer")
@@ -96,12 +104,17 @@ TRACKERS = "integrations.integration_utils"
 """The module of transformers whose callbacks, one per tracker, hexloop's Trainer accepts."""
 
 FAMILY_NAMES = frozenset(name for names in FAMILY.values() for name in names)
-OWN_NAMES = FAMILY_NAMES | {name for names in EQUIVALENTS.values() for name in names}
+OWN_NAMES = FAMILY_NAMES | {name for table in (EQUIVALENTS, FORMER) for names in table.values() for name in names}
 
 
 def module_name(relative: str, package: str = PACKAGE) -> str:
     """Return the full name of a module that the tables above name relative to its package."""
     return f"{package}.{relative}" if relative else package
+
+
+def relative_name(module: str) -> str:
+    """Return the name of a module of transformers, relative to its package."""
+    return module.removeprefix(PACKAGE).lstrip(".")
 
 
 def is_tested(version: str) -> bool:

@@ -25,7 +25,17 @@ from typing import Any, Self
 import hexloop
 from hexloop.app.joining import share_accelerate_state
 from hexloop.app.notices import TRANSFORMERS, put_in_force
-from hexloop.app.takeover.names import FAMILY_NAMES, HOLDERS, PACKAGE, TESTED, TRACKERS, is_tested, module_name
+from hexloop.app.takeover.names import (
+    FAMILY_NAMES,
+    FORMER,
+    HOLDERS,
+    PACKAGE,
+    TESTED,
+    TRACKERS,
+    is_tested,
+    module_name,
+    relative_name,
+)
 
 _HOLDERS = frozenset(map(module_name, HOLDERS))
 _REPLACES_PACKAGE = module_name("processing_utils")
@@ -45,8 +55,13 @@ def _is_of(name: object, *packages: str) -> bool:
     return isinstance(name, str) and name.partition(".")[0] in packages
 
 
-def _has_original(module: ModuleType, name: str) -> bool:
-    """Return whether `module` has transformers' own object of that name, or would import it when it is read."""
+def _has_original(module: ModuleType, name: str, former: Sequence[str] = ()) -> bool:
+    """Return whether `module` has transformers' own object of that name, or would import it when it is read.
+
+    former: names that it had in earlier releases.
+    """
+    if name in former and name not in vars(module):
+        return True
     if name in vars(module):
         return _is_of(getattr(vars(module)[name], "__module__", None), PACKAGE)
     return hasattr(type(module), "__getattr__") and name in vars(module).get("__all__", ())
@@ -83,7 +98,8 @@ class Replaced:
 def _replace_names(module: ModuleType) -> Undo:
     """Make the names of the family that `module` has hexloop's, and return what undoes it."""
     base = type(module)
-    properties = {name: Replaced(name) for name in FAMILY_NAMES if _has_original(module, name)}
+    former = FORMER.get(relative_name(module.__name__), ())
+    properties = {name: Replaced(name) for name in (*FAMILY_NAMES, *former) if _has_original(module, name, former)}
     if not properties:
         return lambda: None
     # A module class with __getattr__ is one whose attributes Python never reads past the properties.

@@ -12,6 +12,7 @@ from .app.arguments.choices import (
     ParallelMode as ParallelMode,
     SaveStrategy as SaveStrategy,
     SchedulerType as SchedulerType,
+    ShardedDDPOption as ShardedDDPOption,
 )
 from .app.callbacks import (
     CallbackHandler as CallbackHandler,
@@ -43,6 +44,11 @@ from .app.callbacks.trackers import (
     TrackerCallback as TrackerCallback,
     TrackioCallback as TrackioCallback,
     WandbCallback as WandbCallback,
+)
+from .app.former_names import (
+    TFTrainer as TFTrainer,
+    TFTrainingArguments as TFTrainingArguments,
+    default_hp_space_sigopt as default_hp_space_sigopt,
 )
 from .app.takeover import Takeover as Takeover, takeover as takeover
 from .domain.limits import reading_limits as reading_limits

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import hexloop
-from hexloop.app.takeover.names import EQUIVALENTS, FAMILY, OWN_NAMES, PACKAGE, STAND_INS, module_name
+from hexloop.app.takeover.names import EQUIVALENTS, FAMILY, FORMER, OWN_NAMES, PACKAGE, STAND_INS, module_name
 
 _PACKAGES = frozenset(name.rpartition(".")[0] for name in STAND_INS)
 
@@ -83,7 +83,7 @@ def _own_names(relative: str) -> frozenset[str]:
     """Return the names that a module has without transformers, all of them hexloop's."""
     if not relative:
         return OWN_NAMES
-    return frozenset((*FAMILY.get(relative, ()), *EQUIVALENTS.get(relative, ())))
+    return frozenset(name for table in (FAMILY, EQUIVALENTS, FORMER) for name in table.get(relative, ()))
 
 
 def _names(relative: str) -> list[str]:

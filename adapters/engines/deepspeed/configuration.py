@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
@@ -294,6 +294,7 @@ def _complete(config: dict[str, Any], args: EngineArguments) -> Iterator[str]:
         section, name = section_of(config, path)
         if section is not None and section.get(name) == AUTO:
             section[name] = launched_value(path)
+    _replace_apex(config)
     for name in HALF_FORMATS:
         if args.mixed_precision == name and name not in config:
             config[name] = {"enabled": True, **({"auto_cast": True} if name == "fp16" else {})}
@@ -315,6 +316,22 @@ def _complete(config: dict[str, Any], args: EngineArguments) -> Iterator[str]:
             )
 
 
+def _replace_apex(config: dict[str, Any]) -> None:
+    """Let the section of Apex, if it is on, mean DeepSpeed's own fp16, or fp32 at its level O0; warn of it."""
+    if entry(config, "amp.enabled", False) is not True:
+        return
+    is_full = str(config.pop("amp").get("opt_level", "O1")).endswith("0")
+    own = "fp32" if is_full else "DeepSpeed's own fp16"
+    warnings.warn(
+        f"amp in DeepSpeed's configuration is for Apex, which is no longer maintained; the run computes in {own}. "
+        "Write fp16 or bf16 instead.",
+        FutureWarning,
+        stacklevel=2,
+    )
+    if not is_full:
+        config.setdefault("fp16", {"enabled": True, "auto_cast": True})
+
+
 def _refused(config: dict[str, Any]) -> Iterator[str]:
     """Yield a sentence for everything that DeepSpeed cannot do, or hexloop cannot do with it."""
     stage = entry(config, "zero_optimization.stage", 0)
@@ -324,11 +341,6 @@ def _refused(config: dict[str, Any]) -> Iterator[str]:
     yield from _refused_offloads(config, stage)
     if all(entry(config, f"{name}.enabled", False) is True for name in HALF_FORMATS):
         yield "You chose fp16 and bf16 in DeepSpeed's configuration, but an engine computes in one; disable the other."
-    if entry(config, "amp.enabled", False) is True:
-        if stage > 0:
-            yield _sentence("amp.enabled", True, f"apex does not work with ZeRO stage {stage}", "use fp16 or bf16")
-        elif importlib.util.find_spec("apex") is None:
-            yield _sentence("amp.enabled", True, "the package apex is not installed", "use fp16 or bf16")
     if entry(config, QUANTIZED, False) is True:
         yield _sentence(QUANTIZED, True, "a checkpoint keeps every weight in its own format", "leave it out")
     reduction = entry(config, REDUCTION, "mean")

@@ -120,7 +120,7 @@ def _(bench: Bench) -> None:
 
 GONE: dict[str, tuple[Any, Any, str]] = {
     "tpu_num_cores": (8, None, "train on GPUs or a CPU"),
-    "mp_parameters": ("partitions=2", "", "run the script by itself"),
+    "mp_parameters": ("partitions=2", "", "shard the model by fsdp or deepspeed"),
     "ray_scope": ("all", "last", "leave it out"),
 }
 """A value that requests something, one that does not, and the alternative."""

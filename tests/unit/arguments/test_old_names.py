@@ -14,7 +14,7 @@ import attrs
 import pytest
 
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.arguments.choices import OptimizerNames
+from hexloop.app.arguments.choices import OptimizerNames, ShardedDDPOption
 from hexloop.app.arguments.data import AcceleratorConfig
 from hexloop.app.arguments.legacy import DISCOURAGED_ARGUMENTS, LEGACY_ARGUMENTS, ONLY_IF_GIVEN
 from hexloop.domain.errors import ConfigurationError
@@ -61,6 +61,8 @@ RENAMED: list[tuple[str, Any, dict[str, Any]]] = [
     ("sharded_ddp", True, {"fsdp": "shard_grad_op"}),
     ("sharded_ddp", False, {}),
     ("sharded_ddp", ["zero_dp_2", "cpu_offload"], {"fsdp": "shard_grad_op offload"}),
+    ("sharded_ddp", [ShardedDDPOption.ZERO_DP_3, ShardedDDPOption.AUTO_WRAP], {"fsdp": "full_shard auto_wrap"}),
+    ("sharded_ddp", ShardedDDPOption.SIMPLE, {"fsdp": "shard_grad_op"}),
     ("xpu_backend", "ccl", {"ddp_backend": "ccl"}),
     ("tpu_metrics_debug", True, {"debug": ["tpu_metrics_debug"]}),
     ("tpu_num_cores", None, {}),
@@ -81,9 +83,10 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("half_precision_backend", "amq", "did you mean 'amp'?"),
     ("fp16_opt_level", "O7", "choose 'O0', 'O1', 'O2' or 'O3'"),
     ("tpu_num_cores", 8, "train on GPUs or a CPU"),
-    ("mp_parameters", "partitions=2", "run the script by itself"),
-    ("mp_parameters", {"partitions": 2}, "run the script by itself"),
+    ("mp_parameters", "partitions=2", "shard the model by fsdp or deepspeed"),
+    ("mp_parameters", {"partitions": 2}, "shard the model by fsdp or deepspeed"),
     ("torchdynamo", "nvfuser", "choose 'inductor'"),
+    ("torchdynamo", "fx2trt-fp16", "choose 'tensorrt'"),
     ("torchdynamo", "aot_cudagraphs", "choose 'cudagraphs'"),
     ("sharded_ddp", "zero_dp_4", "did you mean 'zero_dp_3'?"),
     ("ray_scope", "all", "leave it out"),

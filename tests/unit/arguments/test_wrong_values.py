@@ -89,7 +89,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "max_steps": (0, "that yields zero training steps; give 1 or more, or -1 to use num_train_epochs"),
     "mp_parameters": (
         "partitions=2",
-        "SageMaker's model parallelism is no longer supported; leave it out, and run the script by itself",
+        "SageMaker's model parallelism is no longer supported; leave it out, and shard the model by fsdp or deepspeed",
     ),
     "neftune_noise_alpha": NOT_NEGATIVE,
     "num_train_epochs": NOT_NEGATIVE,

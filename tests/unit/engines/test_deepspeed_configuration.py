@@ -213,7 +213,6 @@ IMPOSSIBLE: dict[str, dict[str, Any]] = {
     "nvme_path names no folder": {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}},
     "takes none, cpu or nvme": {"zero_optimization": {"stage": 3, "offload_param": {"device": "tape"}}},
     "fp16 and bf16": {"fp16": {"enabled": True}, "bf16": {"enabled": True}},
-    "amp.enabled=True": zero(1, amp={"enabled": True}),
     "tensor_parallel.autotp_size=2": {"tensor_parallel": {"autotp_size": 2}},
     "zero_quantized_nontrainable_weights=True": {
         "zero_optimization": {"stage": 3, "zero_quantized_nontrainable_weights": True}
@@ -222,6 +221,21 @@ IMPOSSIBLE: dict[str, dict[str, Any]] = {
     "gradient_allreduce_op='median'": zero(2, gradient_allreduce_op="median"),
     "ZeRO 3 only takes means": zero(3, gradient_allreduce_op="sum"),
 }
+
+
+@pytest.mark.parametrize(("level", "half"), [("O1", "fp16"), ("O2", "fp16"), (None, "fp16"), ("O0", None)])
+def test_apex_means_deepspeeds_own_fp16(level: str | None, half: str | None) -> None:
+    """Its section is replaced, with a warning; a level without half precision means none."""
+    section = {"enabled": True, **({"opt_level": level} if level else {})}
+    with pytest.warns(FutureWarning, match="amp in DeepSpeed's configuration is for Apex"):
+        found = configured(zero(2, amp=section), fp16=half is not None)
+    assert found.half == half
+    assert "amp" not in found.values
+    assert not found.problems
+    if half:
+        with pytest.warns(FutureWarning, match="amp in DeepSpeed's configuration"):
+            (problem,) = configured(zero(2, amp=section)).problems
+        assert "fp16.enabled=True in DeepSpeed's configuration, but fp16 is False" in problem
 
 
 @pytest.mark.parametrize("said", IMPOSSIBLE)

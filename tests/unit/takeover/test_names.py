@@ -22,6 +22,25 @@ def test_every_name_is_defined_in_both_libraries(table: Any) -> None:
             assert getattr(hexloop, name).__module__.startswith("hexloop."), name
 
 
+def test_former_names_are_hexloops_alone() -> None:
+    """They are gone from transformers; each can be imported, and says what to use instead, if anything."""
+    for relative, listed in names.FORMER.items():
+        module = import_module(names.module_name(relative))
+        for name in listed:
+            assert not hasattr(module, name), name
+            assert getattr(hexloop, name).__module__.startswith("hexloop."), name
+    assert {option.value for option in hexloop.ShardedDDPOption} == {
+        "simple", "zero_dp_2", "zero_dp_3", "offload", "auto_wrap",
+    }  # fmt: skip
+    for call, remedy in (
+        (hexloop.TFTrainer, "train a model of torch with Trainer"),
+        (hexloop.TFTrainingArguments, "use TrainingArguments"),
+        (lambda: hexloop.default_hp_space_sigopt(None), "search with optuna"),
+    ):
+        with pytest.raises(ImportError, match=remedy):
+            call()
+
+
 def test_hexloop_has_no_further_class_of_the_family() -> None:
     """Every name of hexloop that a replaced module of transformers defines too is in one of the tables."""
     defined = {

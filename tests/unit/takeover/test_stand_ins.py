@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 import hexloop
-from hexloop.app.takeover.names import EQUIVALENTS, FAMILY, STAND_INS, module_name
+from hexloop.app.takeover.names import EQUIVALENTS, FAMILY, FORMER, STAND_INS, module_name
 
-OWN = [(relative, name) for table in (FAMILY, EQUIVALENTS) for relative, listed in table.items() for name in listed]
+OWN = [
+    (relative, name) for table in (FAMILY, EQUIVALENTS, FORMER) for relative, listed in table.items() for name in listed
+]
 HANDED_ON = {
     "training_args": ("str_to_bool", "_convert_str_dict"),
     "trainer_utils": ("BestRun", "TrainerMemoryTracker", "default_hp_space_optuna", "has_length", "speed_metrics"),

@@ -305,6 +305,16 @@ def test_nested_takeovers_warn_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum("is installed" in str(each.message) for each in caught) == 1
 
 
+def test_names_that_transformers_has_removed() -> None:
+    """Scripts of earlier releases import them from where they were, during a takeover only."""
+    with hexloop.takeover():
+        assert transformers.TFTrainer is hexloop.TFTrainer
+        assert trainer_utils.ShardedDDPOption is hexloop.ShardedDDPOption
+        assert trainer_utils.default_hp_space_sigopt is hexloop.default_hp_space_sigopt
+    assert not hasattr(transformers, "TFTrainer")
+    assert not hasattr(trainer_utils, "ShardedDDPOption")
+
+
 def test_reproduce_is_the_default_of_arguments() -> None:
     """Arguments that do not set `reproduce` take that of the innermost takeover that has one."""
     with hexloop.takeover(reproduce="transformers"), hexloop.takeover():
