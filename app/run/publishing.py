@@ -46,6 +46,9 @@ AFTER_A_STOP = 5.0
 KEPT_HERE = frozenset({*EARLIER.values(), LOG})
 """Files of the output folder that are hexloop's own, and are not part of a model."""
 
+SAGEMAKERS_MARKS = (".sagemaker-uploading", ".sagemaker-uploaded")
+"""The ends of the names of files that SageMaker puts beside those that it copies to its storage."""
+
 _at_exit: list[HubPublisher] = []
 """Those that are finished when the program exits, because it did not wait for a push."""
 
@@ -222,6 +225,8 @@ def push_folder(
 
     def fill(folder: Path) -> None:
         shutil.copytree(source, folder, dirs_exist_ok=True, ignore=lambda at, names: _left_out(source, at, names))
+        if "SM_TRAINING_ENV" in os.environ:
+            _ignore_marks(source, folder)
 
     push = _push_of(parts, message, [MODEL, FOLDER])
     private = push.private if private is None else private
@@ -229,9 +234,17 @@ def push_folder(
     return parts.publisher.push(push, fill)
 
 
+def _ignore_marks(source: Path, folder: Path) -> None:
+    """Name the marks of SageMaker in the .gitignore of a push, after what the output folder's own one names."""
+    own = source / ".gitignore"
+    lines = own.read_text(encoding="utf-8").splitlines() if own.is_file() else []
+    lines += [pattern for mark in SAGEMAKERS_MARKS if (pattern := f"*{mark}") not in lines]
+    (folder / ".gitignore").write_text("\n".join([*lines, ""]), encoding="utf-8")
+
+
 def _left_out(root: Path, folder: str, names: Sequence[str]) -> set[str]:
     """Return the names in a folder that are not published: checkpoints, hidden files and hexloop's own."""
-    left = {name for name in names if not _is_published(name)}
+    left = {name for name in names if not _is_published(name) or name.endswith(SAGEMAKERS_MARKS)}
     if Path(folder) == root:
         apart = ("checkpoint-", "damaged-", "replaced-")
         left |= {name for name in names if name in KEPT_HERE or name.startswith(apart)}

@@ -17,6 +17,9 @@ OPTIMIZER, SCHEDULER, SCALER = "optimizer.pt", "scheduler.pt", "scaler.pt"
 RANDOM, RANDOM_OF_FIRST = "rng_state.pth", "rng_state_0.pth"
 ARGUMENTS = "training_args.bin"
 
+SAGEMAKERS = "user_content.pt"
+"""A file of the checkpoints that were written with SageMaker's model parallelism."""
+
 DEVICE_STREAMS = ("cuda", "xla", "npu", "hpu", "mlu", "musa")
 """The kinds of devices whose random states transformers saves, each under its name."""
 

@@ -28,6 +28,7 @@ from hexloop.app.assembly.torch.transformers_checkpoints.files import (
     OPTIMIZER,
     RANDOM,
     RANDOM_OF_FIRST,
+    SAGEMAKERS,
     SCALER,
     SCHEDULER,
     WEIGHTS,
@@ -120,6 +121,11 @@ def _pickled_names(folder: str) -> list[str]:
 
 def _components(folder: str, state: RunState, pickled: PickledFiles) -> dict[str, list[Part]]:
     """Return the contents of the folder by the components of a hexloop run."""
+    if _has(folder, SAGEMAKERS):
+        raise CheckpointError(
+            f"You chose to import {folder}, but SageMaker's model parallelism wrote it, with a part of the model for "
+            f"each process: it has {SAGEMAKERS}. Save the whole model with SageMaker's library, and load its weights."
+        )
     parts = {"model": weight_parts(folder, pickled), "losses": [json_part("undrained", NO_LOSSES)]}
     if not _has(folder, OPTIMIZER) or not _has(folder, SCHEDULER):
         raise CheckpointError(
