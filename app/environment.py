@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from attrs import frozen
 
@@ -15,7 +17,20 @@ VARIABLES = {
     "ACCELERATE_USE_CPU": "trains on the CPU, as use_cpu does",
     "ACCELERATE_TORCH_DEVICE": "device to train on, as torch spells it, unless use_cpu is set",
     "USE_TORCH_XLA": "false: train on another device although torch_xla is installed",
-    "ACCELERATE_MIXED_PRECISION": "no, bf16 or fp16: the training precision if the arguments set none",
+    "ACCELERATE_MIXED_PRECISION": "no, bf16, fp16 or fp8: the training precision if the arguments set none",
+    "ACCELERATE_FP8_BACKEND": "ao (torchao) or te (Transformer Engine), for that precision fp8",
+    "ACCELERATE_FP8_PAD_INNER_DIM": "torchao: pad products whose inner dimension is not a multiple of 16",
+    "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER": "torchao: gather the weights that FSDP 2 shards in 8 bits",
+    "ACCELERATE_FP8_FORMAT": "Transformer Engine: HYBRID, E4M3 or E5M2",
+    "ACCELERATE_FP8_MARGIN": "Transformer Engine: powers of 2 that scales leave free above the largest value",
+    "ACCELERATE_FP8_INTERVAL": "Transformer Engine: steps between new scales",
+    "ACCELERATE_FP8_AMAX_HISTORY_LEN": "Transformer Engine: steps whose maxima decide a scale",
+    "ACCELERATE_FP8_AMAX_COMPUTE_ALGO": "Transformer Engine: max or most_recent, of these maxima",
+    "ACCELERATE_FP8_OVERRIDE_FPROP": "Transformer Engine: true: forward products in higher precision",
+    "ACCELERATE_FP8_OVERRIDE_DGRAD": "Transformer Engine: true: gradients of inputs in higher precision",
+    "ACCELERATE_FP8_OVERRIDE_WGRAD": "Transformer Engine: true: gradients of weights in higher precision",
+    "ACCELERATE_FP8_USE_AUTOCAST_DURING_EVAL": "Transformer Engine: true: evaluate in fp8 as well",
+    "ACCELERATE_FP8_USE_MXFP8_BLOCK_SCALING": "Transformer Engine: true: a scale for each block of 32 values",
     "ACCELERATE_DYNAMO_BACKEND": "compiles the model, as torch_compile_backend does, if the arguments do not",
     "ACCELERATE_DYNAMO_MODE": "mode of that compilation, as torch_compile_mode",
     "TENSORBOARD_LOGGING_DIR": "folder that report_to='tensorboard' writes to",
@@ -28,6 +43,10 @@ VARIABLES = {
     "ACCELERATE_USE_DEEPSPEED": "turns DeepSpeed on, configured by the launcher's variables, unless deepspeed is set",
     "ACCELERATE_USE_FSDP": "turns FSDP on, as fsdp does, configured by the variables FSDP_... of `accelerate launch`",
     "ACCELERATE_USE_PARALLELISM_CONFIG": "asks for multi-dimensional meshes; refused, as parallelism_config is",
+    "SM_FRAMEWORK_PARAMS": "SageMaker's options; its data parallelism becomes DDP, of which a message tells",
+    "SM_HP_MP_PARAMETERS": "asks for SageMaker's model parallelism, together with the former; refused",
+    "SM_HOSTS": "SageMaker's machines; the first is that of rank 0 if MASTER_ADDR is not set",
+    "SM_TRAINING_ENV": "set on SageMaker, whose files beside a checkpoint are then named in the .gitignore of a push",
 }
 """The variables that take the place of arguments, by the names that transformers and accelerate use."""
 
@@ -57,6 +76,26 @@ def is_on(name: str) -> bool:
 def lower_variable(name: str, default: str) -> str:
     """Return the value of a variable in lower case, or `default` if it is unset or empty."""
     return os.environ.get(name, "").strip().lower() or default
+
+
+def sagemaker_data_parallel() -> bool:
+    """Return whether SageMaker was asked for its data parallelism."""
+    return _sagemaker("SM_FRAMEWORK_PARAMS").get("sagemaker_distributed_dataparallel_enabled") is True
+
+
+def sagemaker_model_parallel() -> bool:
+    """Return whether SageMaker was asked for its model parallelism."""
+    by_mpi = _sagemaker("SM_FRAMEWORK_PARAMS").get("sagemaker_mpi_enabled") is True
+    return by_mpi and "partitions" in _sagemaker("SM_HP_MP_PARAMETERS")
+
+
+def _sagemaker(name: str) -> Mapping[str, Any]:
+    """Return the mapping in a variable of SageMaker; an empty one if it is unset or anything else."""
+    try:
+        found = json.loads(os.environ.get(name) or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 @frozen
@@ -131,9 +170,11 @@ class _Numbers:
 
 
 def _address(environment: Mapping[str, str], launcher: str) -> str:
-    """Return MASTER_ADDR, or the first host in srun's list: node03 for "node[03-05,09],other"."""
+    """Return MASTER_ADDR, or the first host in SageMaker's list, or in srun's: node03 for "node[03-05,09],other"."""
     if environment.get("MASTER_ADDR"):
         return environment["MASTER_ADDR"]
+    if listed := re.match(r'\s*\[\s*"([^"]+)"', environment.get("SM_HOSTS", "")):
+        return listed.group(1)
     hosts = environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_NODELIST", "")) if launcher == "srun" else ""
     match = re.match(r"([^,\[]+)(?:\[([^\],-]+))?", hosts)
     return "127.0.0.1" if match is None else match.group(1) + (match.group(2) or "")

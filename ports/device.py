@@ -16,7 +16,8 @@ class DeviceCapabilities:
 
     precisions: the names of the number formats that it supports. pins_memory: copies from pinned memory do not wait.
     exchanges: processes on such devices can exchange tensors. records: it runs nothing before it is flushed, or a value
-    is read. captures: it can `capture` operations.
+    is read. captures: it can `capture` operations. emulates: the formats whose results it computes in another format,
+    which is slower.
     """
 
     kind: str
@@ -25,6 +26,7 @@ class DeviceCapabilities:
     exchanges: bool = True
     records: bool = False
     captures: bool = False
+    emulates: frozenset[str] = frozenset()
 
 
 @frozen

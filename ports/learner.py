@@ -23,6 +23,9 @@ Arguments = ParamSpec("Arguments")
 HALF_FORMATS = ("fp16", "bf16")
 """The names of the formats of 16 bits."""
 
+MIXED_FORMATS = (*HALF_FORMATS, "fp8")
+"""The names of the formats in which a forward pass returns numbers of 16 bits; in fp8, some layers multiply in 8."""
+
 
 class Learner(Protocol[Batch_contra, Loss_co]):
     """Learns from windows of micro-batches. Each window ends in one update."""
@@ -87,6 +90,13 @@ class Precision(Protocol[Loss]):
 
     def wrap(self, forward: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         """Return the forward pass computed in this format; contexts are open only during the call."""
+
+    def convert(self, model: object) -> None:
+        """Let the layers of a model compute in this format, in place; no-op if `wrap` alone decides.
+
+        It is called before an engine prepares the model, and again in later runs and evaluations, where it changes
+        nothing.
+        """
 
     def scale(self, loss: Loss) -> Loss:
         """Return the loss to call backward on."""

@@ -44,7 +44,7 @@ class EngineArguments(Protocol):
 
     @property
     def mixed_precision(self) -> str:
-        """The number format of mixed precision: no, bf16 or fp16."""
+        """The number format of mixed precision: no, bf16, fp16 or fp8."""
 
     @property
     def n_gpu(self) -> int:

@@ -79,6 +79,9 @@ class Fp16Precision:
         """Return the forward pass under autocast."""
         return _under_autocast(forward, self._device_type, torch.float16)
 
+    def convert(self, model: object) -> None:
+        """No-op: no layer is replaced."""
+
     def scale(self, loss: Tensor) -> Tensor:
         """Return the loss times the loss scale. Raises RunStateError between `unscale` and `step`."""
         if self._unscaled:

@@ -25,6 +25,9 @@ class PlainPrecision:
         """Return the forward pass unchanged."""
         return forward
 
+    def convert(self, model: object) -> None:
+        """No-op: no layer is replaced."""
+
     def scale(self, loss: Loss) -> Loss:
         """Return the loss unchanged."""
         return loss
@@ -53,6 +56,7 @@ class ForwardAlone(Generic[Loss]):
 
     def __init__(self, precision: Precision[Loss]) -> None:
         self.name, self.precision = precision.name, precision
+        self.convert = precision.convert
         self.scale, self.unscale, self.step = precision.scale, precision.unscale, precision.step
         self.discard_update, self.export, self.load = precision.discard_update, precision.export, precision.load
 

@@ -57,6 +57,9 @@ class SimulatedScaling:
         """Return the forward pass unchanged."""
         return forward
 
+    def convert(self, model: object) -> None:
+        """No-op: no layer is replaced."""
+
     def scale(self, loss: Loss) -> Loss:
         """Return the loss times the loss scale."""
         return cast(Loss, loss * self.loss_scale)

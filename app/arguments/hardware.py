@@ -29,7 +29,7 @@ class HardwareArguments(DataArguments):
 REMOVED_BACKENDS = {
     **dict.fromkeys(("nvfuser", "aot_nvfuser", "aot_ts_nvfuser", "nnc", "ofi", "ansor"), "inductor"),
     "aot_cudagraphs": "cudagraphs",
-    "fx2trt": "tensorrt",
+    **dict.fromkeys(("fx2trt", "fx2trt-fp16"), "tensorrt"),
 }
 """Backends of torch.compile that torch has removed, and what replaces each."""
 
@@ -59,8 +59,9 @@ class PrecisionArguments(ArgumentGroup):
 
     @property
     def mixed_precision(self) -> str:
-        """`fp16`, `bf16`, or `no` for the dtype of the weights; if unset, ACCELERATE_MIXED_PRECISION."""
-        given = "fp16" if self.fp16 else "bf16" if self.bf16 else None
+        """`fp16`, `bf16`, `fp8`, or `no` for the dtype of the weights; if unset, ACCELERATE_MIXED_PRECISION."""
+        in_8_bits = getattr(self, "fp8", None) is not None
+        given = "fp8" if in_8_bits else "fp16" if self.fp16 else "bf16" if self.bf16 else None
         return given or lower_variable("ACCELERATE_MIXED_PRECISION", "no")
 
     @rule("fp16", "bf16")

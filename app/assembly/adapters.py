@@ -35,6 +35,7 @@ from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.adapters.storage.signed import SignedStorage
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.combinations import Setting, refused_combinations, unanswered
+from hexloop.app.assembly.fp8 import make_fp8
 from hexloop.app.assembly.framework import Framework, torch_framework
 from hexloop.app.assembly.storage import (
     WorkingFolder,
@@ -48,6 +49,7 @@ from hexloop.app.assembly.trackers import logging_folder, named_loggers
 from hexloop.app.callbacks.trackers import TRACKERS, available_trackers, missing_package
 from hexloop.app.devices import broken_before, device_kinds
 from hexloop.app.engines import engine_for, find_plugin, plugin_names
+from hexloop.app.environment import sagemaker_data_parallel
 from hexloop.app.joining import join
 from hexloop.app.rules import rules_of
 from hexloop.domain.errors import ConfigurationError
@@ -135,8 +137,8 @@ def choose_adapters(args: TrainingArguments, injected: Injected, started_in: Wor
         storage = choose_storage(args, injected.get("storage"), folder)
     except ConfigurationError as error:
         raise ConfigurationError([*error.problems, *problems]) from error
-    precision = injected.get("precision") or choose_precision(args, device)
     parallelism = injected.get("parallelism") or _parallelism(engine, args, device, problems)
+    precision = injected.get("precision") or choose_precision(args, device, parallelism.capabilities.sharded)
     if args.n_gpu > 1 and not parallelism.capabilities.several_devices:
         args.distributed_environment = evolve(args.distributed_environment, n_gpu=1)
     problems += engine.problems(args)
@@ -148,6 +150,8 @@ def choose_adapters(args: TrainingArguments, injected: Injected, started_in: Wor
     journal = injected.get("journal") or choose_journal(args, storage, problems)
     if problems:
         raise ConfigurationError(problems)
+    if sagemaker_data_parallel() and args.should_log:
+        LOGGER.warning(SAGEMAKER, args.world_size)
     collectives = injected.get("collectives") or join(args)
     mesh = _mesh(engine, args, collectives)
     return Adapters(
@@ -168,6 +172,11 @@ def choose_adapters(args: TrainingArguments, injected: Injected, started_in: Wor
         engine=engine,
     )
 
+
+SAGEMAKER = (
+    "SageMaker's data parallelism becomes torch's DDP in hexloop; this run has %d of its processes. To start them "
+    "without SageMaker's library, set distribution={'torch_distributed': {'enabled': True}} in the estimator."
+)
 
 CONSTRUCTOR = (
     *("model", "args", "data_collator", "train_dataset", "eval_dataset", "processing_class", "model_init"),
@@ -306,13 +315,18 @@ def precision_name(args: TrainingArguments) -> str:
     return "tf32" if args.tf32 else "fp32"
 
 
-def choose_precision(args: TrainingArguments, device: Device) -> Precision[Any]:
-    """Return the precision that the arguments select, on this device. An engine may apply one itself."""
+def choose_precision(args: TrainingArguments, device: Device, shards: bool = False) -> Precision[Any]:
+    """Return the precision that the arguments select, on this device. An engine may apply one itself.
+
+    shards: whether the engine shards the weights.
+    """
     if (applied := engine_for(args).precision(args)) is not None:
         return PlainPrecision(applied)
     name, device_type = precision_name(args), device.name.partition(":")[0]
     if name == "fp16" and device_type == "cpu" and not rules_of(args).own_precision:
         return PlainPrecision()  # transformers ignores fp16 on a CPU
+    if name == "fp8" and (recipe := args.fp8_recipe) is not None:
+        return make_fp8(recipe, device, args.should_log, shards)
     make = PRECISIONS.get(name)
     return PlainPrecision(name) if make is None else make(device_type)
 

@@ -14,10 +14,12 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.choices import DebugOption
 from hexloop.app.arguments.data import AcceleratorConfig
 from hexloop.app.arguments.declaration import default_of
+from hexloop.app.arguments.formats import TORCHAO, TRANSFORMER_ENGINE, Fp8Recipe
+from hexloop.app.assembly.fp8 import INSTALL, is_computed, is_missing, recipe_in_use
 from hexloop.app.assembly.framework import Framework
 from hexloop.app.devices import runtime_report
 from hexloop.app.engines import ENGINES, is_requested
-from hexloop.app.environment import is_on
+from hexloop.app.environment import is_on, sagemaker_model_parallel
 from hexloop.app.rules import OWN, TRANSFORMERS, rules_of
 from hexloop.ports.device import DeviceCapabilities
 from hexloop.ports.engine import EngineRow
@@ -36,6 +38,11 @@ class Setting:
     def uses(self, engine: str) -> bool:
         """Return whether the arguments or the launcher choose this engine of hexloop's."""
         return is_requested(engine, self.args)
+
+    @property
+    def fp8(self) -> Fp8Recipe | None:
+        """How the run trains in fp8; None if it does not, or if the precision was passed as an adapter."""
+        return recipe_in_use(self.args, self.precision)
 
     @property
     def optimizer(self) -> str:
@@ -74,7 +81,7 @@ def _updates_whole_matrices(name: str) -> bool:
 
 REFUSALS = (
     Refusal(
-        lambda setting: setting.precision not in setting.device.precisions,
+        lambda setting: setting.precision not in setting.device.precisions | {"fp8"},
         "the precision {precision}",
         "the device {device.kind} computes in {precisions} only",
         "choose one of these, or another device",
@@ -254,6 +261,59 @@ REFUSALS = (
         "hub_strategy='best'",
         "without metric_for_best_model and evaluations no checkpoint is the best",
         "set metric_for_best_model and eval_strategy",
+    ),
+    Refusal(
+        lambda setting: (
+            setting.precision == "fp8"
+            and not setting.uses("deepspeed")
+            and not is_computed(setting.fp8, setting.device)
+        ),
+        "the precision fp8",
+        "the device {device.kind} has no products of 8 bits; NVIDIA's GPUs have them from compute capability 8.9 on "
+        "(Ada, Hopper), AMD's from the MI300 on",
+        "choose bf16, or with torchao set emulate to True in fp8, which is slower than bf16",
+    ),
+    *(
+        Refusal(
+            partial(lambda backend, setting: is_missing(setting.fp8, backend), backend),
+            f"the precision fp8 by {backend}",
+            f"the package {backend} is not installed",
+            INSTALL[backend],
+        )
+        for backend in (TORCHAO, TRANSFORMER_ENGINE)
+    ),
+    Refusal(
+        lambda setting: setting.precision == "fp8" and setting.uses("deepspeed"),
+        "the precision fp8 with DeepSpeed",
+        "its engine decides itself in which formats layers compute",
+        "choose bf16, or shard with FSDP 2 (fsdp='full_shard', version=2 in fsdp_config)",
+    ),
+    Refusal(
+        lambda setting: setting.precision == "fp8" and setting.parallelism.name == "fsdp1",
+        "the precision fp8 with FSDP 1",
+        "its flat shards do not keep the layers that compute in 8 bits",
+        "set version=2 in fsdp_config",
+    ),
+    Refusal(
+        lambda setting: (
+            setting.parallelism.sharded and setting.fp8 is not None and setting.fp8.backend == TRANSFORMER_ENGINE
+        ),
+        "the precision fp8 by transformer_engine with the parallelism {parallelism.name}",
+        "its layers are made on the device before they are sharded",
+        "choose fp8='torchao'",
+    ),
+    Refusal(
+        lambda setting: setting.precision == "fp8" and rules_of(setting.args) is TRANSFORMERS,
+        "the precision fp8 with reproduce='transformers'",
+        "transformers leaves fp8 to accelerate, whose numbers are not reproduced",
+        "leave one of them out",
+    ),
+    Refusal(
+        lambda setting: sagemaker_model_parallel(),
+        "SageMaker's model parallelism (the environment variables SM_HP_MP_PARAMETERS and SM_FRAMEWORK_PARAMS)",
+        "hexloop does not have it",
+        "leave modelparallel out of the estimator's distribution, start the processes with torch_distributed, and "
+        "shard the model by fsdp or deepspeed",
     ),
 )
 

@@ -25,10 +25,10 @@ from hexloop.app.devices import device_kinds
 from hexloop.app.printing import print_document, print_lines
 from hexloop.ports.device import Device
 
-NOT_ADAPTERS = frozenset({"arguments", "digests"})
+NOT_ADAPTERS = frozenset({"arguments", "digests", "fp8"})
 """Modules in the folders of ports that only support the adapters next to them."""
 
-FORMATS = ("fp32", "tf32", "bf16", "fp16")
+FORMATS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 GET_TORCH = "https://pytorch.org/get-started/locally"
 
 DEVELOPMENT = frozenset({"test", "docs", "bench", "fuzz"})
@@ -143,11 +143,15 @@ def _product(device: str, precision: str) -> str:
 
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
     try:
-        ones = torch.ones(8, 8, dtype=dtype, device=device)
-        product = (ones @ ones).sum().item()
+        ones = torch.ones(16, 16, dtype=dtype, device=device)
+        if precision == "fp8":
+            narrow, scale = ones.to(torch.float8_e4m3fn), ones.new_ones(())
+            product = torch._scaled_mm(narrow, narrow.t(), scale, scale, out_dtype=torch.bfloat16).float().sum().item()
+        else:
+            product = (ones @ ones).float().sum().item()
     except Exception as error:  # drivers raise anything
         return f"{type(error).__name__}: {error}"
-    return "works" if product == 512 else f"a matrix product returned {product} instead of 512"
+    return "works" if product == 4096 else f"a matrix product returned {product} instead of 4096"
 
 
 def _adapters(port: pkgutil.ModuleInfo) -> list[str]:

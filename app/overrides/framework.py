@@ -19,7 +19,7 @@ from hexloop.app.assembly.torch.losses import with_forward_in_half
 from hexloop.app.assembly.torch.transfer import shallow_copy
 from hexloop.app.overrides.evaluation import PredictedBatch
 from hexloop.app.overrides.steps import prepared_loss, reduced_precision, run_loss, with_overridden_steps
-from hexloop.ports.learner import HALF_FORMATS
+from hexloop.ports.learner import MIXED_FORMATS
 
 
 def evaluator_for(
@@ -60,7 +60,7 @@ def _wrapped_by_override(parts: TrainerParts, loader: Any, model: Any) -> Any:
 def _prediction_by_override(parts: TrainerParts) -> Callable[..., Any] | None:
     """Return the user's `prediction_step`, during which the model computes in the run's precision, if there is one."""
     step = parts.hooks.prediction_step.override
-    if step is None or parts.adapters.precision.name not in HALF_FORMATS:
+    if step is None or parts.adapters.precision.name not in MIXED_FORMATS:
         return step
     return with_forward_in_half(parts, step)  # it may call the model itself
 

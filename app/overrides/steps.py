@@ -23,7 +23,7 @@ from hexloop.app.assembly.torch.losses import (
 from hexloop.app.assembly.torch.transfer import shallow_copy
 from hexloop.app.calling import accepts, fitted
 from hexloop.domain.errors import ConfigurationError
-from hexloop.ports.learner import HALF_FORMATS, Learner
+from hexloop.ports.learner import MIXED_FORMATS, Learner
 
 
 def with_overridden_steps(parts: TrainerParts, made: RunLearner, model: Any) -> RunLearner:
@@ -64,7 +64,7 @@ def reduced_precision(parts: TrainerParts, wrapped: Any) -> Iterator[None]:
     With `reproduce` always, because callbacks may call the model. No-op in full precision.
     """
     precision, asked = parts.adapters.precision, not parts.rules.own_precision or parts.hooks.training_step.overridden
-    if not asked or precision.name not in HALF_FORMATS:
+    if not asked or precision.name not in MIXED_FORMATS:
         yield
         return
     own, forward = vars(wrapped).get("forward"), precision.wrap(wrapped.forward)
@@ -177,7 +177,7 @@ def _overridden_loss(parts: TrainerParts, standard: LossChoice) -> LossChoice:
     It is assumed to divide by the item count if the model's own loss does and it takes the count, unless
     `loss_is_scaled_for_ga` says otherwise. Under mixed precision the model returns float32 to it.
     """
-    compute_loss, in_half = parts.hooks.compute_loss.method, parts.adapters.precision.name in HALF_FORMATS
+    compute_loss, in_half = parts.hooks.compute_loss.method, parts.adapters.precision.name in MIXED_FORMATS
     takes_count, scaled = accepts(compute_loss, "num_items_in_batch"), parts.loss_is_scaled_for_ga
 
     def compute(model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:

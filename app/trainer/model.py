@@ -53,13 +53,18 @@ class TrainerModel(TrainerAttributes):
 
     @standard
     def place_model(self, moves: bool = True) -> Any:
-        """Move the model to its device, with the memory options of the arguments. A sharded model stays where it is."""
+        """Move the model to its device, with the memory options of the arguments, and with layers in its precision.
+
+        A sharded model stays where it is.
+        """
         sharded = is_sharded(self.adapters.parallelism, self.model)
         moves = moves and self.place_model_on_device and not sharded
         if moves and is_overridden(self, "_move_model_to_device"):
             self._move_by_override()
             moves = False
-        return self.adapters.framework.place(self.model, self.args, self.adapters.device, moves)
+        placed = self.adapters.framework.place(self.model, self.args, self.adapters.device, moves)
+        self.adapters.precision.convert(self.adapters.framework.unwrapped(placed))
+        return placed
 
     def _move_by_override(self) -> None:
         """Call an overridden `_move_model_to_device`, once for each model."""

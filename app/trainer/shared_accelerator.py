@@ -41,7 +41,7 @@ DECIDED = {
         ("process_index", "num_processes", "local_process_index", "is_main_process", "is_local_main_process"),
         "start the script with a launcher such as torchrun",
     ),
-    "mixed_precision": "set bf16 or fp16, or pass precision=... to the Trainer",
+    "mixed_precision": "set bf16, fp16 or fp8, or pass precision=... to the Trainer",
     "scaler": "pass precision=... to the Trainer, an adapter that scales the loss as you want",
 }
 """What the run decides, and how to change it instead of assigning it to the accelerator."""
@@ -169,7 +169,7 @@ class AcceleratorStep(SharedAccelerator):
 
     @property
     def mixed_precision(self) -> str:
-        """The mixed precision: fp16, bf16 or no."""
+        """The mixed precision: fp16, bf16, fp8 or no."""
         return sharing.mixed_precision(self._parts.adapters)
 
     def autocast(self, autocast_handler: Any = None) -> AbstractContextManager[Any]:

@@ -25,6 +25,7 @@ from hexloop.adapters.evaluator.torch.evaluator import PredictionStep, TorchEval
 from hexloop.adapters.losses.torch import RunningLoss, TorchLosses, TorchWindowValues
 from hexloop.adapters.precision.autocast import Bf16Precision, Fp16Precision
 from hexloop.adapters.precision.plain import PlainPrecision
+from hexloop.adapters.precision.torchao import TorchaoPrecision
 from hexloop.adapters.scheduler.torch.run_schedules import (
     GreedyLR,
     LambdaScheduler,
@@ -179,6 +180,24 @@ class TestFp16Precision(OnTorch):
 
     def make(self) -> Precision[Tensor]:
         return Fp16Precision(self.kind, initial_scale=1024.0)
+
+
+class TestTorchaoPrecision(OnTorch):
+    """The layers of the model that is trained are too small for 8 bits; those of `model` are not."""
+
+    tolerance = 3e-2
+
+    def make(self) -> Precision[Tensor]:
+        pytest.importorskip("torchao")
+        return TorchaoPrecision(self.kind, emulates=True)
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(*(nn.Linear(16, 16, device=self.device_name) for _ in range(3)))
+
+    def layers(self, model: nn.Module) -> list[Any]:
+        kinds = [type(each).__name__ for each in model.children()]
+        assert kinds == ["Linear", "Float8Linear", "Linear"]
+        return list(model.modules())
 
 
 class TestSingleProcessOnTorch(OnDevice, ParallelismContract[nn.Module, Batch, Tensor]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,6 +13,7 @@ from torch import nn
 
 from hexloop import TrainingArguments
 from hexloop.adapters.device.torch.kinds import KINDS, import_error, is_installed
+from hexloop.adapters.hub import MemoryHub
 from hexloop.app.environment import VARIABLES, Launched, launched
 from hexloop.domain.errors import ConfigurationError
 from tests.end_to_end.small.trainers import small_trainer
@@ -64,8 +66,78 @@ def number_format(folder: Path, environment: pytest.MonkeyPatch) -> None:
     trainer.model.layers[0].register_forward_hook(lambda _module, _inputs, output: seen.add(output.dtype))
     trainer.train()
     assert seen == {torch.bfloat16}
+    environment.setenv("ACCELERATE_MIXED_PRECISION", "fp4")
+    assert "the precision fp4, but the device cpu computes in" in refusal(folder)
+
+
+def eight_bits(folder: Path, environment: pytest.MonkeyPatch) -> None:
+    """Each variable is read with the options of its package; tests/unit/arguments/test_formats.py has their values."""
     environment.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
-    assert "the precision fp8, but the device cpu computes in" in refusal(folder)
+    read = {}
+    for variable, backend, value in EIGHT_BITS:
+        environment.setenv("ACCELERATE_FP8_BACKEND", backend)
+        environment.setenv(variable, value)
+        read[variable] = TrainingArguments(str(folder), use_cpu=True).fp8_recipe
+        environment.delenv(variable)
+    assert {recipe.backend for recipe in read.values() if recipe is not None} == {"torchao", "transformer_engine"}
+    assert all(recipe is not None and len(recipe.options) == 1 for recipe in read.values())
+
+
+EIGHT_BITS = (
+    ("ACCELERATE_FP8_PAD_INNER_DIM", "ao", "true"),
+    ("ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER", "ao", "true"),
+    ("ACCELERATE_FP8_FORMAT", "te", "E4M3"),
+    ("ACCELERATE_FP8_MARGIN", "te", "1"),
+    ("ACCELERATE_FP8_INTERVAL", "te", "1"),
+    ("ACCELERATE_FP8_AMAX_HISTORY_LEN", "te", "16"),
+    ("ACCELERATE_FP8_AMAX_COMPUTE_ALGO", "te", "max"),
+    ("ACCELERATE_FP8_OVERRIDE_FPROP", "te", "true"),
+    ("ACCELERATE_FP8_OVERRIDE_DGRAD", "te", "true"),
+    ("ACCELERATE_FP8_OVERRIDE_WGRAD", "te", "true"),
+    ("ACCELERATE_FP8_USE_AUTOCAST_DURING_EVAL", "te", "true"),
+    ("ACCELERATE_FP8_USE_MXFP8_BLOCK_SCALING", "te", "true"),
+)
+"""The variables of fp8 besides that of the package, the package of each, and a value."""
+
+
+def sagemaker(folder: Path, environment: pytest.MonkeyPatch) -> None:
+    """Model parallelism is refused; data parallelism becomes DDP over the processes of SageMaker's launcher."""
+    environment.setenv("SM_HP_MP_PARAMETERS", '{"partitions": 2}')
+    small_trainer(folder)  # which transformers also takes as long as SageMaker does not start the processes
+    environment.setenv("SM_FRAMEWORK_PARAMS", '{"sagemaker_mpi_enabled": true}')
+    assert "SageMaker's model parallelism" in refusal(folder)
+    environment.setenv("SM_HP_MP_PARAMETERS", "{}")
+    small_trainer(folder)
+    environment.setenv("SM_FRAMEWORK_PARAMS", '{"sagemaker_distributed_dataparallel_enabled": true}')
+    told: list[str] = []
+    environment.setattr(logging.getLogger("hexloop"), "warning", lambda text, *values: told.append(text % values))
+    small_trainer(folder)
+    assert ["this run has 1 of its processes" in each for each in told] == [True]
+
+
+def sagemakers_machines(folder: Path, environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("SM_HOSTS", '["algo-1", "algo-2"]')
+    for name, value in (("RANK", 3), ("SIZE", 4), ("LOCAL_RANK", 1), ("LOCAL_SIZE", 2)):
+        environment.setenv(f"OMPI_COMM_WORLD_{name}", str(value))
+    assert launched() == Launched("Open MPI", 3, 4, 1, 2, "algo-1", 29500)
+    environment.setenv("MASTER_ADDR", "node7")
+    assert launched().address == "node7"
+
+
+def sagemakers_marks(folder: Path, environment: pytest.MonkeyPatch) -> None:
+    (folder / ".gitignore").write_text("*.log\n", encoding="utf-8")
+    for name in ("model.safetensors", "model.safetensors.sagemaker-uploading", "a.sagemaker-uploaded"):
+        (folder / name).touch()
+    hub = MemoryHub()
+    for on_sagemaker in (False, True):
+        if on_sagemaker:
+            environment.setenv("SM_TRAINING_ENV", "{}")
+        small_trainer(folder, parts={"hub": hub}, hub_model_id="me/model").push_to_hub()
+        files = hub.versions["me/model"][-1].files
+        assert "model.safetensors" in files
+        assert not [path for path in files if "sagemaker" in path]
+        expected = b"*.log\n*.sagemaker-uploading\n*.sagemaker-uploaded\n" if on_sagemaker else None
+        assert files.get(".gitignore") == expected
 
 
 def compilation(folder: Path, environment: pytest.MonkeyPatch) -> None:
@@ -135,6 +207,10 @@ OBSERVATIONS: dict[str, Observation] = {
     "ACCELERATE_TORCH_DEVICE": named_device,
     "USE_TORCH_XLA": without_xla,
     "ACCELERATE_MIXED_PRECISION": number_format,
+    **dict.fromkeys(("ACCELERATE_FP8_BACKEND", *(variable for variable, _, _ in EIGHT_BITS)), eight_bits),
+    **dict.fromkeys(("SM_FRAMEWORK_PARAMS", "SM_HP_MP_PARAMETERS"), sagemaker),
+    "SM_HOSTS": sagemakers_machines,
+    "SM_TRAINING_ENV": sagemakers_marks,
     "ACCELERATE_DYNAMO_BACKEND": compilation,
     "ACCELERATE_DYNAMO_MODE": compilation,
     "TENSORBOARD_LOGGING_DIR": tensorboard_folder,

@@ -292,6 +292,15 @@ def test_moments_of_another_model_are_refused(tmp_path: Path) -> None:
     assert isinstance(ours.model, nn.Module)
 
 
+def test_a_checkpoint_of_sagemakers_model_parallelism_is_refused(tmp_path: Path) -> None:
+    """Its files hold a part of the model each; the file that it has besides tells."""
+    trained(transformers, tmp_path / "reference", CASES["momentum"])
+    source = tmp_path / "reference" / "checkpoint-3"
+    (source / "user_content.pt").touch()
+    with pytest.raises(CheckpointError, match=r"SageMaker's model parallelism wrote it.* it has user_content\.pt"):
+        imported(source, tmp_path / "imported")
+
+
 def test_a_checkpoint_of_an_early_release_needs_its_batch_size(tmp_path: Path) -> None:
     """Its state does not contain it; where it does, a different value is refused."""
     case = CASES["momentum"]

@@ -86,6 +86,10 @@ class TestFp16Precision(on_cpu.TestFp16Precision):
     device_name = GPU
 
 
+class TestTorchaoPrecision(on_cpu.TestTorchaoPrecision):
+    device_name = GPU
+
+
 class TestSingleProcess(on_cpu.TestSingleProcessOnTorch):
     device_name = GPU
 

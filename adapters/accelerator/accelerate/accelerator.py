@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -25,7 +26,8 @@ from hexloop.adapters.accelerator.accelerate.state import (
 class AcceleratorOptions:
     """What an Accelerator of a run is made from, as plain values.
 
-    mixed_precision: "no", "bf16" or "fp16". loaders: how it shares the batches of loaders that it prepares, by the
+    mixed_precision: "no", "bf16", "fp16" or "fp8". recipe: returns the name and the keywords of accelerate's recipe for
+    fp8; None without fp8. loaders: how it shares the batches of loaders that it prepares, by the
     names of accelerate's `DataLoaderConfiguration`. accumulation: further keywords of its `GradientAccumulationPlugin`.
     ddp: options of the models that it wraps. compile_backend, compile_mode: of the models that it prepares.
     fsdp: keywords of accelerate's FSDP plugin. deepspeed: returns DeepSpeed's configuration. None without that engine.
@@ -34,6 +36,7 @@ class AcceleratorOptions:
 
     processes: Processes
     mixed_precision: str = "no"
+    recipe: Callable[[], tuple[str, Mapping[str, Any]]] | None = None
     loaders: Mapping[str, Any] = field(factory=dict)
     accumulation: Mapping[str, Any] = field(factory=dict)
     ddp: Mapping[str, Any] = field(factory=dict)
@@ -61,12 +64,36 @@ def accelerator_arguments(options: AcceleratorOptions) -> dict[str, Any]:
         "dataloader_config": loaders,
         "fsdp_plugin": _fsdp_plugin(options),
         "gradient_accumulation_plugin": _accumulation_plugin(options),
-        "kwargs_handlers": [utils.DistributedDataParallelKwargs(**options.ddp)],
+        "kwargs_handlers": [utils.DistributedDataParallelKwargs(**options.ddp), *_recipes(options)],
         "dynamo_plugin": _dynamo_plugin(options),
     }
     if options.deepspeed is not None:
         made["deepspeed_plugin"] = utils.DeepSpeedPlugin(hf_ds_config=dict(options.deepspeed()))
     return made
+
+
+def _recipes(options: AcceleratorOptions) -> list[Any]:
+    from accelerate import utils
+
+    if options.recipe is None:
+        return []
+    name, keywords = options.recipe()
+    return [getattr(utils, name)(**keywords)]
+
+
+def has_other_recipe(accelerator: Any, options: AcceleratorOptions) -> bool:
+    """Return whether an Accelerator trains in fp8 otherwise than the run, how it pads and gathers aside."""
+    for ours in _recipes(options):
+        kept = "ao_recipe_handler" if type(ours).__name__ == "AORecipeKwargs" else "te_recipe_handler"
+        theirs = getattr(accelerator, kept, None)
+        if theirs is None:
+            return True
+        if kept == "te_recipe_handler":
+            return bool(vars(theirs) != vars(ours))
+        aside = ("emulate", "pad_inner_dim", "enable_fsdp_float8_all_gather")
+        config = dataclasses.replace(theirs.config, **{name: getattr(ours.config, name) for name in aside})
+        return config != ours.config or theirs.module_filter_func is not ours.module_filter_func
+    return False
 
 
 def _accumulation_plugin(options: AcceleratorOptions) -> Any:
@@ -83,6 +110,8 @@ def _fsdp_plugin(options: AcceleratorOptions) -> Any:
     given = dict(options.fsdp)
     if torch.device(options.processes.device).type == "cpu" and "sync_module_states" in given:
         given["sync_module_states"] = False  # the plugin would look for a GPU
+    if options.recipe is not None:
+        given["cpu_ram_efficient_loading"] = False  # which accelerate does not combine with fp8
     return FullyShardedDataParallelPlugin(**given)
 
 

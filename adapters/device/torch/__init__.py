@@ -141,7 +141,8 @@ class CpuDevice(TorchDevice):
     """The CPU."""
 
     def __init__(self) -> None:
-        super().__init__("cpu", DeviceCapabilities("cpu", frozenset({"fp32", "bf16", "fp16"})))
+        precisions = frozenset({"fp32", "bf16", "fp16"})
+        super().__init__("cpu", DeviceCapabilities("cpu", precisions, emulates=frozenset({"fp8"})))
 
 
 FORMATS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -236,6 +237,10 @@ def total_memory(module: Any, index: int) -> int:
     return int(getattr(properties(index), "total_memory", 0)) if properties is not None else 0
 
 
+LEAST_FOR_FP8 = {"cuda": (8, 9), "rocm": (9, 4)}
+"""The compute capability from which GPUs multiply numbers of 8 bits: Ada and Hopper, and AMD's MI300."""
+
+
 class CudaDevice(AcceleratorDevice):
     """One NVIDIA GPU through CUDA, or one AMD GPU through ROCm, which PyTorch drives under the same names.
 
@@ -250,6 +255,8 @@ class CudaDevice(AcceleratorDevice):
         if torch.version.cuda is not None and torch.cuda.get_device_capability(index) >= (8, 0):
             precisions.add("tf32")
         kind = "rocm" if torch.version.hip else "cuda"
+        if torch.cuda.get_device_capability(index) >= LEAST_FOR_FP8[kind]:
+            precisions.add("fp8")
         able = DeviceCapabilities(kind, frozenset(precisions), pins_memory=True, captures=True)
         super().__init__("cuda", index, able)
         self._captured: Any = None

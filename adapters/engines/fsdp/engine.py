@@ -119,14 +119,14 @@ class RowLayout(ModuleLayout):
         return Spread(tuple(tensor.shape), self.mesh, (Sharded("shard"),))
 
     def local(self, tensor: Tensor) -> Tensor:
-        """Return this rank's rows."""
+        """Return this rank's rows, without the class that weights have which are gathered in another format."""
         assert isinstance(tensor, DTensor)
         rows: Tensor = cast("DTensor", tensor.detach()).to_local()
-        return rows
+        return rows if type(rows) is Tensor else torch.ops.aten.alias(rows)
 
     def like(self, parameter: Tensor, local: Tensor) -> Tensor:
         """Return a DTensor of these rows, on the parameter's device."""
-        made = torch.empty_like(parameter.detach(), dtype=local.dtype)
+        made = torch.zeros_like(parameter.detach(), dtype=local.dtype)  # plain, whatever class the weights have
         self.local(made).copy_(local.view_as(self.local(made)))
         return made
 

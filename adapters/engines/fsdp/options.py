@@ -11,7 +11,7 @@ import torch
 
 from hexloop.adapters.engines.arguments import EngineArguments
 from hexloop.adapters.engines.fsdp.units import KEEPING, STRATEGIES, Formats, FsdpOptions
-from hexloop.adapters.trainable.torch.loss import HALVES
+from hexloop.adapters.trainable.torch.loss import HALVES, MIXED
 from hexloop.adapters.trainable.torch.units import Units
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import RefusalError, did_you_mean, enumeration, parse_truth, shown
@@ -192,8 +192,9 @@ def _mesh(args: EngineArguments, found: Mapping[str, Any], problems: list[str]) 
 
 def _formats(args: EngineArguments, given: Mapping[str, str] | None) -> Formats:
     """Return the given dtypes; else mixed precision gathers weights in its format and reduces gradients in float32."""
-    if given is None and args.mixed_precision in HALVES:
-        given = {"param_dtype": args.mixed_precision, "reduce_dtype": "fp32"}
+    if given is None and args.mixed_precision in MIXED:
+        around = "bf16" if args.mixed_precision == "fp8" else args.mixed_precision
+        given = {"param_dtype": around, "reduce_dtype": "fp32"}
     chosen = {name: DTYPES[format] for name, format in (given or {}).items()}
     return Formats(*map(chosen.get, FORMAT_KEYS))
 

@@ -147,7 +147,7 @@ def broadcast_from_rank0(model: nn.Module, device: torch.device) -> None:
             for piece in torch.split(contiguous.view(-1), CHUNK):
                 sent = piece.to(device)
                 dist.broadcast(sent, 0)
-                if sent.data_ptr() != piece.data_ptr():
+                if sent is not piece:
                     piece.copy_(sent)
             if contiguous is not whole:
                 whole.copy_(contiguous)

@@ -16,6 +16,9 @@ from hexloop.domain.errors import DataError
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The dtypes of the half formats, by name."""
 
+MIXED = {**HALVES, "fp8": torch.bfloat16}
+"""What autocast computes in, by the name of the precision; see `MIXED_FORMATS` of the port."""
+
 
 @frozen
 class FunctionLoss:

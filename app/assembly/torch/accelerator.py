@@ -14,6 +14,7 @@ from hexloop.adapters.accelerator.accelerate import accelerator as accelerate_ad
 from hexloop.adapters.accelerator.accelerate.accelerator import (
     AcceleratorOptions,
     accelerator_arguments,
+    has_other_recipe,
     is_preparable,
     make_accelerator,
     share_state,
@@ -26,7 +27,8 @@ from hexloop.adapters.accelerator.accelerate.signals import RunScaler, SharedSig
 from hexloop.adapters.accelerator.accelerate.state import Processes, differences
 from hexloop.adapters.batches.torch.loader import PreparedLoader, announce_passes
 from hexloop.adapters.precision.autocast import Fp16Precision
-from hexloop.adapters.trainable.torch.loss import HALVES
+from hexloop.adapters.precision.fp8 import Fp8Precision
+from hexloop.adapters.trainable.torch.loss import MIXED
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.adapters import Adapters
 from hexloop.app.engines import fsdp_plugin_arguments, is_requested
@@ -52,9 +54,11 @@ def options_of(args: TrainingArguments, adapters: Adapters, model: Any) -> Accel
     loaders = {name: getattr(config, name) for name in SHARING}
     accumulation = getattr(config, "gradient_accumulation_kwargs", None) or {}
     parallelism: Any = adapters.parallelism
+    precision = adapters.precision
     return AcceleratorOptions(
         processes=processes_of(adapters),
         mixed_precision=mixed_precision(adapters),
+        recipe=precision.for_accelerate if isinstance(precision, Fp8Precision) else None,
         loaders={**loaders, "data_seed": args.data_seed},
         accumulation=accumulation,
         ddp=_ddp_options(args, model),
@@ -93,13 +97,13 @@ def _ddp_options(args: TrainingArguments, model: Any) -> dict[str, Any]:
 
 
 def mixed_precision(adapters: Adapters) -> str:
-    """Return the run's mixed precision, as accelerate names it: fp16, bf16 or no."""
-    return adapters.precision.name if adapters.precision.name in HALVES else "no"
+    """Return the run's mixed precision, as accelerate names it: fp16, bf16, fp8 or no."""
+    return adapters.precision.name if adapters.precision.name in MIXED else "no"
 
 
 def under_precision(adapters: Adapters) -> AbstractContextManager[Any]:
     """Return a context in which a model computes in the run's precision, unless the engine applies it itself."""
-    dtype = None if adapters.parallelism.capabilities.owns_update else HALVES.get(adapters.precision.name)
+    dtype = None if adapters.parallelism.capabilities.owns_update else MIXED.get(adapters.precision.name)
     return nullcontext() if dtype is None else torch.autocast(torch.device(adapters.device.name).type, dtype)
 
 
@@ -160,12 +164,13 @@ def usual_arguments(args: TrainingArguments, adapters: Adapters, model: Any) -> 
 
 
 OWNED = {
-    "mixed_precision": "set bf16, fp16 or tf32, or pass precision=... to the Trainer",
+    "mixed_precision": "set bf16, fp16, fp8 or tf32, or pass precision=... to the Trainer",
     "deepspeed_plugin": "set deepspeed",
     "fsdp_plugin": "set fsdp and fsdp_config",
     "gradient_accumulation_plugin": "set gradient_accumulation_steps, or accelerator_config's "
     "gradient_accumulation_kwargs",
-    "kwargs_handlers": "set ddp_find_unused_parameters and the other arguments ddp_..., or pass parallelism=...",
+    "kwargs_handlers": "set ddp_find_unused_parameters and the other arguments ddp_..., or pass parallelism=...; for a "
+    "recipe of fp8, set fp8 to it",
     "dynamo_plugin": "set torch_compile, torch_compile_backend and torch_compile_mode",
     "dataloader_config": "set accelerator_config",
 }
@@ -218,10 +223,12 @@ def refuse_other_accelerator(accelerator: Any, args: TrainingArguments, adapters
     found = differences(options.processes)
     if accelerator.mixed_precision != options.mixed_precision:
         found.append(f"its mixed precision is {accelerator.mixed_precision!r}, the run's {options.mixed_precision!r}")
+    elif has_other_recipe(accelerator, options):
+        found.append("its recipe for fp8 is another one than the run's")
     if found:
         raise ConfigurationError(
             f"The Accelerator that you assigned to trainer.accelerator differs from the run: {'; '.join(found)}. "
-            "Make it with the settings of the TrainingArguments."
+            "Make it with the settings of the TrainingArguments; for fp8, set fp8 there, which also takes its recipe."
         )
     _use_loss_scale(accelerator, adapters)
 

@@ -39,7 +39,7 @@ from hexloop.app.calling import refuse_metrics
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.evaluation import EvalLoopOutput, PredictionOutput
 from hexloop.ports.device import Device
-from hexloop.ports.learner import HALF_FORMATS
+from hexloop.ports.learner import MIXED_FORMATS
 
 __all__ = ["EvalLoopOutput", "PredictionOutput", "TorchEvaluator"]
 """Adapters' names that the rest of the app gets from here."""
@@ -72,7 +72,7 @@ def standard_prediction_step(
         return forward if forward is compute else wrap_in_full_precision(forward)
 
     wrap = precision.wrap
-    if precision.name in HALF_FORMATS:
+    if precision.name in MIXED_FORMATS:
         wrap = wrap_model_alone if is_only_forward_in_half(parts) else wrap_in_full_precision
 
     config = getattr(parts.unwrapped_model, "config", None)

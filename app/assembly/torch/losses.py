@@ -32,7 +32,7 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.adapters import Adapters
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.torch.tensors import data_group
-from hexloop.ports.learner import HALF_FORMATS
+from hexloop.ports.learner import MIXED_FORMATS
 
 __all__ = ["in_full_precision", "resolved_count"]
 """Adapters' names that the rest of the app gets from here."""
@@ -130,7 +130,7 @@ def _has_several_labels_a_row(model: Any) -> bool:
 
 def is_only_forward_in_half(parts: TrainerParts) -> bool:
     """Return whether the model alone computes in half precision, and not a loss that is computed from its outputs."""
-    return not parts.rules.own_precision and parts.adapters.precision.name in HALF_FORMATS
+    return not parts.rules.own_precision and parts.adapters.precision.name in MIXED_FORMATS
 
 
 def with_forward_in_half(parts: TrainerParts, compute: Callable[..., Any]) -> Callable[..., Any]:

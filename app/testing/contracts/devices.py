@@ -119,6 +119,14 @@ class PrecisionContract(Generic[Batch, Loss]):
         """Return a batch for the model."""
         raise NotImplementedError
 
+    def model(self) -> Any:
+        """Return a model with layers that the precision converts, if it converts any."""
+        return object()
+
+    def layers(self, model: Any) -> list[Any]:
+        """Return the layers of such a model."""
+        return []
+
     @pytest.fixture
     def precision(self) -> Precision[Loss]:
         """The adapter under test."""
@@ -147,6 +155,16 @@ class PrecisionContract(Generic[Batch, Loss]):
         assert wrapped(6, second=3) == [2]
         with pytest.raises(ZeroDivisionError):
             wrapped(6, second=0)
+
+    def test_a_model_is_converted_once(self, precision: Precision[Loss]) -> None:
+        """A model that was converted stays as it is, also by another adapter."""
+        model = self.model()
+        precision.convert(model)
+        layers = self.layers(model)
+
+        precision.convert(model)
+        self.make().convert(model)
+        assert self.layers(model) == layers
 
     def test_gradients_are_unchanged(self, precision: Precision[Loss]) -> None:
         """Scaling and unscaling cancel out: the gradient norm is the same as without the adapter."""

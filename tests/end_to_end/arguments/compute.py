@@ -16,6 +16,7 @@ from hexloop.testing import SimulatedDevice
 from tests.end_to_end.arguments.bench import Bench, Recording, shows
 from tests.end_to_end.small.recording import RecordingCpu
 from tests.end_to_end.small.trainers import same_weights, weights
+from tests.unit.precision.models import wide
 
 
 @shows("use_cpu")
@@ -41,6 +42,17 @@ def _(bench: Bench) -> None:
     assert "the precision fp16, but the device simulated computes in fp32 only" in bench.refusal(
         {"device": SimulatedDevice()}, fp16=True
     )
+
+
+@shows("fp8")
+def _(bench: Bench) -> None:
+    if importlib.util.find_spec("torchao") is None:
+        assert "the package torchao is not installed" in bench.refusal(fp8="torchao")
+        return
+    model = wide()
+    bench.trained({"model": model}, fp8={"backend": "torchao", "emulate": True})
+    assert type(model.inner[0]).__name__ == "Float8Linear"
+    assert "Recording has no layer for it" in bench.refusal({"model": Recording()}, fp8="torchao")
 
 
 def _types_in_evaluation(bench: Bench, **given: Any) -> set[Any]:

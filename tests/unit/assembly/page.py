@@ -20,7 +20,7 @@ from hexloop.ports.device import DeviceCapabilities
 
 PAGE = Path(__file__).parents[3] / "docs" / "combinations.md"
 
-GPU = DeviceCapabilities("cuda", frozenset({"fp32", "tf32", "bf16", "fp16"}), captures=True)
+GPU = DeviceCapabilities("cuda", frozenset({"fp32", "tf32", "bf16", "fp16", "fp8"}), captures=True)
 
 Chosen = Mapping[str, Any]
 
@@ -53,6 +53,7 @@ FEATURES: Mapping[str, Chosen] = {
     "`journal`": {"journal": "steps"},
     "`bf16`": {"bf16": True},
     "`fp16`": {"fp16": True},
+    "`fp8`": {"fp8": "torchao"},
     "`torch_compile`": {"torch_compile": True},
     "`capture_step`": {"capture_step": True},
     "AdamW, SGD and the like": {"optim": "adamw_torch"},
