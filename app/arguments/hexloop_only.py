@@ -208,6 +208,10 @@ class HexloopArguments(
     keyed_data_randomness: with loader workers or several processes, the random streams of each sample are keyed by its
         position. True does so in a single process without workers as well, so that any number of workers produces the
         same samples, at a cost of a few microseconds per sample.
+    compile_buckets: batches are padded to at most that many lengths, which are planned from the lengths of the data so
+        that they add as little padding as possible. So a compiled model, or a device that compiles programs, gets
+        training batches of at most that many shapes. The order of samples stays the same. All batches must have the
+        same number of samples: set `dataloader_drop_last`, unless it divides the number of samples of the data.
     dataloader_timeout: seconds to wait for a batch of a loader worker; then the run ends with an error. 0 waits without
         end. A warning that names the worker and the data comes after 2 minutes in any case.
     predictions_folder: a folder in which evaluation keeps the arrays of predictions, labels and inputs as memory-mapped
@@ -250,6 +254,12 @@ class HexloopArguments(
     )
     keyed_data_randomness: bool = argument(
         default=False, help="key each sample's random streams by its position even without loader workers"
+    )
+    compile_buckets: int | None = argument(
+        default=None,
+        check=at_least(1),
+        help="pad batches to at most this many lengths, planned from those of the data, so that as few shapes are "
+        "compiled; as the data_collator pads if unset",
     )
     dataloader_timeout: float = argument(
         default=0.0, check=at_least(0), help="seconds to wait for a batch of a loader worker; 0 waits forever"
@@ -306,6 +316,20 @@ class HexloopArguments(
         if self.reproduce is not None and self.keyed_data_randomness:
             raise RefusalError(
                 "transformers does not key random streams by the position of a sample", "leave one of them out"
+            )
+
+    @rule("reproduce", "compile_buckets")
+    def _padding_that_can_be_reproduced(self) -> None:
+        if self.reproduce is not None and self.compile_buckets is not None:
+            raise RefusalError("transformers pads batches as the data_collator does", "leave compile_buckets out")
+
+    @rule("compile_buckets", "train_sampling_strategy")
+    def _batches_of_one_size(self) -> None:
+        sampling = getattr(self, "train_sampling_strategy", "random")
+        if self.compile_buckets is not None and str(getattr(sampling, "value", sampling)) == "batch_rebalance":
+            raise RefusalError(
+                "batch_rebalance makes batches of different sizes, each of which is a shape of its own",
+                "choose another strategy, such as group_by_length",
             )
 
     @rule("reproduce", "on_nonfinite", "on_spike")

@@ -457,6 +457,7 @@ def log_ineffective_arguments(args: TrainingArguments) -> None:
 NEEDS = {
     "auto_find_batch_size": "kept_on_host",
     "capture_step": "compiled",
+    "compile_buckets": "buckets",
     "full_determinism": "flags",
     "include_num_input_tokens_seen": "counters",
     "label_smoothing_factor": "label_smoother",

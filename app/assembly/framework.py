@@ -278,6 +278,13 @@ class Framework(ABC, Generic[Parts]):
         Raises ConfigurationError if the data do not fit the processes.
         """
 
+    def buckets(self, batches: Batches[Any]) -> Mapping[str, Any] | None:
+        """Return by what `compile_buckets` planned the lengths of a run's batches, as JSON; None if it did not.
+
+        most: how many lengths there may be. data: a digest of the lengths of the samples.
+        """
+        return None
+
     def batch_preparation(self, parts: Parts) -> tuple[Prepare, Inspect]:
         """Return what moves a batch to the device, and what checks the first one before."""
         return lambda batch: batch, lambda _batch: None

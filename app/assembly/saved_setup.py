@@ -29,6 +29,14 @@ class SavedOptimizer:
 
 
 @frozen
+class SavedBuckets:
+    """What `Framework.buckets` describes."""
+
+    most: Count
+    data: str
+
+
+@frozen
 class SavedSetup:
     """What `RunSetup` in `hexloop.app.run.checkpoint_compatibility` writes, or an import; each entry may be absent."""
 
@@ -41,6 +49,7 @@ class SavedSetup:
     asked_accumulation: BatchSize | None = None
     mesh: dict[str, BatchSize] | None = None
     weights: str | None = None
+    buckets: SavedBuckets | None = None
     optimizer: SavedOptimizer | None = None
     imported_from: str | None = None
 

@@ -158,6 +158,7 @@ class RunSetup:
     def _description(self) -> dict[str, Any]:
         parts, optimizer, mesh = self._parts, self._parts.optimizer, self._parts.adapters.mesh
         framework = parts.adapters.framework
+        buckets = framework.buckets(self._run.batches)
         groups = zip(optimizer.param_groups, framework.group_sizes(parts), strict=True)
         return {
             "model": framework.own_class(parts.unwrapped_model).__qualname__,
@@ -169,6 +170,7 @@ class RunSetup:
             "asked_accumulation": self._asked_accumulation,
             **({} if mesh.data.size == mesh.size else {"mesh": mesh.sizes}),
             **({"weights": self._weights.name} if self._weights.name else {}),
+            **({} if buckets is None else {"buckets": dict(buckets)}),
             "optimizer": {
                 "class": type(optimizer).__qualname__,
                 "by_arguments": parts.makes_optimizer or optimizer is parts.standard_optimizer,
@@ -188,6 +190,8 @@ class RunSetup:
         if self._differs(saved, "samples_per_epoch"):
             then, now = _count(saved["samples_per_epoch"]), _count(here["samples_per_epoch"])
             yield "data_length", f"its data had {then} in an epoch, and the data of this run has {now}"
+        elif difference := _bucket_difference(saved, here):
+            yield "data_length", difference
         then, now = state.global_batch_size, here["global_batch_size"]
         if then != now:
             yield "batch_size", f"its optimizer steps had {then} samples, and those of this run have {now}"
@@ -289,6 +293,16 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | float | str)
+
+
+def _bucket_difference(saved: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
+    """Return how the padding of batches differs that both plan from the lengths of their data; None if it does not."""
+    then, now = (document.get("buckets") or {"most": None, "data": None} for document in (saved, here))
+    if "imported_from" in saved or then == now:
+        return None
+    if then["most"] != now["most"]:
+        return f"it was written with compile_buckets={then['most']}, and this run has {now['most']}"
+    return "the samples of its data had other lengths than those of this run, so that batches are padded differently"
 
 
 def _optimizer_difference(then: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str | None:

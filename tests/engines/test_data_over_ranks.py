@@ -39,6 +39,7 @@ SHORT: dict[str, dict[str, Any]] = {
             "gradient_accumulation_steps": 2,
         },
     },
+    "buckets": {"data": "map", "rows": 40, "epochs": 1, "arguments": {"compile_buckets": 2}},
     "own step": {"data": "map", "rows": 41, "trainer": "own step"},
     "own part": {"data": "own part"},
     "own part in a loader": {"data": "own part", "trainer": "own loader"},
@@ -186,10 +187,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Any]:
 
 
 def test_two_processes_match_one_process(tmp_path: Path, alone: Callable[[Any], Any]) -> None:
-    """Map-style data, a stream whose last batch is partial, a dispatched stream and a loader; and refused data."""
+    """Map-style data, a stream whose last batch is partial, a dispatched stream, a loader; buckets; refused data."""
     results = launch(2, SHORT, tmp_path)
 
-    for name in ("map", "stream", "dispatched", "loader"):
+    for name in ("map", "stream", "dispatched", "loader", "buckets"):
         assert_same_as_alone(alone(SHORT[name]), of(results, name))
     assert_rebalanced(alone(SHORT["rebalanced"]), of(results, "rebalanced"))
     for name, reported in (

@@ -29,10 +29,15 @@ class Unfit(Exception):  # noqa: N818  # it is a part of a sentence, and is neve
 
 @frozen
 class Pad:
-    """How a field is padded: with which value, and whether on the left of the values instead of the right."""
+    """How a field is padded: with which value, and whether on the left of the values instead of the right.
+
+    shifted: the field whose values this one has one position later, as a decoder's inputs have those of its labels.
+    Then the last of these comes before the padding, unless it is itself padding.
+    """
 
     value: Any
     left: bool
+    shifted: str | None = None
 
 
 @frozen
@@ -65,7 +70,13 @@ class BucketCollate:
             raise DataError(self._unplanned(found))
         for name, shape in _with_sizes({name: self.shapes[name] for name in self.pads}, self.axes, bucket).items():
             if found[name] != shape:
-                batch[name] = padded(batch[name], shape, self.pads[name])
+                pad = self.pads[name]
+                whole = padded(batch[name], shape, pad)
+                if pad.shifted is not None:
+                    (length,) = found[name]
+                    last = batch[pad.shifted][:, length - 1]
+                    whole[:, length] = last.masked_fill(last == self.pads[pad.shifted].value, pad.value)
+                batch[name] = whole
         return batch
 
     def _bucket_of(self, found: Mapping[str, Sizes]) -> Sizes | None:

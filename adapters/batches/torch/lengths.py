@@ -32,6 +32,9 @@ from hexloop.adapters.batches.torch.random_streams import preserved_rng_states, 
 from hexloop.domain.buckets import LengthClass, LengthCounts, Sizes, fingerprint, plan_buckets
 from hexloop.domain.errors import ConfigurationError
 
+SHIFTED = {"decoder_input_ids": "labels"}
+"""Fields that transformers' collators for models with a decoder make of others, by moving these by one position."""
+
 WINDOW = 1024
 """Samples that are read at once while lengths are counted."""
 
@@ -122,8 +125,11 @@ class Collator:
         like the padding, or neither, because values are random, it is the side of another field.
         """
         options = {name: self._options(name, each) for name, each in pairs.items()}
+        shifted = {name: pad for name in options if (pad := self._shifted(name, pairs, options)) is not None}
         certain, unclear = dict[str, bool](), list[str]()
         for name, sides in options.items():
+            if name in shifted:
+                continue
             if not sides:
                 raise Unfit(
                     f"the data_collator does not pad {name!r} with one value, so that it is not known how to pad it "
@@ -137,8 +143,28 @@ class Collator:
         if unclear and not certain:
             raise Unfit(f"the data_collator does not show on which side it pads {unclear[0]!r}; {OUT}")
         usual = next(iter(certain.values()), False)
-        chosen = {name: certain.get(name, usual) for name in options}
-        return {name: Pad(options[name][left][0], left) for name, left in chosen.items()}
+        chosen = {name: certain.get(name, usual) for name in options if name not in shifted}
+        return {name: Pad(options[name][left][0], left) for name, left in chosen.items()} | shifted
+
+    def _shifted(
+        self,
+        name: str,
+        pairs: Mapping[str, Sequence[tuple[int, int]]],
+        options: Mapping[str, Mapping[bool, tuple[Any, bool]]],
+    ) -> Pad | None:
+        """Return how a field is padded that has the values of another, one position later; None if it has not."""
+        source = SHIFTED.get(name)
+        if source is None or not options.get(source, {}).get(False, (None, False))[1]:
+            return None
+        ignored, values = options[source][False][0], list[Any]()
+        for pair in pairs[name]:
+            later, earlier = self.together(*pair)[name][:, 1:], self.together(*pair)[source][:, :-1]
+            if later.shape != earlier.shape or not torch.equal(later[earlier != ignored], earlier[earlier != ignored]):
+                return None
+            values += later[earlier == ignored].tolist()
+        if any(value != values[0] for value in values):
+            return None
+        return Pad(values[0] if values else 0, left=False, shifted=source)  # without a value none is ever padded with
 
     def _options(self, name: str, pairs: Sequence[tuple[int, int]]) -> dict[bool, tuple[Any, bool]]:
         """Return, for each side on which a field may be padded, the value, and whether the short samples are found."""

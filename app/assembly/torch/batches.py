@@ -28,6 +28,7 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.framework import RunCounters
 from hexloop.app.assembly.learner import RunLearner
 from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.assembly.torch.buckets import refuse_unpadded
 from hexloop.app.assembly.torch.data import skip_progress
 from hexloop.app.assembly.torch.transfer import Inspect
 from hexloop.domain.errors import CollectiveError, ConfigurationError, DataError
@@ -40,8 +41,8 @@ def training_data(parts: TrainerParts, loader: Any, transfer: Transfer, inspect:
     """Return this process's batches of a training loader, hexloop's or the user's.
 
     transfer: moves a batch to the device. inspect: checks the first one.
-    Raises ConfigurationError if there are fewer samples than processes, or if an overridden step would see padding
-    because the last batch of an epoch is known to have fewer.
+    Raises ConfigurationError if there are fewer samples than processes, if an overridden step would see padding because
+    the last batch of an epoch is known to have fewer, or if the loader does not pad as `compile_buckets` requires.
     """
     ranks = parts.adapters.mesh.data
     if not parts.rules.own_order:
@@ -52,6 +53,8 @@ def training_data(parts: TrainerParts, loader: Any, transfer: Transfer, inspect:
 
         own, kept = SharingOptions(ranks, separate=True), (parts.kept_loaders, kept_loader)
         return ReplayedBatches(loader, transfer, inspect, skip_progress(parts.args), own, kept)
+    if parts.args.compile_buckets is not None:
+        refuse_unpadded(parts.args.compile_buckets, loader)
     overridden = ranks.size > 1 and parts.hooks.takes_steps
     batches = _batches(parts, loader, _without_padding(transfer) if overridden else transfer, inspect)
     samples = batches.samples_per_epoch() if ranks.size > 1 else None

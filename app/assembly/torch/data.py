@@ -35,6 +35,7 @@ from hexloop.adapters.batches.torch.order import (
     SampleOrders,
     rebalances,
 )
+from hexloop.adapters.batches.torch.passes import KeptLoaders
 from hexloop.adapters.batches.torch.random_streams import random_fingerprint
 from hexloop.adapters.batches.torch.reproduction import (
     AccelerateSettings,
@@ -48,6 +49,7 @@ from hexloop.adapters.trainable.torch.forward import forward_parameters, used_co
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.sharing import global_batch_size, sharing_settings
+from hexloop.app.assembly.torch.buckets import Buckets, refuse_stream
 from hexloop.app.callbacks.progress import SkipProgressBar, shows_bars
 from hexloop.app.calling import most_positional
 from hexloop.domain.errors import ConfigurationError
@@ -112,6 +114,7 @@ def _own_loaders(parts: TrainerParts, collate: Collate | None) -> LoaderFactory:
         seed=parts.data_seed,
         splits=parts.splits_batches,
         dispatches=parts.dispatches_batches,
+        plans=parts.kept_loaders,
     )
 
 
@@ -124,7 +127,7 @@ class LoaderFactory:
     torch_options: keywords of torch's DataLoader, apart from data, order and `collate_fn`.
     train_batch_size: samples of a micro-batch in training, of one process or with `split_batches` of all. main_input:
     the column whose length is the sample's, if there is no column of lengths.
-    seed, splits, dispatches: see `TrainerParts`.
+    seed, splits, dispatches: see `TrainerParts`. plans: keeps those of `compile_buckets`.
     """
 
     args: TrainingArguments
@@ -137,6 +140,7 @@ class LoaderFactory:
     seed: int
     splits: bool
     dispatches: bool
+    plans: KeptLoaders
 
     def loader(
         self, dataset: Any, batch_size: int, sampler_for: Callable[[Any], Any] | None, trains: bool
@@ -148,7 +152,7 @@ class LoaderFactory:
         together = self._together(batch_size)
         sampler = None if sampler_for is None else sampler_for(dataset)
         if sampler is not None:
-            return self._sampled(dataset, batch_size, sampler, together)
+            return self._sampled(dataset, batch_size, sampler, together, trains)
         return self._training(dataset, together) if trains else self._evaluation(dataset, together)
 
     def training_sampler(self, dataset: Any) -> Sampler[Any] | None:
@@ -192,31 +196,36 @@ class LoaderFactory:
         data, collate = fitted(dataset, self.collate, self.columns)
         if not is_iterable(data):
             batches = self._batches(dataset, batch_size)  # the given data have the column of lengths
+            collate = self._padding(dataset, data, collate, batch_size, trains=True)
             return ordered_loader(data, collate, batches, **self.torch_options)
         if sampling in BY_LENGTH:
             raise ConfigurationError(
                 f"train_sampling_strategy={sampling!r} cannot sort an iterable dataset; choose 'random', "
                 "or group the samples in the dataset itself."
             )
+        if self.args.compile_buckets is not None:
+            refuse_stream(self.args.compile_buckets)
         return self._stream(data, collate, batch_size, self._keyed_by)
 
     def _evaluation(self, dataset: Any, batch_size: int) -> OrderedLoader | StreamLoader:
         """Return a loader of each sample once, in the dataset's own order. Its workers end with each pass."""
-        dataset, collate = self.fitted(dataset)
+        given, (dataset, collate) = dataset, self.fitted(dataset)
         if is_iterable(dataset):
             keyed_by = self.args.seed if self.ranks.size > 1 else None  # all ranks must read the same
             return self._stream(dataset, collate, batch_size // self.ranks.size, keyed_by, evaluates=True)
+        collate = self._padding(given, dataset, collate, batch_size, trains=False)
         drop_last, shard = self.args.dataloader_drop_last, Shard(self.ranks, in_blocks=True)
         batches = partial(OrderedBatchSampler, lambda _: Sequential(len(dataset)), batch_size, drop_last, shard=shard)
         return ordered_loader(dataset, collate, batches, **self._passing_options())
 
-    def _sampled(self, dataset: Any, batch_size: int, sampler: Any, together: int) -> DataLoader[Any]:
+    def _sampled(self, dataset: Any, batch_size: int, sampler: Any, together: int, trains: bool) -> DataLoader[Any]:
         """Return a loader in the order of the user's sampler. together: samples of a batch of all processes.
 
         Raises ConfigurationError for transformers' BatchRebalanceSampler, which samples for one of several processes.
         """
-        dataset, collate = self.fitted(dataset)
+        given, (dataset, collate) = dataset, self.fitted(dataset)
         if isinstance(sampler, OrderedBatchSampler):  # that of `training_sampler`
+            collate = self._padding(given, dataset, collate, together, trains=True)
             return ordered_loader(dataset, collate, lambda: sampler, **self.torch_options)
         drop_last = self.args.dataloader_drop_last
         options: dict[str, Any] = {"batch_size": batch_size, "sampler": sampler, "drop_last": drop_last}
@@ -227,6 +236,7 @@ class LoaderFactory:
                     "divides the batches among the processes itself; set train_sampling_strategy='batch_rebalance'."
                 )
             options = {"batch_sampler": sampler}
+        collate = self._padding(given, dataset, collate, together, trains, sampler)
         return SampledLoader(dataset, together, collate_fn=collate, **options, **self.torch_options)
 
     def _batches(self, dataset: Any, batch_size: int) -> Callable[[], OrderedBatchSampler]:
@@ -241,6 +251,17 @@ class LoaderFactory:
             return partial(OrderedBatchSampler, orders, batch_size, **options)
         options["accumulation"] = lambda: args.gradient_accumulation_steps
         return partial(BalancedBatchSampler, orders, batch_size, length_of=orders.length_of, **options)
+
+    def _padding(
+        self, given: Any, data: Any, collate: Collate, batch_size: int, trains: bool, sampler: Any = None
+    ) -> Collate:
+        """Return `collate`, with `compile_buckets` one that pads to planned lengths. Parameters: see `Buckets`."""
+        most = self.args.compile_buckets
+        if most is None or not len(data):
+            return collate
+        buckets = Buckets(most, self.args, self.ranks, _sampling(self.args), self.main_input, self.plans)
+        pad = buckets.training_collate if trains else buckets.evaluation_collate
+        return pad(given, data, collate, batch_size, sampler)
 
     @property
     def _keyed_by(self) -> int | None:

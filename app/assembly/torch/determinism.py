@@ -23,8 +23,10 @@ VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "FLASH_ATTENTION_DETERMINISTIC"
 
 
 def flags_for(args: TrainingArguments, device: Device) -> list[Flag]:
-    """Return the flags for TF32 and deterministic kernels, if the arguments require them."""
+    """Return the flags for TF32, deterministic kernels and shapes to compile, if the arguments require them."""
     flags: list[Flag] = []
+    if args.torch_compile and args.compile_buckets is not None:
+        flags += _compiled_shapes(args.compile_buckets)
     if (tf32 := _tf32(args, device)) is not None:
         flags.append((_products, _set_products, ("high", "tf32") if tf32 else ("highest", "ieee")))
         flags.append((_cudnn_formats, _set_cudnn_formats, ("tf32", "tf32") if tf32 else ("ieee", "ieee")))
@@ -36,6 +38,24 @@ def flags_for(args: TrainingArguments, device: Device) -> list[Flag]:
         for variable, wanted in VARIABLES.items():
             flags.append((partial(os.environ.get, variable), partial(_set_variable, variable), wanted))
     return flags
+
+
+EVALUATED = 8
+"""How many data sets that are evaluated in a run are expected to have shapes of their own."""
+
+
+def _compiled_shapes(buckets: int) -> list[Flag]:
+    """Return the flags that raise the limits of torch.compile, beyond which it stops compiling, by the planned shapes.
+
+    Training and each evaluation are compiled by themselves, and an evaluation has a smaller last batch.
+    """
+    from torch._dynamo import config
+
+    shapes = (buckets + 1) * (1 + EVALUATED)
+    return [
+        (partial(getattr, config, name), partial(setattr, config, name), getattr(config, name) + shapes)
+        for name in ("recompile_limit", "accumulated_recompile_limit")
+    ]
 
 
 def _tf32(args: TrainingArguments, device: Device) -> bool | None:

@@ -16,7 +16,17 @@ from hexloop.adapters.trainable.torch.optimizers import build_optimizer, decayed
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.framework import Framework
 from hexloop.app.assembly.parts import TrainerParts
-from hexloop.app.assembly.torch import accelerator, data, determinism, learner, losses, meters, state, tensors
+from hexloop.app.assembly.torch import (
+    accelerator,
+    buckets,
+    data,
+    determinism,
+    learner,
+    losses,
+    meters,
+    state,
+    tensors,
+)
 from hexloop.app.assembly.torch import batches as run_batches
 from hexloop.app.assembly.torch import model as models
 from hexloop.app.assembly.torch.saved_weights import saved_weights
@@ -92,6 +102,7 @@ class TorchFramework(Framework[TrainerParts]):
 
     loader = staticmethod(data.make_loader)
     batches = staticmethod(run_batches.training_data)
+    buckets = staticmethod(buckets.described)
     batch_preparation = staticmethod(batch_preparation)
     collator = staticmethod(data.default_collator)
     kept_loaders = staticmethod(KeptLoaders)

@@ -54,10 +54,15 @@ __all__ = [
 
 
 def compiled(model: Any, args: TrainingArguments) -> Any:
-    """Return a model that is compiled when it is first called, if the arguments require it."""
+    """Return a model that is compiled when it is first called, if the arguments require it.
+
+    With `compile_buckets` each shape is compiled by itself, for the sizes that it has.
+    """
     if not args.torch_compile:
         return model
-    return torch.compile(model, backend=args.torch_compile_backend or "inductor", mode=args.torch_compile_mode)
+    dynamic = None if args.compile_buckets is None else False
+    backend = args.torch_compile_backend or "inductor"
+    return torch.compile(model, backend=backend, mode=args.torch_compile_mode, dynamic=dynamic)
 
 
 def place_model(model: Any, args: TrainingArguments, device: Device, moves: bool = True) -> Any:

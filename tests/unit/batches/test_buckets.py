@@ -17,6 +17,8 @@ from transformers import (
     DataCollatorForSeq2Seq,
     DataCollatorForTokenClassification,
     DataCollatorWithFlattening,
+    T5Config,
+    T5ForConditionalGeneration,
 )
 from transformers import DataCollatorWithPadding as TheirDataCollatorWithPadding
 
@@ -55,6 +57,13 @@ def tokenizer(left: bool = False) -> Any:
     return made
 
 
+def t5() -> Any:
+    """Return a model that makes the inputs of its decoder from labels."""
+    config = T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=30)
+    config.decoder_start_token_id = 1
+    return T5ForConditionalGeneration(config)
+
+
 COLLATORS: dict[str, tuple[Callable[[], Any], str]] = {
     "hexloop's": (lambda: DataCollatorWithPadding(tokenizer()), "row"),
     "hexloop's on the left": (lambda: DataCollatorWithPadding(tokenizer(left=True)), "row"),
@@ -63,6 +72,10 @@ COLLATORS: dict[str, tuple[Callable[[], Any], str]] = {
     "tokens": (lambda: DataCollatorForTokenClassification(tokenizer()), "tokens"),
     "tokens on the left": (lambda: DataCollatorForTokenClassification(tokenizer(left=True)), "tokens"),
     "sequence to sequence": (lambda: DataCollatorForSeq2Seq(tokenizer()), "sequence"),
+    "sequence to sequence with inputs of the decoder": (
+        lambda: DataCollatorForSeq2Seq(tokenizer(), model=t5()),
+        "sequence",
+    ),
     "language model": (lambda: DataCollatorForLanguageModeling(tokenizer(), mlm=False), ""),
 }
 
