@@ -122,6 +122,14 @@ REFUSALS = (
         "choose bf16, or leave it out",
     ),
     Refusal(
+        lambda setting: (
+            setting.args.capture_step and setting.fp8 is not None and setting.fp8.backend == TRANSFORMER_ENGINE
+        ),
+        "capture_step=True with the precision fp8 by transformer_engine",
+        "its scales follow from maxima that Python code updates in every step",
+        "choose fp8='torchao', or leave capture_step out",
+    ),
+    Refusal(
         lambda setting: setting.args.capture_step and rules_of(setting.args) is TRANSFORMERS,
         "capture_step=True with reproduce='transformers'",
         "its learning rates are rounded as tensors are, and those of transformers are not",

@@ -288,7 +288,7 @@ class SteppingBy:
     """Precision adapter of another one without loss scaling, which takes the optimizer's step by a function."""
 
     def __init__(self, precision: Precision[Tensor], step: Callable[[], None]) -> None:
-        self.name, self.wrap = precision.name, precision.wrap
+        self.name, self.wrap, self.convert = precision.name, precision.wrap, precision.convert
         self.scale, self.unscale = precision.scale, precision.unscale
         self.discard_update, self.export, self.load = precision.discard_update, precision.export, precision.load
         self._step = step
