@@ -17,6 +17,8 @@ from torch.utils.data import Dataset
 from hexloop import ConfigurationError, StepEnded, Trainer, TrainerCallback, TrainingArguments
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.app.command_line import main
+from hexloop.app.pages.page import content_of
+from hexloop.app.pages.watching import WatchedRuns
 from hexloop.app.run.profiling import ProfiledSteps, ProfileWindow
 from hexloop.domain.events import TrainBegan
 from hexloop.domain.run_folder import JOURNAL
@@ -468,3 +470,13 @@ def test_the_report_says_where_the_time_went(recorded: Path) -> None:
     assert profile[:2] == ["run", "2 to 3"]
     assert Path(profile[2]).is_file()
     assert Path(profile[3]).is_file()
+
+
+def test_the_board_shows_the_same(recorded: Path) -> None:
+    """As another section of the page of a run."""
+    runs = WatchedRuns(recorded.parent)
+    runs.listing()
+    content = runs.show(["run"], lambda records: content_of(records, 0.0))
+    (shown,) = [each.content for each in content.sections if each.identifier == "time"]
+    assert "steps (goodput)" in shown
+    assert "steps-2-to-3-rank-0.trace.json.gz" in shown

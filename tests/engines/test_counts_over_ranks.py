@@ -118,3 +118,20 @@ def test_overridden_methods_receive_the_sum_over_ranks(kind: type[Asking], tmp_p
 
     assert len(counts[2]) == 18
     assert counts[2] == counts[1]
+
+
+def test_a_measured_run_trains_as_without(tmp_path: Path) -> None:
+    """The shares of rank 0 are all of its time, utilisation is logged, and each rank leaves a profile."""
+    plain = run(Training(2, rows=48), tmp_path / "plain")
+    window = {"wait": 0, "warmup": 1, "steps": 2}
+    meters = {"log_goodput": True, "peak_flops": 1e9, "profile": window, "on_nonfinite": "skip"}
+    measured = run(Training(2, rows=48, arguments=meters), tmp_path / "measured")
+    assert distance(measured.weights, plain.weights) == 0
+    logs = [entry for entry in measured.history if "loss" in entry]
+    for entry in logs:
+        shares = [value for name, value in entry.items() if name.startswith(("goodput", "badput_"))]
+        assert sum(shares) == pytest.approx(100, abs=1)
+        assert entry["mfu"] > 0
+    assert [entry["loss"] for entry in logs] == [entry["loss"] for entry in plain.history if "loss" in entry]
+    profiles = sorted(path.name for path in tmp_path.glob("measured/**/profile/*.txt"))
+    assert profiles == ["steps-2-to-3-rank-0.txt", "steps-2-to-3-rank-1.txt"]
