@@ -20,6 +20,8 @@ class DeviceKind(Protocol):
     numbered: bool
     together: bool
     compiler: str
+    exchange: str | None
+    launched_by: str | None
 
     def is_available(self) -> bool:
         """Return whether this machine has such devices."""
@@ -33,6 +35,10 @@ class DeviceKind(Protocol):
     def report(self) -> str | None:
         """Return what the kind's runtime counts, for people; None if it has no such report."""
 
+    @property
+    def unavailable(self) -> str:
+        """Why there is none, if no package is broken."""
+
     def missing(self) -> Any:
         """Return why there is none, with `reason` and `advice`; None if that is not worth a word."""
 
@@ -44,6 +50,9 @@ class DeviceKind(Protocol):
 
     def device(self, number: int) -> Device | None:
         """Return the device with this number; None if this machine does not have it."""
+
+    def connect(self, number: int, local_rank: int, local_world_size: int) -> None:
+        """Make the device with this number that of this process, before it meets the other processes of its run."""
 
     def torch_name(self, name: str) -> str:
         """Return the name under which torch has the device that is called `name`."""
@@ -78,6 +87,31 @@ def torch_name(name: str) -> str:
     """Return the name under which torch has the device that is called `name`."""
     kind = device_kinds().get(name.partition(":")[0])
     return name if kind is None else kind.torch_name(name)
+
+
+def connect_device(name: str, local_rank: int, local_world_size: int) -> None:
+    """Make the device that is called `name` that of this process, if it has a number, before the processes meet."""
+    kind, _, number = name.partition(":")
+    if number and (row := device_kinds().get(kind)) is not None:
+        row.connect(int(number), local_rank, local_world_size)
+
+
+def usual_exchange(name: str) -> str | None:
+    """Return the back end of torch.distributed for the device that is called `name`; None for the one of torch."""
+    kind = device_kinds().get(name.partition(":")[0])
+    return None if kind is None else kind.exchange
+
+
+def missing_launched(option: str) -> str | None:
+    """Return why this machine cannot start processes for the kind of device of an option of `hexloop launch`.
+
+    Returns None if it can.
+    """
+    row = next(row for row in device_kinds().values() if row.launched_by == option)
+    if row.is_available():
+        return None
+    found = row.broken()
+    return row.unavailable if found is None else f"{found.reason}; {found.advice}"
 
 
 def runtime_report(name: str) -> str | None:

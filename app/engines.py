@@ -37,8 +37,8 @@ def _shards(args: EngineChoice) -> bool:
     return bool(args.fsdp) or is_on("ACCELERATE_USE_FSDP")
 
 
-def _is_for_xla(args: EngineChoice) -> bool:
-    return isinstance(args.fsdp_config, Mapping) and parse_truth(str(args.fsdp_config.get("xla"))) is True
+def _is_for_xla(args: EngineChoice, key: str = "xla") -> bool:
+    return isinstance(args.fsdp_config, Mapping) and parse_truth(str(args.fsdp_config.get(key))) is True
 
 
 ENGINES: tuple[EngineRow[EngineChoice], ...] = (
@@ -49,8 +49,15 @@ ENGINES: tuple[EngineRow[EngineChoice], ...] = (
     ),
     EngineRow(
         "xla_fsdp_v2",
-        lambda args: _shards(args) and _is_for_xla(args),
+        lambda args: _shards(args) and _is_for_xla(args) and _is_for_xla(args, "xla_fsdp_v2"),
         "hexloop.adapters.engines.xla.engine:FSDP",
+        options=("fsdp_config",),
+    ),
+    EngineRow(
+        "xla_fsdp",
+        lambda args: _shards(args) and _is_for_xla(args),
+        "hexloop.adapters.engines.xla.fsdp:ENGINE",
+        options=("fsdp_config",),
     ),
     EngineRow(
         "fsdp",
@@ -97,6 +104,14 @@ def plugin_names(port: str) -> list[str]:
 def find_plugin(port: str, name: str) -> Callable[..., Any] | None:
     """Import and return the entry point `name` of `port`; None if there is none."""
     return next((found.load() for found in entry_points(group=f"hexloop.{port}", name=name)), None)
+
+
+def xla_fsdp_settings(args: Any) -> dict[str, Any]:
+    """Return the settings of FSDP on XLA, with torch's types; empty without it."""
+    if not (_shards(args) and _is_for_xla(args)):
+        return {}
+    found: dict[str, Any] = resolve_name("hexloop.adapters.engines.xla.options:settings_by_torch")(args.fsdp_config)
+    return found
 
 
 def fsdp_plugin_arguments(args: Any) -> dict[str, Any]:

@@ -61,8 +61,17 @@ LAUNCHER_VARIABLES = {
     ),
     "MVAPICH": ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
     "MPICH": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    "torch_xla.launch": (
+        "PJRT_LOCAL_PROCESS_RANK",
+        "PJRT_LOCAL_PROCESS_COUNT",
+        "PJRT_LOCAL_PROCESS_RANK",
+        "PJRT_LOCAL_PROCESS_COUNT",
+    ),
 }
-"""For each launcher: rank, world size, local rank, local world size. accelerate and deepspeed set torchrun's."""
+"""For each launcher: rank, world size, local rank, local world size. accelerate and deepspeed set torchrun's.
+
+Those of torch_xla.launch, which transformers' xla_spawn calls, count the processes of one machine.
+"""
 
 LAUNCHED_ALONE = frozenset({"ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_USE_CPU", "MASTER_ADDR", "MASTER_PORT"})
 """What `accelerate launch` sets in the one process that it starts when it was asked for several on the CPU."""

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hexloop.adapters.collectives import SingleProcessCollectives
+from hexloop.app.devices import connect_device, usual_exchange
 from hexloop.app.engines import EngineChoice, engine_for
 from hexloop.app.environment import Launched, launched
 from hexloop.domain.errors import ConfigurationError
@@ -80,7 +81,8 @@ def backend_for(args: JoinArguments) -> str:
     """Return the backend of torch.distributed, by the device, the arguments and the engine."""
     from hexloop.adapters.collectives.torch import backend_of
 
-    return backend_of(args.device.type, args.ddp_backend, engine_for(args).exchanges_host_tensors)
+    chosen = args.ddp_backend or usual_exchange(args.device_name)
+    return backend_of(args.device.type, chosen, engine_for(args).exchanges_host_tensors)
 
 
 def _join_the_script(args: JoinArguments, process: Launched) -> TorchCollectives:
@@ -99,8 +101,6 @@ def _join_the_script(args: JoinArguments, process: Launched) -> TorchCollectives
 
 def _join_the_others(args: JoinArguments, process: Launched) -> TorchCollectives:
     """Meet the other processes, initialize the default process group, and return collectives over it."""
-    import torch
-
     from hexloop.adapters.collectives.torch import TorchCollectives, is_built_in, leave_all
     from hexloop.adapters.collectives.torch.world import MeetingPlace, Timeouts, start_world
 
@@ -110,8 +110,7 @@ def _join_the_others(args: JoinArguments, process: Launched) -> TorchCollectives
             f"ddp_backend={args.ddp_backend or backend!r} is not available: this build of torch does not have it; "
             "choose gloo, or leave it out."
         )
-    if args.device.index is not None:
-        torch.get_device_module(args.device).set_device(args.device)
+    connect_device(args.device_name, process.local_rank, process.local_world_size or process.world_size)
     timeouts = Timeouts(args.rendezvous_timeout, float(args.ddp_timeout))
     place = MeetingPlace(process.address, process.port, hosted=os.environ.get(AGENT_STORE) != "True")
     world = start_world(place, process.rank, process.world_size, backend, timeouts)

@@ -32,7 +32,8 @@ class ParallelismCapabilities:
     weights; the adapter is `Sharding`. compiles: the prepared model may be compiled. owns_update: the prepared model
     clips its gradients and takes the optimizer step itself; the adapter is `OwnUpdate`. several_devices: a process
     computes on all devices that it sees, a part of the batch on each. owns_state: weights or moments are kept outside
-    the model and its optimizer; the adapter is `OwnState`.
+    the model and its optimizer; the adapter is `OwnState`. own_exchange: its processes exchange tensors through the
+    runtime of their devices, and need no others that can.
     """
 
     name: str
@@ -42,6 +43,7 @@ class ParallelismCapabilities:
     owns_update: bool = False
     several_devices: bool = False
     owns_state: bool = False
+    own_exchange: bool = False
 
 
 class Parallelism(Protocol[Loss_contra]):

@@ -55,6 +55,10 @@ class EngineArguments(Protocol):
         """Where this process is in the run; `local_world_size`: processes on its machine, 0 if unknown."""
 
     @property
+    def process_index(self) -> int:
+        """The rank of this process."""
+
+    @property
     def train_batch_size(self) -> int:
         """Samples in a micro-batch of this process."""
 

@@ -204,6 +204,13 @@ class TrainingArguments(
         return fsdp_plugin_arguments(self)
 
     @property
+    def xla_fsdp_config(self) -> dict[str, Any]:
+        """The settings of FSDP on XLA in `fsdp_config`, with torch's types; empty without it."""
+        from hexloop.app.engines import xla_fsdp_settings
+
+        return xla_fsdp_settings(self)
+
+    @property
     def _no_sync_in_gradient_accumulation(self) -> bool:
         """Whether the processes may accumulate gradients without exchanging them."""
         return not self.deepspeed

@@ -47,7 +47,7 @@ from hexloop.app.assembly.storage import (
 )
 from hexloop.app.assembly.trackers import logging_folder, named_loggers
 from hexloop.app.callbacks.trackers import TRACKERS, available_trackers, missing_package
-from hexloop.app.devices import broken_before, device_kinds
+from hexloop.app.devices import broken_before, connect_device, device_kinds
 from hexloop.app.engines import engine_for, find_plugin, plugin_names
 from hexloop.app.environment import sagemaker_data_parallel
 from hexloop.app.joining import join
@@ -136,7 +136,7 @@ def choose_adapters(args: TrainingArguments, injected: Injected, started_in: Wor
         device = injected.get("device") or framework.device(args) or choose_device(args)
         storage = choose_storage(args, injected.get("storage"), folder)
     except ConfigurationError as error:
-        raise ConfigurationError([*error.problems, *problems]) from error
+        raise ConfigurationError([*error.problems, *_broken_devices(args), *problems]) from error
     parallelism = injected.get("parallelism") or _parallelism(engine, args, device, problems)
     precision = injected.get("precision") or choose_precision(args, device, parallelism.capabilities.sharded)
     if args.n_gpu > 1 and not parallelism.capabilities.several_devices:
@@ -290,15 +290,30 @@ def choose_device(args: TrainingArguments) -> Device:
     """
     name, kinds = args.device_name, device_kinds()
     kind, _, number = name.partition(":")
-    device = kinds[kind].device(int(number or 0)) if kind in kinds else None
+    row = kinds.get(kind)
+    if row is not None and args.world_size > 1 and row.is_available() and int(number or 0) < row.count():
+        local = args.distributed_environment.local_world_size or args.world_size
+        connect_device(name, args.local_process_index, local)
+    device = None if row is None else row.device(int(number or 0))
     if device is not None:
-        for preferred, found in () if args.use_cpu else broken_before(name):
-            LOGGER.warning("No %s is used, but %s: %s; %s.", preferred, name, found.reason, found.advice)
+        for sentence in _broken_devices(args):
+            LOGGER.warning(sentence)
         return device
     reason = "torch does not find it on this machine" if kind in kinds else "hexloop has no adapter for it"
+    if row is not None and (found := row.broken()) is not None:
+        reason = f"{found.reason}; {found.advice}"
     raise ConfigurationError(
         f"The device {name} cannot be used: {reason}. Choose another, pass device=..., or set use_cpu=True."
     )
+
+
+def _broken_devices(args: TrainingArguments) -> list[str]:
+    """Return a sentence for each preferred kind of device whose package cannot be imported."""
+    name = args.device_name
+    return [
+        f"No {preferred} is used, but {name}: {found.reason}; {found.advice}."
+        for preferred, found in (() if args.use_cpu else broken_before(name))
+    ]
 
 
 def cpu_device() -> Device:

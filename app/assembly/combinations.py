@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -193,13 +193,27 @@ REFUSALS = (
         "choose another, such as adamw_torch",
     ),
     Refusal(
-        lambda setting: setting.uses("fsdp") and setting.args.world_size == 1,
+        lambda setting: setting.uses("fsdp") and setting.args.world_size == 1 and not setting.device.records,
         "FSDP (fsdp, or the environment variable ACCELERATE_USE_FSDP) in a run of one process",
         "there are no other processes to shard the model over",
         "start several processes, as with `torchrun --nproc-per-node 2`, or leave it out",
     ),
     Refusal(
-        lambda setting: setting.parallelism.sharded and not setting.device.exchanges,
+        lambda setting: setting.uses("fsdp") and setting.device.records,
+        "FSDP (fsdp, or the environment variable ACCELERATE_USE_FSDP) on the device {device.kind}",
+        "torch's FSDP needs devices that run each operation at once",
+        "set xla to True in fsdp_config, which chooses FSDP on XLA",
+    ),
+    Refusal(
+        lambda setting: setting.uses("deepspeed") and setting.device.records,
+        "DeepSpeed on the device {device.kind}",
+        "it needs devices that run each operation at once",
+        "leave it out, or shard the model by fsdp='full_shard' with fsdp_config={{'xla': True}}",
+    ),
+    Refusal(
+        lambda setting: (
+            setting.parallelism.sharded and not (setting.device.exchanges or setting.parallelism.own_exchange)
+        ),
         "the parallelism {parallelism.name} on the device {device.kind}",
         "its processes cannot exchange tensors there",
         "leave it out, or train on another kind of device",
@@ -227,6 +241,20 @@ REFUSALS = (
         "predict_with_generate=True with FSDP 1",
         "the model cannot generate text while its parameters are flat shards",
         "set version=2 in fsdp_config",
+    ),
+    Refusal(
+        lambda setting: (
+            setting.parallelism.name == "xla_fsdp" and getattr(setting.args, "predict_with_generate", False)
+        ),
+        "predict_with_generate=True with FSDP on XLA",
+        "the model cannot generate text while its parameters are flat shards",
+        "set xla_fsdp_v2 to True in fsdp_config",
+    ),
+    Refusal(
+        lambda setting: setting.parallelism.name == "xla_fsdp" and setting.optimizer in OF_WHOLE_SHAPES,
+        "the optimizer {optimizer} with FSDP on XLA",
+        "its updates depend on the shape of a parameter, of which each process holds a flat shard",
+        "choose another, such as adamw_torch, or set xla_fsdp_v2 to True in fsdp_config",
     ),
     Refusal(
         lambda setting: setting.parallelism.name == "fsdp1" and setting.optimizer in OF_WHOLE_SHAPES,
@@ -352,8 +380,17 @@ class Ineffective:
     because: str
 
 
-def _unrequested(row: EngineRow[Any], args: TrainingArguments) -> bool:
-    return not row.requested(args)
+def _by_options() -> Mapping[tuple[str, ...], list[EngineRow[Any]]]:
+    """Return the rows of engines that arguments configure, by these arguments."""
+    found: dict[tuple[str, ...], list[EngineRow[Any]]] = {}
+    for row in ENGINES:
+        if row.options:
+            found.setdefault(row.options, []).append(row)
+    return found
+
+
+def _unrequested(rows: Sequence[EngineRow[Any]], args: TrainingArguments) -> bool:
+    return not any(row.requested(args) for row in rows)
 
 
 INEFFECTIVE = (
@@ -397,9 +434,10 @@ INEFFECTIVE = (
         "batches in pinned memory are always copied without waiting",
     ),
     *(
-        Ineffective(row.options, partial(_unrequested, row), f"it configures the engine {row.name}, which is not used")
-        for row in ENGINES
-        if row.options
+        Ineffective(
+            options, partial(_unrequested, rows), f"it configures the engine {rows[-1].name}, which is not used"
+        )
+        for options, rows in _by_options().items()
     ),
     Ineffective(
         ("fp16",),

@@ -9,7 +9,7 @@ from typing import Any
 
 from hexloop.app.assembly.torch import accelerator as sharing
 from hexloop.app.assembly.torch.model import unwrapped
-from hexloop.app.assembly.torch.tensors import TensorsOfProcesses, holds_only_tensors
+from hexloop.app.assembly.torch.tensors import TensorsOfProcesses, exchange_device, holds_only_tensors
 from hexloop.app.trainer.shared_accelerator import AcceleratorParts, AcceleratorStep
 from hexloop.domain.errors import ConfigurationError
 
@@ -74,7 +74,9 @@ class Accelerator(AcceleratorStep):
 
         unwrap: without the wrappers of a model that is not sharded.
         """
-        own = self._parts.objects()[0]
+        own, adapters = self._parts.objects()[0], self._parts.adapters
+        if adapters.parallelism.capabilities.own_exchange and self._parts.owns(model, True):
+            return sharing.gathered_weights(adapters, own)
         return sharing.whole_weights(self.real, own if self._parts.owns(model, True) else model, unwrap)
 
     def free_memory(self, *objects: Any) -> list[Any]:
@@ -131,9 +133,10 @@ class Accelerator(AcceleratorStep):
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """Return the "sum", "mean" or "max" of the tensors of all processes, or with "none" this process's.
 
-        scale: ignored, as by accelerate on all devices but TPUs.
+        scale: multiplies them on devices of XLA, if there are several processes; ignored elsewhere, as by accelerate.
         """
-        return self._tensors.reduce(tensor, reduction)
+        scales = scale != 1.0 and self.num_processes > 1 and self._parts.adapters.device.capabilities.records
+        return self._tensors.reduce(tensor, reduction, scale if scales and reduction != "none" else 1.0)
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
         """Return the tensors of this process, padded with `pad_index` to the longest of all processes in `dim`."""
@@ -141,7 +144,8 @@ class Accelerator(AcceleratorStep):
 
     @property
     def _tensors(self) -> TensorsOfProcesses:
-        return TensorsOfProcesses(self._parts.adapters.device.name, self.num_processes)
+        adapters = self._parts.adapters
+        return TensorsOfProcesses(adapters.device.name, self.num_processes, exchange_device(adapters))
 
 
 def _sharing_setting(name: str) -> Any:

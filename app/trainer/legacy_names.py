@@ -38,15 +38,18 @@ class TransformersAttributes(TrainerAttributes):
 
     @computed
     def is_fsdp_xla_enabled(self) -> bool:
-        """Whether the run trains with FSDP on XLA, of which there is the second version only."""
-        return self.adapters.parallelism.capabilities.name == "xla_fsdp_v2"
-
-    is_fsdp_xla_v2_enabled = is_fsdp_xla_enabled
+        """Whether the run trains with FSDP on XLA."""
+        return self.is_fsdp_xla_v1_enabled or self.is_fsdp_xla_v2_enabled
 
     @computed
     def is_fsdp_xla_v1_enabled(self) -> bool:
-        """False: hexloop has the second version of FSDP on XLA."""
-        return False
+        """Whether the run trains with the first version of FSDP on XLA."""
+        return self.adapters.parallelism.capabilities.name == "xla_fsdp"
+
+    @computed
+    def is_fsdp_xla_v2_enabled(self) -> bool:
+        """Whether the run trains with the second version of FSDP on XLA."""
+        return self.adapters.parallelism.capabilities.name == "xla_fsdp_v2"
 
     @computed
     def is_distributed_loading_by_transformers(self) -> bool:

@@ -60,6 +60,9 @@ class Kind:
     together: a single process may train on all of them, each on a part of the batch. module: torch's module of the
     kind, by default that of its name. computes_on: the name that torch has for the device, if it is another one.
     packages: those that add the kind to torch when they are imported. compiler: the usual backend of torch.compile.
+    exchange: the back end of torch.distributed for a run of several processes, by default the one that torch names.
+    launched_by: the option of `hexloop launch` that starts a process for each device of a kind that cannot be counted
+    before.
     """
 
     name: str
@@ -70,6 +73,8 @@ class Kind:
     computes_on: str | None = None
     packages: tuple[str, ...] = ()
     compiler: str = "inductor"
+    exchange: str | None = None
+    launched_by: str | None = None
 
     @property
     def functions(self) -> Any:
@@ -107,6 +112,12 @@ class Kind:
                 return Missing(f"{package} cannot be imported ({type(error).__name__}: {reason})", advice)
         return None
 
+    @property
+    def unavailable(self) -> str:
+        """Why there is none, if no package is broken: which is not installed, or that torch finds none."""
+        missing = [package.partition(".")[0] for package in self.packages if not is_installed(package)]
+        return f"{missing[0]} is not installed" if missing else f"torch finds no device {self.name}"
+
     def report(self) -> str | None:
         """Return what the kind's runtime counts, for people; None if it has no such report."""
         return None
@@ -134,6 +145,11 @@ class Kind:
     def device(self, number: int) -> Device | None:
         """Return the device with this number; None if this machine does not have it."""
         return self.make(number) if self.is_available() and number < self.count() else None
+
+    def connect(self, number: int, local_rank: int, local_world_size: int) -> None:
+        """Make the device with this number that of this process, before it meets the other processes of its run."""
+        if self.numbered:
+            self.functions.set_device(number)
 
     def torch_name(self, name: str) -> str:
         """Return the name under which torch has the device that is called `name`."""
@@ -193,6 +209,11 @@ class Xla(Kind):
         """Return that torch_xla cannot be imported, unless it is turned off."""
         return super().broken() if _xla_is_on() else None
 
+    @property
+    def unavailable(self) -> str:
+        """Why there is none: torch_xla is not installed, or turned off."""
+        return super().unavailable if _xla_is_on() else f"{USE_XLA} turns XLA off"
+
     def count(self) -> int:
         """Return 1 if it is there."""
         return int(self.is_available())
@@ -227,6 +248,10 @@ class Xla(Kind):
         """Return the name of the device of this process."""
         return f"{self.name}:0"
 
+    def connect(self, number: int, local_rank: int, local_world_size: int) -> None:
+        """Let XLA connect the processes; those of torch.distributed exchange what is in host memory."""
+        import_module("hexloop.adapters.device.torch.xla").connect(local_rank, local_world_size)
+
 
 def _xla_is_on() -> bool:
     return variable_truth(USE_XLA, os.environ.get(USE_XLA, "1"))
@@ -246,7 +271,7 @@ def _by_package(name: str, *packages: str, precisions: tuple[str, ...] = (), com
 KINDS: dict[str, Kind] = {
     each.name: each
     for each in (
-        Xla("xla", _xla, packages=("torch_xla",)),
+        Xla("xla", _xla, packages=("torch_xla",), exchange="gloo", launched_by="tpu"),
         Metal("mps", lambda _number: MpsDevice(), numbered=False),
         _by_package("mlu", "torch_mlu"),
         _by_package("sdaa", "torch_sdaa"),

@@ -24,7 +24,7 @@ from torch.distributed.fsdp.wrap import CustomPolicy
 
 from hexloop.adapters.engines.fsdp.units import Fsdp, allocate_meta_tensors, broadcast_from_rank0
 from hexloop.adapters.trainable.torch.layouts import WHOLE, norm_over
-from hexloop.adapters.trainable.torch.names import COMPILED, by_own_names
+from hexloop.adapters.trainable.torch.names import COMPILED, Location, tensor_locations
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.mesh import Mesh, Spread, held_in_runs
 from hexloop.ports.parallelism import ParallelismCapabilities
@@ -120,9 +120,6 @@ class Fsdp1(Fsdp):
 
 _TORCH_NAMES = {"hybrid_shard_zero2": "_hybrid_shard_zero2"}
 
-Location = tuple[nn.Module, str]
-"""A module, and the name of an attribute of it."""
-
 
 @define(eq=False)
 class FlatLayout:
@@ -198,14 +195,10 @@ class FlatLayout:
 
 def _locations(model: nn.Module) -> dict[str, Location]:
     """Return, for each name in the state dict, the module that holds the tensor and its attribute."""
-    found: dict[str, Location] = {}
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        for leaf in (*module._parameters, *module._buffers):
-            found[f"{prefix}.{leaf}" if prefix else leaf] = module, leaf
-    state = model.state_dict()
-    if unknown := [name for name in state if name not in found]:
+    found, unknown = tensor_locations(model)
+    if unknown:
         raise ConfigurationError(
             f"You chose FSDP 1 for a model whose state dict has {', '.join(unknown)}, which are not parameters or "
             "buffers of its modules, so no checkpoint would hold them; set version=2 in fsdp_config."
         )
-    return by_own_names(model, {name: found[name] for name in state})
+    return found

@@ -242,7 +242,9 @@ def _first_holder(parameter: Tensor, layout: TorchLayout) -> int:
 
 
 def communication_device() -> torch.device:
-    """Return a device whose tensors the default process group can send."""
+    """Return a device whose tensors the default process group can send; the CPU if there is none."""
+    if not dist.is_initialized():
+        return torch.device("cpu")
     accelerator = torch.accelerator.current_accelerator()
     usual = "gloo" if accelerator is None else dist.get_default_backend_for_device(accelerator)
     if accelerator is None or usual == "gloo" or usual not in dist.get_backend():

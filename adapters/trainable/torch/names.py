@@ -10,12 +10,15 @@ Parametrizations (`torch.nn.utils.parametrize`) are no wrappers: what they train
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 Value = TypeVar("Value")
+
+Location: TypeAlias = tuple[nn.Module, str]
+"""A module, and the name of an attribute of it."""
 
 COMPILED = "_orig_mod"
 """The name under which the module that `torch.compile` returns holds the original one."""
@@ -60,6 +63,20 @@ def _without(name: str, wrappers: Mapping[str, str]) -> str:
     for prefix in sorted((each for each in wrappers if name.startswith(each)), key=len, reverse=True):
         name = wrappers[prefix] + name[len(prefix) :]
     return name
+
+
+def tensor_locations(model: nn.Module) -> tuple[dict[str, Location], list[str]]:
+    """Return, for each name in the state dict, the module that holds the tensor and its attribute.
+
+    Also returns the names of the entries that are no parameters or buffers, such as extra state.
+    """
+    found: dict[str, Location] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for leaf in (*module._parameters, *module._buffers):
+            found[f"{prefix}.{leaf}" if prefix else leaf] = module, leaf
+    state = model.state_dict()
+    known = {name: found[name] for name in state if name in found}
+    return by_own_names(model, known), [name for name in state if name not in found]
 
 
 def submodule(model: nn.Module, path: str) -> nn.Module:

@@ -59,7 +59,7 @@ def exact_item_sum(
 ) -> ItemSum:
     """Return the sum over a group of torch.distributed, by default that of all processes, computed on the device.
 
-    If the device is the CPU and there are `collectives`, they compute the sum.
+    If the device is the CPU and there are `collectives`, they compute the sum. See also `recorded_item_sum`.
     """
     if collectives is not None and str(device).partition(":")[0] == "cpu":
         return _exact_host_sum(collectives)
@@ -76,6 +76,22 @@ def exact_item_sum(
             return count
 
         return PendingCount(result)
+
+    return ItemSum(size, total)
+
+
+def recorded_item_sum(size: int, device: torch.device | str, flush: Callable[[], None]) -> ItemSum:
+    """Return the sum over all processes of a device that records operations, whose runtime connects them.
+
+    It is a program of its own, which is the same in every process. flush: starts what was recorded.
+    """
+
+    def total(items: Count) -> Count:
+        count = items if isinstance(items, Tensor) else torch.full((), items, dtype=torch.int64, device=device)
+        flush()
+        found: Tensor = torch.ops._c10d_functional.all_reduce(count, "sum", "")
+        flush()
+        return found
 
     return ItemSum(size, total)
 

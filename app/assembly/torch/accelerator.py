@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, cast
 from weakref import WeakMethod
 
 import torch
@@ -29,11 +29,14 @@ from hexloop.adapters.batches.torch.loader import PreparedLoader, announce_passe
 from hexloop.adapters.precision.autocast import Fp16Precision
 from hexloop.adapters.precision.fp8 import Fp8Precision
 from hexloop.adapters.trainable.torch.loss import MIXED
+from hexloop.adapters.trainable.torch.model_state import ModelState
+from hexloop.adapters.trainable.torch.serialization import read_tensor
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.adapters import Adapters
 from hexloop.app.engines import fsdp_plugin_arguments, is_requested
 from hexloop.app.environment import launched
 from hexloop.domain.errors import ConfigurationError
+from hexloop.ports.parallelism import Sharding
 
 __all__ = ["is_preparable", "unwrapped_optimizer", "whole_weights", "with_objects_of_run"]
 """Names of adapters that other modules of the app import from here."""
@@ -242,6 +245,16 @@ def shown(signals: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         return signals
     announce_passes()
     return signals if isinstance(signals, SharedSignals) else SharedSignals(signals)
+
+
+def gathered_weights(adapters: Adapters, model: Any) -> dict[str, torch.Tensor]:
+    """Return the weights of a sharded model by name, on the first process; empty on the others. Collective."""
+    sharding = cast("Sharding[Any, Any, Any]", adapters.parallelism)
+    inner, layout = sharding.unwrap(model), sharding.layout
+    found = {part.name: read_tensor(part) for part in ModelState(inner, layout, writers=1).export() if part.length}
+    state = layout.state(inner)
+    whole = {id(state[name]): tensor for name, tensor in found.items()}
+    return {name: whole[id(each)] for name, each in state.items() if id(each) in whole}
 
 
 def gathered_objects(adapters: Adapters, objects: Any) -> Any:

@@ -33,7 +33,7 @@ from hexloop.app.assembly.torch.losses import (
 )
 from hexloop.app.assembly.torch.model import default_label_names, with_past
 from hexloop.app.assembly.torch.state import refuse_unprepared
-from hexloop.app.assembly.torch.tensors import data_group, tensor_gatherer
+from hexloop.app.assembly.torch.tensors import data_group, exchange_device, tensor_gatherer
 from hexloop.app.assembly.torch.transfer import batch_transfer, checked_batches
 from hexloop.app.calling import refuse_metrics
 from hexloop.domain.errors import ConfigurationError
@@ -144,7 +144,7 @@ def make_evaluator(
         warn=logging.getLogger("hexloop").warning if args.should_log else lambda _message: None,
     )
     alone = adapters.mesh.data.size == 1
-    ranks = SingleRank() if alone else tensor_gatherer(adapters.device.name, not sharded, data_group(adapters))
+    ranks = SingleRank() if alone else tensor_gatherer(exchange_device(adapters), not sharded, data_group(adapters))
     kept: Callable[[], int | None] = (lambda: None) if parts.gathers_all_rows else rows_to_keep
     return TorchEvaluator(
         model,

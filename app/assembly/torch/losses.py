@@ -26,6 +26,7 @@ from hexloop.adapters.trainable.torch.trainable import (
     ModelLoss,
     exact_item_sum,
     item_count,
+    recorded_item_sum,
     resolved_count,
 )
 from hexloop.app.arguments import TrainingArguments
@@ -98,6 +99,8 @@ def predicted_items(parts: TrainerParts, loss: LossChoice, inputs: Any) -> Any:
 
 def item_sum(adapters: Adapters) -> ItemSum:
     """Return the exact sum of items over the processes that read different samples."""
+    if adapters.device.capabilities.records:
+        return recorded_item_sum(adapters.mesh.data.size, adapters.device.name, adapters.device.flush)
     return exact_item_sum(
         adapters.mesh.data.size, adapters.device.name, adapters.data_collectives, data_group(adapters)
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import Factory, frozen
 from torch import Tensor
 
 from hexloop.adapters.batches.torch.structure import map_entries
@@ -22,6 +22,11 @@ def tensor_gatherer(device: str, announces: bool = True, group: Any = None) -> A
     from hexloop.adapters.collectives.torch.tensors import TensorRanks
 
     return TensorRanks(device, announces, group)
+
+
+def exchange_device(adapters: Adapters) -> str:
+    """Return where torch.distributed exchanges tensors: in host memory if the device records operations."""
+    return "cpu" if adapters.device.capabilities.records else adapters.device.name
 
 
 def data_group(adapters: Adapters) -> Any:
@@ -87,11 +92,12 @@ class TensorsOfProcesses:
 
     Methods raise TypeError for values other than tensors.
 
-    device: of this process. size: the number of processes.
+    device: of this process. size: the number of processes. exchange: where tensors are exchanged, by default there.
     """
 
     device: str
     size: int
+    exchange: str = Factory(lambda self: self.device, takes_self=True)
 
     def gather(self, values: Any) -> Any:
         """Return the tensors of all processes, concatenated in order of rank; scalars become rows."""
@@ -99,12 +105,12 @@ class TensorsOfProcesses:
             return values
         if not holds_only_tensors(values):
             raise TypeError("accelerator.gather takes tensors only; use gather_for_metrics for other values.")
-        return _concatenated([part for part, _, _ in tensor_gatherer(self.device).parts(values, 0)])
+        return self._back(_concatenated([part for part, _, _ in tensor_gatherer(self.exchange).parts(values, 0)]))
 
-    def reduce(self, values: Any, reduction: str) -> Any:
+    def reduce(self, values: Any, reduction: str, scale: float = 1.0) -> Any:
         """Return the "sum", "mean" or "max" of the tensors of all processes, or with "none" a copy of this process's.
 
-        Raises ValueError for another reduction.
+        scale: multiplies the sum. Raises ValueError for another reduction.
         """
         if reduction not in ("sum", "mean", "max", "none"):
             raise ValueError(f"reduction={reduction!r} is invalid; choose 'sum', 'mean', 'max' or 'none'.")
@@ -112,10 +118,11 @@ class TensorsOfProcesses:
         def reduced(tensor: Tensor) -> Tensor:
             if self.size == 1 or reduction == "none":
                 return tensor.clone()
-            ranks = tensor_gatherer(self.device)
+            ranks, own = tensor_gatherer(self.exchange), tensor.to(self.exchange)
             if reduction == "max":
-                return torch.stack(ranks.each(tensor)).amax(dim=0)
-            total: Tensor = ranks.total(tensor)
+                largest: Tensor = self._back(torch.stack(ranks.each(own)).amax(dim=0))
+                return largest
+            total: Tensor = self._back(ranks.total(own) if scale == 1.0 else ranks.total(own) * scale)
             return total / self.size if reduction == "mean" else total
 
         return _for_each(reduced, values)
@@ -130,12 +137,16 @@ class TensorsOfProcesses:
             if self.size == 1 or not -tensor.ndim <= dim < tensor.ndim:
                 return tensor
             at = dim % tensor.ndim
-            lengths = tensor_gatherer(self.device).each(torch.tensor(tensor.shape[at], device=self.device))
+            lengths = tensor_gatherer(self.exchange).each(torch.tensor(tensor.shape[at], device=self.exchange))
             missing = max(int(length) for length in lengths) - tensor.shape[at]
             filling = tensor.new_full((*tensor.shape[:at], missing, *tensor.shape[at + 1 :]), pad_index)
             return torch.cat([filling, tensor] if pad_first else [tensor, filling], dim=at)
 
         return _for_each(padded, values)
+
+    def _back(self, values: Any) -> Any:
+        """Return exchanged tensors on the device."""
+        return values if self.exchange == self.device else _for_each(lambda each: each.to(self.device), values)
 
 
 def holds_only_tensors(values: Any) -> bool:
