@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from hexloop.app.arguments.choices import DebugOption, ShardedDDPOption
-from hexloop.app.arguments.conversion import converter, each_one_of, one_of
+from hexloop.app.arguments.conversion import at_least, converter, each_one_of, one_of
 from hexloop.domain.wording import RefusalError
 
 Given: TypeAlias = Mapping[str, Any]
@@ -134,6 +134,11 @@ def _backend_becomes(value: str, _: Given) -> Given:
     return {}
 
 
+def _cores_become(value: int, _: Given) -> Given:
+    at_least(1)(value)
+    return {}
+
+
 def _apex_level_becomes(value: str, _: Given) -> Given:
     one_of("O0", "O1", "O2", "O3")(value.replace("0", "O", 1) if value.startswith("0") else value)
     return {}
@@ -252,7 +257,9 @@ LEGACY_ARGUMENTS: dict[str, LegacyArgument] = {
         lambda args: DebugOption.TPU_METRICS_DEBUG in args.debug,
         adds=True,
     ),
-    "tpu_num_cores": _removed(int, None, "hexloop does not train on TPUs", "leave it out, and train on GPUs or a CPU"),
+    "tpu_num_cores": LegacyArgument(
+        int, "leave it out: the launcher starts a process for each core", _cores_become, lambda _: None
+    ),
     "mp_parameters": LegacyArgument(Any, "leave it out", _sagemaker_becomes, lambda _: ""),
     "ray_scope": _removed(str, "last", "hexloop does not support hyperparameter search with Ray", "leave it out"),
     "use_ipex": _without_effect(bool, "leave it out: torch itself is optimized for Intel's processors", False),

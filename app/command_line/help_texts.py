@@ -32,7 +32,7 @@ USAGES = {
     "evaluate": "hexloop evaluate RECIPE [--checkpoint FOLDER] [--output FILE] [--any_argument value ...]",
     "predict": "hexloop predict RECIPE --output FILE [--checkpoint FOLDER] [--any_argument value ...]",
     "run": "hexloop run [--check] [--reproduce transformers] SCRIPT.py|-m MODULE [argument ...]",
-    "launch": "hexloop launch [--processes N] [--restarts K] [option ...] RECIPE-or-SCRIPT.py [argument ...]",
+    "launch": "hexloop launch [--processes N | --tpu N] [--restarts K] [option ...] RECIPE-or-SCRIPT.py [argument ...]",
     "report": "hexloop report RUN [RUN ...] [--out FILE] [--quick]",
     "board": "hexloop board [FOLDER] [--port PORT] [--open]",
 }
@@ -154,6 +154,10 @@ with `python`; arguments after its name are passed to it. Each process reads its
 from the environment variables that torchrun sets (RANK, WORLD_SIZE, LOCAL_RANK,
 MASTER_ADDR, ...).
 
+With --tpu N, each process has one TPU device. A script that has a function _mp_fn(index),
+as those for transformers' xla_spawn do, is imported, and the function is called with the
+rank; --tpu_num_cores N follows the script's arguments.
+
 When a process dies, all are stopped, and with --restarts they are started again: a
 recipe resumes from its newest checkpoint. Options must precede the recipe.""",
     "runs": "Read the journals that runs keep in their output folders.",
@@ -225,6 +229,7 @@ examples:
   hexloop launch --processes 2 recipe.yaml --max_steps 100
   hexloop launch --processes 2 --restarts 3 --log-folder logs recipe.yaml --resume auto
   hexloop launch --processes 8 --nodes 2 --node-rank 0 --rendezvous node0:29400 train.py
+  hexloop launch --tpu 8 run_glue.py --task_name mrpc --output_dir out
 
 exit codes:
   0    every process exited with 0

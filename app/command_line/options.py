@@ -149,6 +149,7 @@ OPTIONS = (
 
     # Values of `launch` are parsed later, so that all problems can be reported at once.
     Option(["launch"], "--processes", "N", "number on this machine (default: one per GPU)", group=PROCESSES),
+    Option(["launch"], "--tpu", "N", "number of TPU devices of this machine, with a process for each", group=PROCESSES),
     Option(["launch"], "--restarts", "K", "how often all are started again when one dies (default: 0)",
            {"default": "0"}, PROCESSES),
     Option(["launch"], "--grace", "SECONDS",

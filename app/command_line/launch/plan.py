@@ -12,12 +12,16 @@ from typing import TypeVar
 
 from attrs import frozen
 
+from hexloop.app.command_line.launch.function import has_function
 from hexloop.app.command_line.options import AUTO, RESUME, without_options
-from hexloop.app.devices import count_accelerators
+from hexloop.app.devices import count_accelerators, missing_launched
 from hexloop.domain.errors import ConfigurationError
 
 LOOPBACK = "127.0.0.1"
 SCRIPT = ".py"
+CALLER = "hexloop.app.command_line.launch.function"
+"""The module that calls the function of a script that is made for transformers' xla_spawn."""
+
 RUN = "run"
 """The program that stands for the command `hexloop run`, unless there is a recipe of that name."""
 Value = TypeVar("Value", int, float)
@@ -30,7 +34,7 @@ class LaunchPlan:
     arguments: those of the program. processes: the number on this machine. nodes: the minimum and maximum number of
     machines. rendezvous: "host:port"; None for a single machine, which uses a free port. node_rank: None if the order
     of machines does not matter. address: the address of this machine for the others; None for its host name. grace,
-    join_timeout: in seconds.
+    join_timeout: in seconds. on_tpu: whether each process has a device of XLA.
     """
 
     program: str
@@ -44,6 +48,7 @@ class LaunchPlan:
     grace: float = 30.0
     join_timeout: float = 600.0
     log_folder: str | None = None
+    on_tpu: bool = False
 
     def command(self, again: bool) -> list[str]:
         """Return a worker's command without the interpreter. again: whether it is a restart.
@@ -52,6 +57,8 @@ class LaunchPlan:
         `resume_from_checkpoint="auto"` itself.
         """
         if self.program.endswith(SCRIPT):
+            if self.on_tpu and has_function(self.program):
+                return ["-u", "-P", "-m", CALLER, str(self.processes), self.program, *self.arguments]
             return ["-u", self.program, *self.arguments]
         if _is_run(self.program):
             return ["-u", "-P", "-m", "hexloop", RUN, *self.arguments]
@@ -74,7 +81,7 @@ def read_plan(options: Namespace) -> LaunchPlan:
     plan = LaunchPlan(
         program=options.program,
         arguments=tuple(options.program_arguments),
-        processes=_processes(options.processes, problems),
+        processes=_processes(options.processes, options.tpu, problems),
         nodes=nodes or (1, 1),
         node_rank=_node_rank(options.node_rank, nodes, problems),
         rendezvous=options.rendezvous,
@@ -85,11 +92,14 @@ def read_plan(options: Namespace) -> LaunchPlan:
             "--join-timeout", options.join_timeout, float, 1.0, "a number of seconds, 1 or more", problems
         ),
         log_folder=options.log_folder,
+        on_tpu=options.tpu is not None,
     )
     _check_rendezvous(plan.rendezvous, plan.nodes, problems)
     _check_files(plan.program, plan.log_folder, problems)
     if problems:
         raise ConfigurationError(problems)
+    if plan.on_tpu:
+        return plan
     gpus = count_accelerators()
     have, what = (gpus, "GPUs") if gpus else (cores(), "cores")
     if plan.processes > have:
@@ -119,7 +129,16 @@ def _number(
     return least
 
 
-def _processes(text: str | None, problems: list[str]) -> int:
+def _processes(text: str | None, tpu: str | None, problems: list[str]) -> int:
+    if tpu is not None:
+        if text is not None:
+            problems.append(
+                f"--processes: You chose {text!r} and --tpu {tpu!r}, which starts a process for each device; leave one "
+                "of them out."
+            )
+        if (missing := missing_launched("tpu")) is not None:
+            problems.append(f"--tpu: You chose {tpu!r}, but {missing}.")
+        return _number("--tpu", tpu, int, 1, "a whole number, 1 or more", problems)
     if text is not None:
         return _number("--processes", text, int, 1, "a whole number, 1 or more", problems)
     gpus = count_accelerators()

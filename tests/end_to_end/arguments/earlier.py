@@ -45,6 +45,7 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"fsdp_config": {"transformer_layer_cls_to_wrap": "Block"}},
     ),
     "xpu_backend": ({"xpu_backend": "ccl"}, {"ddp_backend": "ccl"}),
+    "tpu_num_cores": ({"tpu_num_cores": 8}, {}),
     "use_ipex": ({"use_ipex": True}, {}),
     "use_legacy_prediction_loop": ({"use_legacy_prediction_loop": True}, {}),
 }
@@ -119,7 +120,6 @@ def _(bench: Bench) -> None:
 
 
 GONE: dict[str, tuple[Any, Any, str]] = {
-    "tpu_num_cores": (8, None, "train on GPUs or a CPU"),
     "mp_parameters": ("partitions=2", "", "shard the model by fsdp or deepspeed"),
     "ray_scope": ("all", "last", "leave it out"),
 }

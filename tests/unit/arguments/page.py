@@ -63,7 +63,7 @@ REFUSED = """
 
 `parallelism_config`, which is not supported yet, is refused when a `Trainer` is created. Of the names of earlier
 releases, these are refused because the feature is gone:
-`tpu_num_cores`, `mp_parameters`, and a `ray_scope` other than `"last"`.
+`mp_parameters`, and a `ray_scope` other than `"last"`.
 
 ## What has no effect
 

@@ -176,7 +176,7 @@ def test_all_problems_are_reported_in_one_error() -> None:
     reported = problems(
         learning_rat=1e-4,
         predict_with_generate=True,
-        tpu_num_cores=8,
+        ray_scope="all",
         seed=-1,
         optim="sdg",
         fp16=True,
@@ -186,7 +186,7 @@ def test_all_problems_are_reported_in_one_error() -> None:
     assert [sentence.split("=")[0].removeprefix("You chose ") for sentence in reported] == [
         "learning_rat",
         "predict_with_generate",
-        "tpu_num_cores",
+        "ray_scope",
         "optim",
         "seed",
         "fp16",

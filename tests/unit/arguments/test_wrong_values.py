@@ -113,7 +113,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "seed": SEED,
     "sharded_ddp": ("zero_dp_4", "there is no such choice; did you mean 'zero_dp_3'?"),
     "torch_empty_cache_steps": AT_LEAST_ONE,
-    "tpu_num_cores": (8, "hexloop does not train on TPUs; leave it out, and train on GPUs or a CPU"),
+    "tpu_num_cores": (0, AT_LEAST_ONE[1]),
     "trackio_static_space_id": (True, "there is no such choice; choose 'False'"),
     "train_sampling_strategy": (
         "shuffled",

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakSet
@@ -56,6 +59,54 @@ def test_wrong_value_is_reported(commands: Commands, words: list[str], expected:
     """Each message shows the given value and the accepted ones."""
     outcome = commands("launch", "--processes", "2", *words, "recipe.yaml")
     assert (outcome.code, expected in outcome.errors) == (2, True), outcome.errors
+
+
+WITHOUT_XLA = find_spec("torch_xla") is None
+
+
+@pytest.mark.skipif(not WITHOUT_XLA, reason="torch_xla is installed")
+def test_tpus_need_torch_xla(commands: Commands) -> None:
+    """Otherwise the processes would train on the CPU; and there is one option for their number."""
+    outcome = commands("launch", "--tpu", "2", "--processes", "2", "recipe.yaml")
+    assert outcome.code == 2
+    assert "--tpu: You chose '2', but torch_xla is not installed." in outcome.errors
+    assert "leave one of them out" in outcome.errors
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("def _mp_fn(index): ...", True),
+        ("from other import main as _mp_fn", True),
+        ("_mp_fn = print", True),
+        ("def main(): ...", False),
+        ("def _mp_fn(:", False),
+    ],
+)
+def test_the_function_of_a_script_is_called_on_tpus(tmp_path: Path, text: str, calls: bool) -> None:
+    """As transformers' xla_spawn does; other scripts are run as they are, and all of them elsewhere."""
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    plan = LaunchPlan(str(script), ("--rate", "1"), processes=4, on_tpu=True)
+    called = ["-u", "-P", "-m", "hexloop.app.command_line.launch.function", "4", str(script), "--rate", "1"]
+    assert plan.command(again=False) == (called if calls else ["-u", str(script), "--rate", "1"])
+    assert LaunchPlan(str(script), processes=4).command(again=False) == ["-u", str(script)]
+
+
+def test_the_function_gets_the_rank_and_the_script_the_number_of_cores(tmp_path: Path) -> None:
+    """In `sys.argv`; modules beside the script are found, and the script's is importable by its name."""
+    (tmp_path / "beside.py").write_text("VALUE = 5")
+    script = tmp_path / "train_it.py"
+    script.write_text(
+        "import sys\nfrom beside import VALUE\n"
+        "def _mp_fn(index):\n    print(index, VALUE, sys.argv[1:], sys.modules['train_it']._mp_fn is _mp_fn)\n"
+        "if __name__ == '__main__':\n    raise SystemExit('run as a script')\n"
+    )
+    command = LaunchPlan(str(script), ("--rate", "1"), processes=4, on_tpu=True).command(again=False)
+    done = subprocess.run(
+        [sys.executable, *command], check=False, capture_output=True, text=True, env={**os.environ, "RANK": "3"}
+    )
+    assert done.stdout == "3 5 ['--rate', '1', '--tpu_num_cores', '4'] True\n", done.stderr
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there are GPUs, of which each gets a process")
