@@ -97,6 +97,9 @@ def refuse_optimizer(parts: TrainerParts, total_steps: int) -> None:
             )
             raise ConfigurationError(Problem(problem, kind=RuntimeError))
     with refusals:
+        if not parts.own_optimizer:
+            refuse_replaced_parameters(parts)
+    with refusals:
         if parts.makes_optimizer:
             if parts.hooks.chooses_optimizer:
                 parts.hooks.get_optimizer_cls_and_kwargs(parts.args, parts.model)
@@ -122,6 +125,25 @@ def refuse_uncaptured_methods(parts: TrainerParts) -> None:
             "while it is recorded, and not at each step; pass compute_loss_func, a function of tensors, or leave "
             "capture_step out."
         )
+
+
+def refuse_replaced_parameters(parts: TrainerParts) -> None:
+    """Raise ConfigurationError if a user's optimizer holds the parameters that the model had on another device.
+
+    Other devices than those that record operations keep the parameters of a model that is moved there.
+    """
+    device, groups = parts.adapters.device, getattr(parts.optimizer, "param_groups", None)
+    if not device.capabilities.records or groups is None:
+        return
+    held = {id(each) for group in groups for each in group["params"]}
+    trained = [each for _, each in parts.adapters.framework.named_parameters(parts.unwrapped_model)]
+    if held and trained and not any(id(each) in held for each in trained):
+        problem = (
+            f"The optimizer has none of the model's parameters: those that it was made with became others when the "
+            f"model was moved to {device.name}. Move the model there before you make the optimizer, or name it with "
+            "optim."
+        )
+        raise ConfigurationError(Problem(problem, kind=ValueError))
 
 
 def refuse_missing_checkpoint(parts: TrainerParts, folder: str) -> None:

@@ -8,6 +8,7 @@ environment stay as they are.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -122,7 +123,8 @@ def refuse_other_state(processes: Processes, mixed_precision: str) -> None:
 def described_by_environment(processes: Processes, **variables: str) -> Iterator[None]:
     """Let the environment describe the processes, with `variables` added, and restore it and torch's flags afterwards.
 
-    accelerate has no arguments for most of what it reads there.
+    accelerate has no arguments for most of what it reads there, nor for training on another device than one of XLA
+    where torch_xla is installed.
     """
     # Reading allow_tf32 raises RuntimeError if the script set TF32 through fp32_precision.
     before, products = dict(os.environ), torch.backends.cuda.matmul.fp32_precision
@@ -144,9 +146,15 @@ def described_by_environment(processes: Processes, **variables: str) -> Iterator
         "NCCL_IB_DISABLE": "1",
         **variables,
     }
+    state: Any = sys.modules.get("accelerate.state")
+    finds_xla = getattr(state, "is_torch_xla_available", None)
+    if finds_xla is not None and torch.device(processes.device).type != "xla":
+        state.is_torch_xla_available = lambda **_: False
     try:
         yield
     finally:
+        if finds_xla is not None:
+            state.is_torch_xla_available = finds_xla
         for name in os.environ.keys() - before.keys():
             del os.environ[name]
         for name, value in before.items():

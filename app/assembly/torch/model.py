@@ -74,11 +74,33 @@ def place_model(model: Any, args: TrainingArguments, device: Device, moves: bool
         _checkpoint_activations(unwrapped(model), args.activation_checkpointing_kwargs)
     if moves:
         shared = _shared_parameters(model)
-        model.to(device.name)
-        for first, *others in shared:  # on some devices, each becomes a parameter of its own
+        _move(model, device)
+        for first, *others in shared:  # each may have become a parameter of its own
             for module, name in others:
                 setattr(module, name, first[0]._parameters[first[1]])
     return model
+
+
+def _move(model: Any, device: Device) -> None:
+    """Move a model. Its parameters stay the same objects, which an optimizer of the user's may hold.
+
+    torch replaces parameters whose memory is of another kind than the device's, unless it is told to swap what is in
+    them. It cannot swap one that something else refers to, such as a graph; then all that are left are replaced.
+    """
+    kind, first = device.name.partition(":")[0], next(iter(model.parameters()), None)
+    swaps, compatible = torch.__future__, torch._has_compatible_shallow_copy_type
+    if first is None or first.device.type == kind or compatible(first, torch.empty(0, device=device.name)):
+        model.to(device.name)
+        return
+    before = swaps.get_swap_module_params_on_conversion()
+    swaps.set_swap_module_params_on_conversion(True)
+    try:
+        model.to(device.name)
+    except RuntimeError:
+        swaps.set_swap_module_params_on_conversion(before)
+        model.to(device.name)
+    finally:
+        swaps.set_swap_module_params_on_conversion(before)
 
 
 def _shared_parameters(model: Any) -> list[list[tuple[Any, str]]]:
