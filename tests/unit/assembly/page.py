@@ -1,4 +1,4 @@
-"""The compatibility page, generated from the rules that the assembly enforces.
+"""The compatibility page, and the table of devices, generated from the tables that the assembly uses.
 
 `python -m tests.unit.assembly.page` regenerates it.
 """
@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hexloop.adapters.device.torch import CpuDevice
+from hexloop.adapters.device.torch.kinds import KINDS, Kind
 from hexloop.app.arguments.sequence_to_sequence import Seq2SeqTrainingArguments
 from hexloop.app.assembly.adapters import precision_name
 from hexloop.app.assembly.combinations import REFUSALS, Refusal, Setting, refusals_of
@@ -21,6 +22,29 @@ from hexloop.ports.device import DeviceCapabilities
 PAGE = Path(__file__).parents[3] / "docs" / "combinations.md"
 
 GPU = DeviceCapabilities("cuda", frozenset({"fp32", "tf32", "bf16", "fp16", "fp8"}), captures=True)
+
+DEVICES = Path(__file__).parents[3] / "docs" / "devices.md"
+
+BEGIN, END = "<!-- The table of devices: python -m tests.unit.assembly.page -->\n", "<!-- end -->\n"
+
+STAND_IN = "on a stand-in: a device of torch in C++"
+
+KNOWN: Mapping[str, tuple[str, str, str]] = {
+    "cpu": ("CPU", "", "for real, in every test"),
+    "cuda": (
+        "`cuda`: GPUs of NVIDIA, and of AMD by ROCm",
+        "fp32, tf32 (NVIDIA), bf16, fp16, fp8 (from compute capability 8.9, and from the MI300 on)",
+        "for real on NVIDIA's, by `make test-gpu`; ROCm has the same names in torch",
+    ),
+    "mps": ("`mps`: Apple's GPU", "fp32, bf16, fp16", "mapped only"),
+    "xla": (
+        "`xla`: TPUs",
+        "fp32, bf16",
+        "for real on the CPU, by `make test-xla`; several processes are [mapped only](#several-processes)",
+    ),
+    "xpu": ("`xpu`: Intel's GPUs", "those that torch states", STAND_IN),
+}
+"""What a kind is, its formats if its adapter asks the device, and how it was run. Others ran on the stand-in."""
 
 Chosen = Mapping[str, Any]
 
@@ -95,6 +119,35 @@ def page() -> str:
     return OPENING + features + REFUSED + _table(["", "choice", "problem", "remedy"], _numbered())
 
 
+def devices() -> str:
+    """Return the table of devices as Markdown."""
+    rows = [_device(kind) for kind in sorted(KINDS.values(), key=lambda kind: [*ORDER, kind.name].index(kind.name))]
+    rows.append(["any other that registers itself with torch (`PrivateUse1`)", "its own", STATED, STAND_IN])
+    return _table(["device", "package", "formats", "ran"], rows)
+
+
+ORDER = ("cpu", "cuda", "mps", "xla", "xpu")
+
+STATED = "those that its package states"
+
+
+def _device(kind: Kind) -> list[str]:
+    what, formats, ran = KNOWN.get(kind.name, (f"`{kind.name}`", "", STAND_IN))
+    if kind.name == "cpu":
+        able = CpuDevice().capabilities
+        formats = f"{', '.join(sorted(able.precisions))}; {', '.join(able.emulates)} by emulation"
+    elif not formats:
+        stated = getattr(kind.make, "keywords", {}).get("capabilities")
+        formats = STATED if stated is None else ", ".join(sorted(stated.precisions))
+    return [what, ", ".join(each.partition(".")[0] for each in kind.packages[:1]) or "torch", formats, ran]
+
+
+def with_devices(text: str) -> str:
+    """Return the page of devices with the table between its marks."""
+    before, _, rest = text.partition(BEGIN)
+    return before + BEGIN + devices() + END + rest.partition(END)[2]
+
+
 def _cells(chosen: Chosen) -> Iterator[str]:
     """Return for each engine "yes", or the numbers of the rules that reject it."""
     for processes, asked in ENGINES.values():
@@ -120,3 +173,4 @@ def _table(heading: list[str], rows: Iterable[list[str]]) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    DEVICES.write_text(with_devices(DEVICES.read_text(encoding="utf-8")), encoding="utf-8")
