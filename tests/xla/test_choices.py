@@ -79,6 +79,7 @@ def test_an_optimizer_of_other_parameters_is_refused(tmp_path: Path) -> None:
             {"fsdp": True, "fsdp_config": {"xla": True, "xla_fsdp_settings": {"flatten_parameters": True}}},
             "flatten_parameters.*leave it out",
         ),
+        ({"torch_compile": True}, "torch_compile=True with the parallelism xla"),
         ({"torch_compile": True, "fsdp": True, "fsdp_config": {"xla": True}}, "torch_compile=True with .*xla_fsdp"),
     ],
 )

@@ -45,8 +45,8 @@ class Xla:
 
     @property
     def capabilities(self) -> ParallelismCapabilities:
-        """Several processes only with several replicas."""
-        return ParallelismCapabilities("xla", processes=self.replicas > 1)
+        """Several processes only with several replicas. XLA compiles the model itself."""
+        return ParallelismCapabilities("xla", processes=self.replicas > 1, compiles=False)
 
     def prepare(self, model: Any, make_optimizer: Callable[[Any], Any]) -> tuple[Any, Any]:
         """Return the model itself, and its optimizer, whose steps are started as soon as they are recorded.
@@ -116,7 +116,7 @@ class XlaFsdp(Xla):
 
     options: XlaFsdpOptions = field(factory=XlaFsdpOptions, kw_only=True)
 
-    capabilities = ParallelismCapabilities("xla_fsdp_v2")
+    capabilities = ParallelismCapabilities("xla_fsdp_v2", compiles=False)
 
     def prepare(self, model: Any, make_optimizer: Callable[[Any], Any]) -> tuple[Any, Any]:
         """Shard the parameters of the model in place, and return it and its optimizer."""

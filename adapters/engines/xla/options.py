@@ -137,7 +137,7 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
         "weight decay applies to some of the parameters that it would join, and optimizers then update all alike",
         "leave it out",
     ),
-    "coalesce_all_gather_ops": _refused("torch_xla 2.9 loses the weights that it gathers so", "leave it out"),
+    "coalesce_all_gather_ops": _refused("it fails in torch_xla 2.9", "leave it out"),
     **dict.fromkeys(("sharding_groups", "sharding_rank", "sharding_world_size"), _GROUPS),
     **dict.fromkeys(("auto_wrap_policy", "auto_wrapper_callable", "param_init_fn"), _OWN),
 }
