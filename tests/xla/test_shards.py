@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hexloop import ConfigurationError
+from hexloop.adapters.engines.xla.engine import recompute
 from hexloop.domain.errors import RunStateError
 from tests.end_to_end.small.models import Net, net, rows
 from tests.end_to_end.small.trainers import history, small_trainer
@@ -83,6 +85,18 @@ def test_it_computes_in_bf16(tmp_path: Path) -> None:
     assert losses(by_setting) != losses(trained(tmp_path / "fp32", **FIRST))
     by_autocast = trained(tmp_path / "autocast", bf16=True, **FIRST)
     assert losses(by_autocast) == pytest.approx(losses(theirs), rel=1e-2, abs=1e-2)
+
+
+def test_recomputed_models_have_no_cache(caplog: pytest.LogCaptureFixture) -> None:
+    """As in transformers; each unit is recomputed once, however often the model is prepared."""
+    model: Any = net()
+    model.config = SimpleNamespace(use_cache=True)
+    units = [model.layers[0]]
+    for _ in range(2):
+        recompute(model, units)
+    assert model.config.use_cache is False
+    assert [each.message for each in caplog.records if "use_cache" in each.message] == caplog.messages[:1]
+    assert units[0]._xla_checkpointed_forward_original.__func__ is nn.Linear.forward
 
 
 class Normed(Net):

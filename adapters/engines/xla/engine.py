@@ -7,6 +7,7 @@ process: a tensor is whole for the program, and XLA stores and computes a part o
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -147,6 +148,9 @@ def recompute(model: nn.Module, units: Iterable[nn.Module]) -> None:
     config: Any = getattr(model, "config", None)
     if getattr(config, "use_cache", False):
         config.use_cache = False
+        logging.getLogger("hexloop").warning(
+            "xla_fsdp_grad_ckpt sets the model's use_cache to False: a cache would be filled twice."
+        )
     for unit in units:
         if "forward" not in vars(unit):
             checkpoint_module(unit)
