@@ -95,7 +95,7 @@ class TorchProfiler:
         """End a step; recording stops after the last one."""
         self._profile.step()
 
-    def stop(self) -> None:
+    def finish(self) -> None:
         """Stop recording."""
         self._profile.stop()
 

@@ -91,7 +91,7 @@ class Profiler(Protocol):
     def step(self) -> None:
         """End a step; recording stops after the last one."""
 
-    def stop(self) -> None:
+    def finish(self) -> None:
         """Stop recording, also before the last step."""
 
     def write_trace(self, path: str) -> None:

@@ -103,7 +103,7 @@ class ProfiledSteps:
     def _finish(self) -> None:
         """Stop, and write the trace and the table, unless no step was recorded."""
         self._records = False
-        self.profiler.stop()
+        self.profiler.finish()
         recorded = self._steps - self.window.before
         if recorded <= 0:
             return
@@ -135,7 +135,7 @@ class ProfiledSteps:
             was_recording, self._records, self._is_over = self._records, False, True
             if was_recording:
                 with suppress(Exception):
-                    self.profiler.stop()
+                    self.profiler.finish()
             warnings.warn(
                 f"The profiler failed ({type(error).__name__}: {error}); the run continues without a profile.",
                 stacklevel=3,

@@ -165,6 +165,7 @@ def test_a_preempted_run_counts_all_of_its_time(tmp_path: Path) -> None:
 
 def test_a_compiled_model_shows_how_long_it_compiled(tmp_path: Path) -> None:
     """By torch's own announcements, of the forward and of the backward pass; without compiling there is none."""
+    torch.compiler.reset()  # another test may have compiled the model
     compiled = small_trainer(tmp_path / "a", log_goodput=True, torch_compile=True, torch_compile_backend="aot_eager")
     output = compiled.train()
     check_sums(compiled, output)
@@ -366,7 +367,7 @@ class Failing:
 
     def __getattr__(self, name: str) -> Any:
         def act(*given: Any) -> str:
-            self.stopped += name == "stop"
+            self.stopped += name == "finish"
             if name == self.method:
                 raise RuntimeError("planted")
             if name == "write_trace":
@@ -376,7 +377,7 @@ class Failing:
         return act
 
 
-@pytest.mark.parametrize("method", ["start", "step", "stop", "write_trace", "table"])
+@pytest.mark.parametrize("method", ["start", "step", "finish", "write_trace", "table"])
 def test_a_profiler_may_fail_anywhere(method: str) -> None:
     """It is stopped once it has started, and not called again."""
     failing, storage = Failing(method), MemoryStorage()

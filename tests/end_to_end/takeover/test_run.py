@@ -14,6 +14,12 @@ from tests.end_to_end.takeover.programs import RUN, SCRIPTS, python
 PROCESS = SCRIPTS / "process.py"
 
 
+def without_torchao(text: str) -> str:
+    """Return an error output without what torchao, which transformers' Trainer imports, says of a CPU."""
+    noise = "torchao", "KernelPreference", "ScaleCalculationMode"
+    return "".join(line for line in text.splitlines(keepends=True) if not any(word in line for word in noise))
+
+
 @pytest.mark.parametrize("how", ["code", pytest.param("raise", marks=pytest.mark.matrix)])
 def test_the_process_is_that_of_python(how: str, tmp_path: Path) -> None:
     """Arguments, path, main module, exit code and traceback are those of `python SCRIPT`, with hexloop's Trainer."""
@@ -22,7 +28,7 @@ def test_the_process_is_that_of_python(how: str, tmp_path: Path) -> None:
     assert ours.returncode == plain.returncode != 0
     assert ours.stdout == plain.stdout.replace("transformers\n", "hexloop\n")
     assert "hexloop\n" in ours.stdout
-    assert ours.stderr == plain.stderr
+    assert without_torchao(ours.stderr) == without_torchao(plain.stderr)
     assert ("second" in ours.stderr) == (how == "raise")
 
 
