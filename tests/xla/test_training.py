@@ -182,7 +182,9 @@ class Widening(TrainerCallback):
 
 def test_compiling_has_its_share_of_the_time(tmp_path: Path) -> None:
     """By torch_xla's metrics: where programs are new, and nowhere else; the shares are all of the time."""
-    given = {"max_steps": 8, "num_train_epochs": 2, "dataloader_drop_last": True, "log_goodput": True}
+    given: dict[str, Any] = {
+        "max_steps": 8, "num_train_epochs": 2, "dataloader_drop_last": True, "log_goodput": True
+    }  # fmt: skip
     size = 3  # which no other test has, whose programs would be the same
     trainer = trained(tmp_path, callbacks=[Widening()], per_device_train_batch_size=size, **given)
     logs = [entry for entry in trainer.state.log_history if "loss" in entry]
