@@ -45,7 +45,7 @@ from .app.callbacks.trackers import (
     TrackioCallback as TrackioCallback,
     WandbCallback as WandbCallback,
 )
-from .app.former_names import (
+from .app.takeover.names import (
     TFTrainer as TFTrainer,
     TFTrainingArguments as TFTrainingArguments,
     default_hp_space_sigopt as default_hp_space_sigopt,

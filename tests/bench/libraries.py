@@ -93,10 +93,10 @@ def by_fabric(model: nn.Module, dataset: Any, steps: int) -> None:
         total += loss.detach()
 
 
-def accelerated(accelerator: Any, model: nn.Module, dataset: Any, steps: int) -> None:
-    """The hand-written loop with an Accelerator."""
-    model, optimizer, schedule, loader = accelerator.prepare(model, *_parts(model, dataset, steps))
-    total = torch.zeros(())
+def accelerated(accelerator: Any, model: nn.Module, dataset: Any, steps: int, pieces: Any = None) -> None:
+    """The hand-written loop with an Accelerator. pieces: optimizer, schedule and loader, if they are others."""
+    model, optimizer, schedule, loader = accelerator.prepare(model, *(pieces or _parts(model, dataset, steps)))
+    total = torch.zeros((), device=accelerator.device)
     model.train()
     for batch in islice(loader, steps):
         loss = model(**batch)["loss"]
@@ -115,11 +115,11 @@ def by_accelerate(model: nn.Module, dataset: Any, steps: int) -> None:
     accelerated(Accelerator(cpu=True), model, dataset, steps)
 
 
-def by_lightning(model: nn.Module, dataset: Any, steps: int) -> None:
-    """Lightning's Trainer."""
+def by_lightning(model: nn.Module, dataset: Any, steps: int, pieces: Any = None, **options: Any) -> None:
+    """Lightning's Trainer. pieces: optimizer, schedule and loader, if they are others. options: further ones of it."""
     import lightning
 
-    optimizer, schedule, loader = _parts(model, dataset, steps)
+    optimizer, schedule, loader = pieces or _parts(model, dataset, steps)
 
     class Module(lightning.LightningModule):  # type: ignore[misc]  # of which no types are known
         def __init__(self) -> None:
@@ -133,7 +133,7 @@ def by_lightning(model: nn.Module, dataset: Any, steps: int) -> None:
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     lightning.Trainer(
-        accelerator="cpu",
+        **{"accelerator": "cpu", **options},
         devices=1,
         max_steps=steps,
         max_epochs=-1,

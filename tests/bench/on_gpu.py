@@ -34,7 +34,8 @@ from attrs import frozen
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from tests.bench.libraries import silence
+from tests.bench import libraries
+from tests.bench.libraries import accelerated, silence
 from tests.bench.save_stall import Texts as Sequences
 from tests.bench.workloads import BATCH, GPT, RATE, Texts
 from tests.reference import bare_loop
@@ -128,41 +129,15 @@ def by_accelerate(work: Work, model: nn.Module, steps: int) -> None:
 
     AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = Accelerator(cpu=DEVICE == "cpu", mixed_precision="bf16" if work.bf16 else "no")
-    prepared, optimizer, schedule, loader = accelerator.prepare(model, *pieces(work, model, steps))
-    total = torch.zeros((), device=DEVICE)
-    prepared.train()
-    for batch in loader:
-        loss = prepared(**batch)["loss"]
-        accelerator.backward(loss)
-        accelerator.clip_grad_norm_(prepared.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        total += loss.detach()
+    accelerated(accelerator, model, None, steps, pieces(work, model, steps))
 
 
 def by_lightning(work: Work, model: nn.Module, steps: int) -> None:
     """Lightning's Trainer."""
-    import lightning
-
-    optimizer, schedule, loader = pieces(work, model, steps)
-
-    class Module(lightning.LightningModule):  # type: ignore[misc]  # of which no types are known
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def training_step(self, batch: Any, _index: int) -> Any:
-            return self.model(**batch)["loss"]
-
-        def configure_optimizers(self) -> Any:
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-    lightning.Trainer(
-        accelerator="gpu" if DEVICE == "cuda" else "cpu", devices=1, max_steps=steps, max_epochs=-1,
-        precision="bf16-mixed" if work.bf16 else "32-true", gradient_clip_val=1.0, enable_progress_bar=False,
-        enable_checkpointing=False, enable_model_summary=False, logger=False,
-    ).fit(Module(), loader)  # fmt: skip
+    libraries.by_lightning(
+        model, None, steps, pieces(work, model, steps), accelerator="gpu" if DEVICE == "cuda" else "cpu",
+        precision="bf16-mixed" if work.bf16 else "32-true",
+    )  # fmt: skip
 
 
 def trained(library: str, work: Work, model: nn.Module, steps: int, callbacks: Any = (), **given: Any) -> Any:
