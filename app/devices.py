@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pkgutil import resolve_name
 from typing import Any, Protocol
 
 from hexloop.app.environment import lower_variable
+from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.device import Device
 
 KINDS = "hexloop.adapters.device.torch.kinds:known_kinds"
@@ -22,6 +24,7 @@ class DeviceKind(Protocol):
     compiler: str
     exchange: str | None
     launched_by: str | None
+    parallel_mode: str | None
 
     def is_available(self) -> bool:
         """Return whether this machine has such devices."""
@@ -72,15 +75,36 @@ def available_kinds() -> Iterable[DeviceKind]:
 def detect_device(local_rank: int = 0) -> str:
     """Return the device that ACCELERATE_TORCH_DEVICE names, or this process's accelerator, or the CPU.
 
-    CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER determine which GPUs torch sees, and their numbers.
+    CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER determine which GPUs torch sees, and their numbers. Raises
+    ConfigurationError if what follows the colon of the named device is not a number.
     """
     named = lower_variable("ACCELERATE_TORCH_DEVICE", "")
     if named:
+        _, colon, number = named.partition(":")
+        if colon and not re.fullmatch("[0-9]{1,9}", number):
+            raise _unusable(named, "what follows the colon must be a number, as in cuda:0")
         return named
     try:
         return next(iter(available_kinds())).chosen(local_rank)
     except ImportError:  # there is no torch, whose devices these are
         return "cpu"
+
+
+def missing_device(name: str) -> ConfigurationError:
+    """Return the error that says why this machine does not have the device that is called `name`."""
+    row = device_kinds().get(name.partition(":")[0])
+    if row is None:
+        return _unusable(name, "hexloop has no adapter for it")
+    found = row.broken()
+    return _unusable(
+        name, "torch does not find it on this machine" if found is None else f"{found.reason}; {found.advice}"
+    )
+
+
+def _unusable(name: str, reason: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"The device {name} cannot be used: {reason}. Choose another, pass device=..., or set use_cpu=True."
+    )
 
 
 def torch_name(name: str) -> str:
@@ -100,6 +124,12 @@ def usual_exchange(name: str) -> str | None:
     """Return the back end of torch.distributed for the device that is called `name`; None for the one of torch."""
     kind = device_kinds().get(name.partition(":")[0])
     return None if kind is None else kind.exchange
+
+
+def own_parallel_mode(name: str) -> str | None:
+    """Return the value of ParallelMode for runs on the device that is called `name`; None if they have none."""
+    kind = device_kinds().get(name.partition(":")[0])
+    return None if kind is None else kind.parallel_mode
 
 
 def missing_launched(option: str) -> str | None:

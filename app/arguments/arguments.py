@@ -35,7 +35,14 @@ from hexloop.app.arguments.outputs import (
     TrackioArguments,
 )
 from hexloop.app.arguments.setters import Setters
-from hexloop.app.devices import count_devices, detect_device, torch_name, usual_compiler
+from hexloop.app.devices import (
+    count_devices,
+    detect_device,
+    missing_device,
+    own_parallel_mode,
+    torch_name,
+    usual_compiler,
+)
 from hexloop.app.environment import DistributedEnvironment, is_on, launched
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import RefusalError, problem
@@ -146,10 +153,14 @@ class TrainingArguments(
 
     @property
     def device(self) -> torch.device:
-        """The device of this process."""
+        """The device of this process. Raises ConfigurationError if torch has no device of that name."""
         import torch
 
-        return torch.device(torch_name(self.device_name))
+        name = self.device_name
+        try:
+            return torch.device(torch_name(name))
+        except RuntimeError as error:
+            raise missing_device(name) from error
 
     @property
     def device_name(self) -> str:
@@ -226,7 +237,13 @@ class TrainingArguments(
 
     @property
     def parallel_mode(self) -> ParallelMode:
-        """How the model is parallelized: over processes, over the GPUs of this process, or not at all."""
+        """How the model is parallelized: over processes, over the GPUs of this process, or not at all.
+
+        Runs on XLA have a mode of their own, as in transformers.
+        """
+        own = own_parallel_mode(self.device_name)
+        if own is not None:
+            return ParallelMode(own)
         if self.world_size > 1:
             return ParallelMode.DISTRIBUTED
         return ParallelMode.NOT_DISTRIBUTED if self.n_gpu > 1 else ParallelMode.NOT_PARALLEL

@@ -47,7 +47,7 @@ from hexloop.app.assembly.storage import (
 )
 from hexloop.app.assembly.trackers import logging_folder, named_loggers
 from hexloop.app.callbacks.trackers import TRACKERS, available_trackers, missing_package
-from hexloop.app.devices import broken_before, connect_device, device_kinds
+from hexloop.app.devices import broken_before, connect_device, device_kinds, missing_device
 from hexloop.app.engines import engine_for, find_plugin, plugin_names
 from hexloop.app.environment import sagemaker_data_parallel
 from hexloop.app.joining import join
@@ -288,9 +288,9 @@ def choose_device(args: TrainingArguments) -> Device:
 
     Raises ConfigurationError if it is not available, or if hexloop has no adapter for it.
     """
-    name, kinds = args.device_name, device_kinds()
+    name = args.device_name
     kind, _, number = name.partition(":")
-    row = kinds.get(kind)
+    row = device_kinds().get(kind)
     if row is not None and args.world_size > 1 and row.is_available() and int(number or 0) < row.count():
         local = args.distributed_environment.local_world_size or args.world_size
         connect_device(name, args.local_process_index, local)
@@ -299,12 +299,7 @@ def choose_device(args: TrainingArguments) -> Device:
         for sentence in _broken_devices(args):
             LOGGER.warning(sentence)
         return device
-    reason = "torch does not find it on this machine" if kind in kinds else "hexloop has no adapter for it"
-    if row is not None and (found := row.broken()) is not None:
-        reason = f"{found.reason}; {found.advice}"
-    raise ConfigurationError(
-        f"The device {name} cannot be used: {reason}. Choose another, pass device=..., or set use_cpu=True."
-    )
+    raise missing_device(name)
 
 
 def _broken_devices(args: TrainingArguments) -> list[str]:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from hexloop import ConfigurationError, Trainer
+from hexloop import ConfigurationError, ParallelMode, Trainer, TrainingArguments
 from tests.end_to_end.small.models import Net, net, rows
 from tests.end_to_end.small.trainers import small_trainer
 from tests.xla.test_training import Tied, losses
@@ -21,6 +21,12 @@ from tests.xla.test_training import Tied, losses
 pytestmark = pytest.mark.filterwarnings("ignore:Use torch_xla.sync instead:DeprecationWarning")  # by accelerate
 
 ROOT = Path(__file__).parents[2]
+
+
+def test_runs_have_a_parallel_mode_of_their_own() -> None:
+    """The one that transformers has for them; a run on the CPU has that of the CPU."""
+    assert TrainingArguments("out").parallel_mode is ParallelMode.TPU
+    assert TrainingArguments("out", use_cpu=True).parallel_mode is ParallelMode.NOT_PARALLEL
 
 
 # The optimizer

@@ -62,7 +62,7 @@ class Kind:
     packages: those that add the kind to torch when they are imported. compiler: the usual backend of torch.compile.
     exchange: the back end of torch.distributed for a run of several processes, by default the one that torch names.
     launched_by: the option of `hexloop launch` that starts a process for each device of a kind that cannot be counted
-    before.
+    before. parallel_mode: the value of transformers' ParallelMode for all runs on the kind, if it has one of its own.
     """
 
     name: str
@@ -75,6 +75,7 @@ class Kind:
     compiler: str = "inductor"
     exchange: str | None = None
     launched_by: str | None = None
+    parallel_mode: str | None = None
 
     @property
     def functions(self) -> Any:
@@ -271,7 +272,7 @@ def _by_package(name: str, *packages: str, precisions: tuple[str, ...] = (), com
 KINDS: dict[str, Kind] = {
     each.name: each
     for each in (
-        Xla("xla", _xla, packages=("torch_xla",), exchange="gloo", launched_by="tpu"),
+        Xla("xla", _xla, packages=("torch_xla",), exchange="gloo", launched_by="tpu", parallel_mode="tpu"),
         Metal("mps", lambda _number: MpsDevice(), numbered=False),
         _by_package("mlu", "torch_mlu"),
         _by_package("sdaa", "torch_sdaa"),

@@ -34,6 +34,23 @@ def test_device_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     assert TrainingArguments("out", use_cpu=True).device == torch.device("cpu")
 
 
+@pytest.mark.parametrize(
+    ("named", "reason"),
+    [
+        ("rocket", "hexloop has no adapter for it"),
+        ("mlu:0", "torch does not find it on this machine"),
+        ("cpu:x", "what follows the colon must be a number, as in cuda:0"),
+        ("cuda:", "what follows the colon must be a number, as in cuda:0"),
+        ("cuda:-1", "what follows the colon must be a number, as in cuda:0"),
+    ],
+)
+def test_a_device_that_torch_does_not_have(monkeypatch: pytest.MonkeyPatch, named: str, reason: str) -> None:
+    """The message says why it is missing."""
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", named)
+    with pytest.raises(ConfigurationError, match=f"^The device {named} cannot be used: {reason}\\. Choose another"):
+        TrainingArguments("out").device  # noqa: B018
+
+
 def test_mixed_precision_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     """ACCELERATE_MIXED_PRECISION sets the precision if the arguments do not."""
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
