@@ -46,8 +46,12 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture
 def collected(warm: None) -> Iterator[None]:
-    """Keep the garbage collector from running, and what it finds in the end in `gc.garbage`."""
+    """Keep the garbage collector from running, and what it finds in the end in `gc.garbage`.
+
+    It passes over what earlier tests left, such as a compiled model that something else lets go of during this one.
+    """
     gc.collect()
+    gc.freeze()
     gc.disable()
     yield
     gc.set_debug(0)
