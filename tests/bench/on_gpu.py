@@ -67,6 +67,21 @@ def gpt2(small: bool) -> nn.Module:
     return GPT2LMHeadModel(GPT2Config(attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0, use_cache=False, **size))
 
 
+def llama(small: bool) -> nn.Module:
+    """Return a Llama of 162 million parameters, or a `small` one of 3 million; GPT-2 has no linear layers of torch."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    layers, width = (2, 32) if small else (12, 768)
+    size: dict[str, Any] = {
+        "num_hidden_layers": layers,
+        "hidden_size": width,
+        "intermediate_size": 8 * width // 3 // 16 * 16,
+    }
+    heads = 2 if small else 12
+    return LlamaForCausalLM(LlamaConfig(vocab_size=50257, num_attention_heads=heads, use_cache=False, **size))
+
+
 def works(small: bool) -> dict[str, Work]:
     """Return the workloads by name."""
     length, long = (16, 4) if small else (512, 45)
@@ -246,13 +261,15 @@ def fp8(small: bool, rounds: int) -> Iterator[Row]:
     if not find_spec("torchao"):
         yield {"skipped": "torchao is not installed"}
         return
-    name, work = list(works(small).items())[2]
+    length = 16 if small else 512
+    short, long = (2, 4) if small else (5, 45)
+    work = Work(partial(llama, small), lambda rows: Sequences(rows, length), short, long, bf16=True)
     compiles = DEVICE == "cuda"
     libraries: dict[str, Training] = {
         "bf16": trainer_of("hexloop", torch_compile=compiles),
         "fp8": trainer_of("hexloop", torch_compile=compiles, fp8="torchao"),
     }
-    yield from compared(name, work, libraries, max(2, rounds // 2))
+    yield from compared(f"Llama of {3 if small else 162} M, {length} tokens", work, libraries, max(2, rounds // 2))
 
 
 def run_with_saves(library: str, saving: bool, small: bool, room: bool) -> tuple[float, list[float], float]:
