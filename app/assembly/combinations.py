@@ -378,6 +378,7 @@ class Ineffective:
     names: tuple[str, ...]
     when: Callable[[TrainingArguments], bool]
     because: str
+    level: int = logging.INFO
 
 
 def _by_options() -> Mapping[tuple[str, ...], list[EngineRow[Any]]]:
@@ -471,6 +472,7 @@ INEFFECTIVE = (
         ("debug",),
         lambda args: args.debug == [DebugOption.TPU_METRICS_DEBUG] and runtime_report(args.device_name) is None,
         "tpu_metrics_debug is for devices of XLA",
+        logging.WARNING,  # as in transformers
     ),
 )
 
@@ -482,8 +484,10 @@ def _all_used(args: TrainingArguments) -> bool:
 
 
 def log_ineffective_arguments(args: TrainingArguments) -> None:
-    """Log each argument that was given and has no effect, at the level INFO, in the processes that log."""
-    if not args.should_log or not LOGGER.isEnabledFor(logging.INFO):
+    """Log each argument that was given and has no effect, in the processes that log."""
+    logs = args.should_log
+    rows = [row for row in INEFFECTIVE if logs and LOGGER.isEnabledFor(row.level) and row.when(args)]
+    if not rows:
         return
     given = args.to_dict()
     defaults = {name: default_of(type(args), name) for name in given}
@@ -492,10 +496,10 @@ def log_ineffective_arguments(args: TrainingArguments) -> None:
     defaults |= accelerate
     if args.hub_token is None:
         given["hub_token"] = None  # to_dict hides it, whether it is set or not
-    for row in INEFFECTIVE:
-        for name in row.names if row.when(args) else ():
+    for row in rows:
+        for name in row.names:
             if given[name] != defaults[name]:
-                LOGGER.info("You chose %s=%r, which has no effect here: %s.", name, given[name], row.because)
+                LOGGER.log(row.level, "You chose %s=%r, which has no effect here: %s.", name, given[name], row.because)
 
 
 # Frameworks

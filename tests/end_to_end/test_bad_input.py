@@ -265,6 +265,23 @@ def test_unusable_columns_are_refused(tmp_path: Path) -> None:
     assert "Tokenize the texts first" in problem
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"torch_compile_backend": "inducter"}, "no such backend here; did you mean 'inductor'?"),
+        ({"torch_compile_backend": "xyz"}, "choose one of cudagraphs, inductor"),
+        ({"torch_compile_mode": "reduce_overheads"}, "no such mode here; did you mean 'reduce-overhead'?"),
+        ({"torch_compile_mode": "xyz"}, "choose one of default, "),
+    ],
+)
+def test_what_torch_cannot_compile_with_is_refused(tmp_path: Path, given: dict[str, Any], words: str) -> None:
+    """An unknown back end or mode of torch.compile."""
+    (problem,) = refused_before_the_first_step(small_trainer(tmp_path, **given))
+    ((name, value),) = given.items()
+    assert problem.startswith(f"You chose {name}={value!r}, but torch.compile has")
+    assert words in problem
+
+
 def test_signals_are_refused_outside_the_main_thread(tmp_path: Path) -> None:
     """Python delivers signals to its main thread only, so a run in another thread cannot be stopped by them."""
     import threading

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -38,6 +38,7 @@ from hexloop.domain.evaluation import BestMetric, best_metric_named
 from hexloop.domain.events import EpochBegan, EpochEnded, Evaluated
 from hexloop.domain.loop import StandardLearner
 from hexloop.domain.schedules import ADAPTIVE, schedule_named, shape_named
+from hexloop.domain.wording import RefusalError, did_you_mean, problem
 from hexloop.ports.device import Device
 from hexloop.ports.learner import Scheduler
 
@@ -56,13 +57,29 @@ __all__ = [
 def compiled(model: Any, args: TrainingArguments) -> Any:
     """Return a model that is compiled when it is first called, if the arguments require it.
 
-    With `compile_buckets` each shape is compiled by itself, for the sizes that it has.
+    With `compile_buckets` each shape is compiled by itself, for the sizes that it has. Raises ConfigurationError if
+    torch does not know the back end or the mode.
     """
     if not args.torch_compile:
         return model
     dynamic = None if args.compile_buckets is None else False
-    backend = args.torch_compile_backend or "inductor"
-    return torch.compile(model, backend=backend, mode=args.torch_compile_mode, dynamic=dynamic)
+    backend, mode = args.torch_compile_backend or "inductor", args.torch_compile_mode
+    try:
+        return torch.compile(model, backend=backend, mode=mode, dynamic=dynamic)
+    except RuntimeError as error:
+        backends, modes = torch.compiler.list_backends(), torch._inductor.list_mode_options()
+        if backend not in torch.compiler.list_backends(exclude_tags=()):
+            raise _unknown({"torch_compile_backend": backend}, "backend", backends) from error
+        if backend == "inductor" and mode is not None and mode not in modes:
+            raise _unknown({"torch_compile_mode": mode}, "mode", modes) from error
+        raise
+
+
+def _unknown(value: dict[str, str], kind: str, known: Collection[str]) -> ConfigurationError:
+    """Return the error for a value of torch.compile that torch does not know."""
+    (name,) = value.values()
+    remedy = did_you_mean(name, known, f"choose one of {', '.join(known)}", spell=repr)
+    return ConfigurationError(problem(value, RefusalError(f"torch.compile has no such {kind} here", remedy)))
 
 
 def place_model(model: Any, args: TrainingArguments, device: Device, moves: bool = True) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -117,6 +118,8 @@ def _(bench: Bench) -> None:
     with bench.warned("tpu_metrics_debug", "debug='tpu_metrics_debug'"):
         assert bench.arguments(tpu_metrics_debug=True).debug == ["tpu_metrics_debug"]
     assert "is for devices of XLA" in bench.remark(debug="tpu_metrics_debug")
+    (said,) = (record for record in bench.log.records if "no effect here" in record.getMessage())
+    assert said.levelno == logging.WARNING
 
 
 GONE: dict[str, tuple[Any, Any, str]] = {
