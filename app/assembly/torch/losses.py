@@ -12,6 +12,7 @@ from attrs import frozen
 from hexloop.adapters.trainable.torch.forward import (
     counts_shifted_labels,
     is_causal_language_model,
+    predicts_tokens,
     shifts_by_loss_type,
     shifts_labels,
     takes_any_keyword,
@@ -26,10 +27,12 @@ from hexloop.adapters.trainable.torch.trainable import (
     ModelLoss,
     exact_item_sum,
     item_count,
+    number_on_host,
     recorded_item_sum,
     resolved_count,
 )
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.arguments.losses import DFT, loss_wanted
 from hexloop.app.assembly.adapters import Adapters
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.torch.tensors import data_group
@@ -95,6 +98,31 @@ def window_items(parts: TrainerParts) -> WindowItems:
 def predicted_items(parts: TrainerParts, loss: LossChoice, inputs: Any) -> Any:
     """Return the item count of a batch that is predicted; None if the loss needs none."""
     return item_count(inputs, parts.label_names, loss.shifted) if loss.normalises else None
+
+
+def items_of_predictions(
+    parts: TrainerParts, count: Callable[[list[Any]], Any] | None
+) -> Callable[[Any], Any] | None:
+    """Return what counts the items by which the losses of an evaluation's batches are weighted, as in training.
+
+    None if they are weighted by their rows, as in transformers. count: of the user's, if there is one.
+    """
+    if not parts.rules.own_losses or parts.args.loss_weighting != "exact":
+        return None
+    label_names, shifted = parts.label_names, standard_loss(parts).shifted
+
+    def items_in(batch: Any) -> Any:
+        items = None if count is None else count([batch])
+        return number_on_host(item_count(batch, label_names, shifted)) if items is None else items
+
+    return items_in
+
+
+def is_loss_of_tokens(parts: TrainerParts) -> bool:
+    """Return whether the loss is the model's own, and the mean negative log-likelihood of tokens of a vocabulary."""
+    if parts.compute_loss_func is not None or parts.label_smoother is not None:
+        return False
+    return loss_wanted(parts.args).kind != DFT and predicts_tokens(parts.model)
 
 
 def item_sum(adapters: Adapters) -> ItemSum:
