@@ -38,7 +38,8 @@ class PredictionStep:
     wrap: makes a forward pass run in the run's precision.
     label_names: the inputs that are labels. ignored: outputs that are not predictions, unless a call names others.
     loss_without_labels: there is a loss although the batch has no labels; the batch's `return_loss` overrides this.
-    without_logits: inputs that are added to a batch with names if only its loss is asked for.
+    without_logits: inputs that are added to a batch with names if only its loss is asked for. complete: makes of the
+    outputs of a model those whose predictions are asked for.
     """
 
     compute_loss: Callable[..., Any]
@@ -47,6 +48,7 @@ class PredictionStep:
     ignored: Sequence[str] = ()
     loss_without_labels: bool = False
     without_logits: Mapping[str, Any] = {}
+    complete: Callable[[Any], Any] = lambda outputs: outputs
 
     def __call__(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: Sequence[str] | None = None
@@ -65,6 +67,7 @@ class PredictionStep:
                 computed, outputs = self.wrap(self.compute_loss)(model, inputs, return_outputs=True)
                 loss = computed.detach()
                 loss = loss.mean() if loss.ndim else loss
+                outputs = outputs if prediction_loss_only else self.complete(outputs)
                 logits = _predictions(outputs, {*ignored, "loss"}, skip_first=True)
             else:
                 logits = _predictions(_forward(self.wrap(model), inputs), set(ignored), skip_first=False)

@@ -15,6 +15,7 @@ from hexloop.adapters.batches.torch.structure import row_count
 from hexloop.adapters.evaluator.torch.evaluator import EvaluationOptions, Modes, PredictionStep, TorchEvaluator
 from hexloop.adapters.evaluator.torch.gathering import SingleRank, TruncatedRanks
 from hexloop.adapters.evaluator.torch.tracing import TracedModel, warn_of_no_trace
+from hexloop.adapters.trainable.torch.chunked_loss import without_pending
 from hexloop.adapters.trainable.torch.forward import (
     cache_name,
     forward_parameters,
@@ -83,6 +84,7 @@ def standard_prediction_step(
         () if config is None else getattr(config, "keys_to_ignore_at_inference", (cache_name(),)),
         parts.can_return_loss and (not parts.label_names or _labels_are_assumed(parts)),
         _without_logits(parts.args, parts.model),
+        without_pending,
     )
 
 
