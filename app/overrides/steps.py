@@ -13,8 +13,8 @@ from attrs import evolve
 from hexloop.app.assembly.learner import RunLearner, SynchronisingLearner, Windows, WindowState
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.torch.losses import (
-    in_chunks,
     LossChoice,
+    in_chunks,
     in_full_precision,
     is_only_forward_in_half,
     resolved_count,

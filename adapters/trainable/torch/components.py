@@ -37,7 +37,9 @@ MOST = 64
 
 def is_free(name: object) -> bool:
     """Return whether a component can be logged under a name, and nothing else is."""
-    return isinstance(name, str) and 0 < len(name) <= 100 and name not in TAKEN and not name.startswith(TAKEN_BEGINNINGS)
+    return (
+        isinstance(name, str) and 0 < len(name) <= 100 and name not in TAKEN and not name.startswith(TAKEN_BEGINNINGS)
+    )
 
 
 class LossComponents:
@@ -70,7 +72,7 @@ class LossComponents:
         self._accuracy, self._as_shares, self._counts, self._warn = accuracy, as_shares, counts, warn
         self._names: dict[tuple[Any, ...], list[str]] = {}
         self._watches = False
-        self._warned = False
+        self._warned = self._warned_of_accuracy = False
 
     def begin(self) -> None:
         """Forget what was found, and look at the outputs that `see` receives from now on."""
@@ -111,7 +113,9 @@ class LossComponents:
 
     def _chosen(self, keys: Iterable[Any], every: bool = False) -> list[str]:
         """Return the names of components among the keys of outputs; `every`: all keys are."""
-        asked = [key for key in keys if isinstance(key, str) and (every or "loss" in key) and key not in ("loss", LOSS_DICT)]
+        asked = [
+            key for key in keys if isinstance(key, str) and (every or "loss" in key) and key not in ("loss", LOSS_DICT)
+        ]
         free = [key for key in asked if is_free(key)]
         if len(free) < len(asked) and not self._warned:
             self._warned = True
@@ -129,7 +133,8 @@ class LossComponents:
                 if wanted not in named:
                     raise DataError(
                         f"log_loss_components[{name!r}] names the output {wanted!r}, but the model returns "
-                        f"{', '.join(map(str, named)) or 'no named outputs'}; name one of these, or give a function of the outputs."
+                        f"{', '.join(map(str, named)) or 'no named outputs'}; name one of these, or give a function "
+                        "of the outputs."
                     )
                 value, is_share = named[wanted], self._as_shares
             else:
@@ -138,7 +143,11 @@ class LossComponents:
             if isinstance(value, int | float):
                 value = torch.full((), float(value), device=_device_of(inputs))
             if not isinstance(value, Tensor) or value.numel() != 1:
-                what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+                what = (
+                    f"a tensor of shape {tuple(value.shape)}"
+                    if isinstance(value, Tensor)
+                    else f"a {type(value).__name__}"
+                )
                 raise DataError(f"log_loss_components[{name!r}] is {what}, and not a single number; return its mean.")
             self.found[name] = value.detach().reshape(()).to(torch.promote_types(value.dtype, torch.float32)), is_share
 
@@ -148,18 +157,28 @@ class LossComponents:
         if isinstance(logits, PendingLogits) or logits is None:
             counts = self._counts
             if counts is None or counts.labels is None or counts.correct is None:
+                self._warn_of_no_accuracy()
                 return
             self.found[ACCURACY] = counts.correct / counts.labels, False
             counts.labels = counts.correct = None
             return
         labels = next((inputs[name] for name in self._label_names if isinstance(inputs.get(name), Tensor)), None)
         if labels is None or logits.ndim != labels.ndim + 1 or logits.ndim < 3:
+            self._warn_of_no_accuracy()
             return
         best = logits.detach().argmax(-1)
         if self._shifted:
             best, labels = best[..., :-1], labels[..., 1:]
         valid = labels != IGNORED_LABEL
         self.found[ACCURACY] = ((best == labels) & valid).sum() / valid.sum(), False
+
+    def _warn_of_no_accuracy(self) -> None:
+        if not self._warned_of_accuracy:
+            self._warned_of_accuracy = True
+            self._warn(
+                "log_token_accuracy=True logs nothing: the model returns no logits of shape (rows, positions, "
+                "classes), or the batch has no labels of the shape (rows, positions)."
+            )
 
 
 def _named(outputs: Any) -> Mapping[str, Any]:

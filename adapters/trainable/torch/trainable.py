@@ -291,7 +291,7 @@ class TorchTrainable:
                 return mean / items
             return weighted_share(mean, self._items(batch) if counted is None else counted, items)
 
-        components.hand_over((lambda mean: torch.zeros_like(mean)) if isinstance(batch, Padding) else weighed)
+        components.hand_over(torch.zeros_like if isinstance(batch, Padding) else weighed)
 
     def enter_training_mode(self) -> None:
         """Put the whole model in training mode if its root module is in evaluation mode. Submodules keep theirs."""

@@ -92,6 +92,11 @@ def in_chunks(parts: TrainerParts, choice: LossChoice) -> LossChoice:
     wanted = loss_wanted(parts.args)
     if not wanted.chunked and wanted.kind != DFT:
         return choice
+    if wanted.kind == DFT and parts.compute_loss_func is not None:
+        raise ConfigurationError(
+            f"loss_type={DFT!r} changes the loss that the model computes, but compute_loss_func computes another one; "
+            "leave one of them out."
+        )
     tap = parts.loss_tap
     if parts.args.log_token_accuracy and tap.counts is None:
         tap.counts = TokenCounts()
@@ -159,9 +164,7 @@ def predicted_items(parts: TrainerParts, loss: LossChoice, inputs: Any) -> Any:
     return item_count(inputs, parts.label_names, loss.shifted) if loss.normalises else None
 
 
-def items_of_predictions(
-    parts: TrainerParts, count: Callable[[list[Any]], Any] | None
-) -> Callable[[Any], Any] | None:
+def items_of_predictions(parts: TrainerParts, count: Callable[[list[Any]], Any] | None) -> Callable[[Any], Any] | None:
     """Return what counts the items by which the losses of an evaluation's batches are weighted, as in training.
 
     None if they are weighted by their rows, as in transformers. count: of the user's, if there is one.
