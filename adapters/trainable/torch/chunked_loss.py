@@ -234,7 +234,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             for start in range(0, len(used), work.rows):
                 part = slice(start, start + work.rows)
                 logits, loss = chunks.take(part, labels[part], work.loss)
-                total += loss
+                total = total + loss if start else loss
                 if work.counts is not None:
                     correct += (logits.argmax(-1) == labels[part]).sum()
                 del logits
