@@ -131,6 +131,8 @@ def test_dictionaries_equal_transformers() -> None:
     own |= {"capture_step", "compile_buckets"}
     own |= {"log_goodput", "peak_flops", "profile"}
     own |= {"fp8"}
+    own |= {"packing", "packing_strategy", "max_length", "padding_free", "tokens_per_batch", "eval_packing"}
+    own |= {"pad_to_multiple_of"}
     assert {name for group in HexloopArguments.__mro__ for name in vars(group).get(GROUP, ())} == own
     for mine, reference in (
         (ours.to_dict(), theirs.to_dict()),
