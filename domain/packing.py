@@ -76,9 +76,11 @@ class Packing:
                 for document, length in zip(documents, lengths, strict=True)
             ]
         if strategy == BFD:
-            return _best_fits([Piece(each, 0, min(length, most), True) for each, length in zip(documents, lengths)], most)  # noqa: B905
+            whole = zip(documents, lengths, strict=True)
+            return _best_fits([Piece(each, 0, min(length, most), True) for each, length in whole], most)
         if strategy == BFD_SPLIT:
-            return _best_fits([piece for each, length in zip(documents, lengths) for piece in _split(each, length, most)], most)  # noqa: B905
+            whole = zip(documents, lengths, strict=True)
+            return _best_fits([piece for each, length in whole for piece in _split(each, length, most)], most)
         if strategy == WRAPPED:
             return _wrapped(documents, lengths, most)
         raise ValueError(f"There is no packing strategy {strategy!r}.")
@@ -174,13 +176,25 @@ class Planner:
     """Plans the units of a window.
 
     shuffles: rows come in a random order; otherwise in that of their earliest documents. grouped: rows of similar
-    lengths share a unit, and the units come in a random order, the longest of an epoch's first window first.
+    lengths share a unit, and the units come in a random order, the longest of an epoch's first window first. window: the
+    documents of a whole window.
     """
 
     packing: Packing
     budget: TokenBudget | None = None
     shuffles: bool = True
     grouped: bool = False
+    window: int = field(default=WINDOW, validator=ge(1))
+
+    @property
+    def described(self) -> str:
+        """What the units depend on besides the documents, in one line."""
+        packing, budget = self.packing, self.budget
+        words = [f"{packing.strategy or 'alone'} {packing.max_length}"]
+        if budget is not None:
+            words.append(f"budget {budget.tokens} {'padded' if budget.padded else 'joined'} {budget.multiple}")
+        words.append("grouped" if self.grouped else "shuffled" if self.shuffles else "in order")
+        return f"{' '.join(words)}, windows of {self.window}"
 
     def units(self, documents: Sequence[int], lengths: Sequence[int], *name: int) -> list[Unit]:
         """Return the units of a window, by its documents and their lengths. name: seed, epoch and number of the window.
@@ -230,12 +244,12 @@ class UnitOrder:
     @property
     def windows(self) -> int:
         """The number of windows in the epoch."""
-        return -(-len(self.order) // WINDOW)
+        return -(-len(self.order) // self.planner.window)
 
     def window(self, number: int) -> list[Unit]:
         """Return the units of a window, whose documents are indices of the data set."""
-        start = number * WINDOW
-        documents = self.order.block(start, min(start + WINDOW, len(self.order)))
+        start, size = number * self.planner.window, self.planner.window
+        documents = self.order.block(start, min(start + size, len(self.order)))
         lengths = self.lengths_of(documents)
         self.noted(lengths)
         return self.planner.units(documents, lengths, self.seed, self.epoch, number)
@@ -246,7 +260,7 @@ class UnitOrder:
         With "bfd" there is exactly one such place for each end of a unit. Pieces that do not end their document count
         none, so that with the other strategies several places have the same position.
         """
-        window, offset = divmod(position, WINDOW)
+        window, offset = divmod(position, self.planner.window)
         if not offset:
             return UnitPlace(window, 0)
         counted = 0

@@ -25,7 +25,7 @@ from hexloop.adapters.batches.torch.random_streams import seed_streams
 from hexloop.adapters.batches.torch.shares import RANK_KEY_FACTOR, CollatedShares, SharesOfRanks
 from hexloop.adapters.batches.torch.stream import restarted, set_epoch
 from hexloop.domain.order import ALL, WORD, Shard, sample_key
-from hexloop.domain.packing import WINDOW, Division, Planner, Row, Unit, UnitOrder, UnitPlace, documents_of
+from hexloop.domain.packing import Division, Planner, Row, Unit, UnitOrder, UnitPlace, documents_of
 from hexloop.domain.ranges import Between, Count
 from hexloop.domain.schemas import structured
 
@@ -125,6 +125,11 @@ class PackedBatchSampler(Sampler[list[Any]]):
         return found[:count]
 
     @property
+    def plan(self) -> str:
+        """By what the rows are planned; see `Planner.described`."""
+        return self._make_order(0).planner.described
+
+    @property
     def batches(self) -> int | None:
         """The number of batches in every epoch; None if it is not planned ahead."""
         if not self._epochs:
@@ -167,7 +172,7 @@ class PackedBatchSampler(Sampler[list[Any]]):
         self.noted.append(NextBatch(UnitPlace(window, number + 1), taken, documents, bool(mine)))
         rows = list[KeyedRow]()
         for place, unit in batch[mine.start : mine.stop] or batch[:1]:
-            key = sample_key(order.seed, order.epoch, place.window * WINDOW + place.unit)
+            key = sample_key(order.seed, order.epoch, place.window * order.planner.window + place.unit)
             rows += [KeyedRow(row, (key + each * RANK_KEY_FACTOR) & WORD) for each, row in enumerate(unit)]
         return rows
 
@@ -182,9 +187,11 @@ class PackedBatchSampler(Sampler[list[Any]]):
 class PackedPosition:
     """How far a loader has read an epoch of packed documents: as stored in a checkpoint.
 
-    window, unit: the next unit that is read. units, documents: of the epoch, which were read.
+    plan: by what rows are planned; see `Planner.described`. window, unit: the next unit that is read. units, documents:
+    of the epoch, which were read.
     """
 
+    plan: str
     epoch: Count
     window: Count = 0
     unit: Count = 0
@@ -219,8 +226,13 @@ class PackedLoader(ResumableLoader):
         return self.counted(self._batches())
 
     def load_position(self, document: Any) -> None:
-        """Resume from a stored position. Raises ValueError for one that no reading leads to."""
-        self._saved = structured(document, PackedPosition, "standing")
+        """Resume from a stored position. Raises ValueError for one that no reading leads to.
+
+        One of rows that were planned otherwise, or of samples, is left out: the number of documents counts then.
+        """
+        if isinstance(document, dict) and "window" in document:
+            saved = structured(document, PackedPosition, "standing")
+            self._saved = saved if saved.plan == self.order.plan else None
 
     def position_state(self) -> DataState | None:
         """Return the position after the last batch that was taken from this loader; None before the first."""
@@ -245,7 +257,7 @@ class PackedLoader(ResumableLoader):
             current = saved
         else:
             place, units = self.order.place_at(epoch, position)
-            current = PackedPosition(epoch, *place, units, position)
+            current = PackedPosition(self.order.plan, epoch, *place, units, position)
         self._position = current
         self.order.seek(epoch, UnitPlace(current.window, current.unit), current.units)
         self.generator.manual_seed(epoch)
@@ -253,7 +265,7 @@ class PackedLoader(ResumableLoader):
         for batch in self._batches():
             note = self.order.noted.popleft()
             read = current.documents + note.documents
-            self._position = current = PackedPosition(epoch, *note.place, note.units, read)
+            self._position = current = PackedPosition(current.plan, epoch, *note.place, note.units, read)
             yield CollatedShares([batch], [note.counts]).by_rank(note.documents)
         self._exhausted = True
 
@@ -351,7 +363,7 @@ class PackedStream(IterableDataset[PackedUnit]):
             key = torch.default_generator.initial_seed() & WORD  # what reads the rows has seeded the streams
             if at.key is not None:  # the window is read once more, with the streams of the first time
                 seed_streams(at.key)
-            read = list(islice(documents, WINDOW))
+            read = list(islice(documents, self.planner.window))
             if not read:
                 return
             if at.key is not None:
