@@ -9,6 +9,7 @@ from typing import Any
 
 from attrs import define, evolve, field, frozen
 
+from hexloop.adapters.batches.torch.batches import TorchBatches
 from hexloop.adapters.batches.torch.collate import Collate, DataCollatorWithPadding, default_data_collator
 from hexloop.adapters.batches.torch.data_state import Progress, is_stateful
 from hexloop.adapters.batches.torch.documents import (
@@ -25,6 +26,7 @@ from hexloop.adapters.batches.torch.order import SampleOrders
 from hexloop.adapters.batches.torch.packing import (
     PackedBatchSampler,
     PackedLoader,
+    PackedStream,
     UnitCollate,
     documents_in,
     packed_stream,
@@ -360,3 +362,11 @@ def sample_orders(orders: SampleOrders, grouped: bool) -> Callable[[int], Order]
         return orders
     return evolve(orders, sampling="random")
 
+
+def described(batches: object) -> str | None:
+    """See `Framework.packing`."""
+    loader = batches.loader if isinstance(batches, TorchBatches) else None
+    if isinstance(loader, PackedLoader):
+        return loader.order.plan
+    stream = loader.user_dataset if isinstance(loader, StreamLoader) else None
+    return stream.planner.described if isinstance(stream, PackedStream) else None
