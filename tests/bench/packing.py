@@ -178,10 +178,11 @@ def texts() -> Any:
 
 
 KINDS: dict[str, dict[str, Any]] = {
-    "padded": {},
-    "padding-free": {"padding_free": True},
-    "packed": {"packing": True},
+    "padded": {"max_length": None},
+    "padding-free": {"padding_free": True, "max_length": None},
+    "packed": {"packing": True, "max_length": LONGEST},
 }
+"""The documents are cut off already, because trl takes no length with `padding_free`."""
 
 
 def padding() -> None:
@@ -212,13 +213,13 @@ OPTIONS: dict[str, Any] = {
     "report_to": "none",
     "disable_tqdm": True,
     "logging_strategy": "no",
-    "max_length": LONGEST,
 }
 
 
 def ours(folder: str, data: Any, **given: Any) -> Any:
     """Return hexloop's trainer. Packed batches have rows of as many tokens as the padded ones have on average."""
-    return Trainer(llama(), TrainingArguments(folder, **rows(OPTIONS, given)), train_dataset=data)
+    options = rows(OPTIONS, {**given, "max_length": LONGEST})
+    return Trainer(llama(), TrainingArguments(folder, **options), train_dataset=data)
 
 
 def rows(options: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
