@@ -33,7 +33,8 @@ from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hexloop import Trainer, TrainingArguments
-from hexloop.adapters.batches.torch.documents import DocumentCollate, DocumentLengths
+from hexloop.adapters.batches.torch.document_lengths import DocumentLengths
+from hexloop.adapters.batches.torch.documents import DocumentCollate
 from hexloop.adapters.batches.torch.order import VectorisedPermutation
 from hexloop.adapters.batches.torch.packing import PackedBatchSampler, PackedLoader
 from hexloop.domain.events import StepBegan
@@ -201,8 +202,10 @@ def padding() -> None:
     for name in trainers:
         for kind in KINDS:
             found = median(rates[name, kind])
-            beside = f", {found / median(rates['trl', kind]):.2f} of trl's" if "trl" in trainers and name != "trl" else ""
-            print(f"{name}, {kind}: {found:,.0f} tokens a second, {found / median(rates[name, 'padded']):.2f} of padded{beside}")
+            ratios = f"{found / median(rates[name, 'padded']):.2f} of padded"
+            if "trl" in trainers and name != "trl":
+                ratios += f", {found / median(rates['trl', kind]):.2f} of trl's"
+            print(f"{name}, {kind}: {found:,.0f} tokens a second, {ratios}")
 
 
 OPTIONS: dict[str, Any] = {
@@ -234,7 +237,9 @@ def theirs(folder: str, data: Any, **given: Any) -> Any:
     from tests.end_to_end.parity.scripts.texts import make_tokenizer
 
     options = rows(OPTIONS, given)
-    config = SFTConfig(folder, **options, dataset_kwargs={"skip_prepare_dataset": False}, gradient_checkpointing=False, bf16=False)
+    config = SFTConfig(
+        folder, **options, dataset_kwargs={"skip_prepare_dataset": False}, gradient_checkpointing=False, bf16=False
+    )
     return SFTTrainer(llama(), config, train_dataset=data, processing_class=make_tokenizer())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,9 @@ def test_the_loss_is_that_of_each_document_alone(tmp_path: Path, name: str, atte
     masked = name not in ("flattened", "flattened and packed")  # that function does not know completion_mask
     data = documents(40, masked=masked)
     expected, _ = loss_of_each(model, data)
-    trainer = trained(tmp_path, {"model": model, "train_dataset": data, **parts}, gradient_accumulation_steps=60, **given)
+    trainer = trained(
+        tmp_path, {"model": model, "train_dataset": data, **parts}, gradient_accumulation_steps=60, **given
+    )
     assert trainer.state.global_step == 1
     assert trainer.state.log_history[0]["loss"] == pytest.approx(expected, abs=1e-6)
 
@@ -125,7 +128,9 @@ def test_attention_stays_within_documents(tmp_path: Path, model: str, attention:
         pieces = [piece for batch in trainer.batches[2 * number : 2 * number + 2] for piece in pieces_in(batch)]
         expected, count = loss_of_each(trainer.model, pieces)
         assert loss == pytest.approx(expected, abs=1e-6)
-        assert count == sum(int((batch["labels"] != -100).sum()) for batch in trainer.batches[2 * number : 2 * number + 2])
+        assert count == sum(
+            int((batch["labels"] != -100).sum()) for batch in trainer.batches[2 * number : 2 * number + 2]
+        )
 
 
 def pieces_in(batch: dict[str, Any]) -> list[dict[str, list[int]]]:
@@ -133,7 +138,7 @@ def pieces_in(batch: dict[str, Any]) -> list[dict[str, list[int]]]:
     found: list[dict[str, list[int]]] = []
     for tokens, labels, positions in zip(batch["input_ids"], batch["labels"], batch["position_ids"], strict=True):
         starts = [*(positions == positions[0]).nonzero().flatten().tolist(), len(tokens)]
-        for start, stop in zip(starts, starts[1:], strict=False):
+        for start, stop in pairwise(starts):
             if not (labels[start + 1 : stop] == -100).all():  # else padding, or a piece that predicts nothing
                 found.append({"input_ids": tokens[start:stop].tolist()})
     return found
@@ -164,11 +169,15 @@ def test_gradients_are_those_of_padded_rows(tmp_path: Path) -> None:
 
 def test_documents_are_counted_as_samples(tmp_path: Path) -> None:
     """In the state, the rates and the end of an epoch; every document is trained on once in each epoch."""
-    for number, given in enumerate((PACKED, {"padding_free": True}, {"tokens_per_batch": 60}, {**PACKED, "tokens_per_batch": 60})):
+    for number, given in enumerate(
+        (PACKED, {"padding_free": True}, {"tokens_per_batch": 60}, {**PACKED, "tokens_per_batch": 60})
+    ):
         trainer = made(tmp_path / str(number), num_train_epochs=2, save_strategy="epoch", **given)
         output = trainer.train()
         assert trainer.state.epoch == 2
-        assert output.metrics["train_samples_per_second"] * output.metrics["train_runtime"] == pytest.approx(80, rel=0.02)
+        assert output.metrics["train_samples_per_second"] * output.metrics["train_runtime"] == pytest.approx(
+            80, rel=0.02
+        )
         first = [token for batch in trainer.batches for token in starts_of(batch)]
         assert sorted(first) == sorted([*range(40), *range(40)])
 
@@ -293,7 +302,11 @@ def test_rows_that_are_planned_otherwise_are_not_resumed(tmp_path: Path) -> None
     options: dict[str, Any] = {"packing": True, "max_steps": 4, "save_steps": 4, "save_strategy": "steps"}
     trained(tmp_path, max_length=24, **options)
     checkpoint = str(tmp_path / "checkpoint-4")
-    for other in ({"max_length": 30}, {"max_length": 24, "packing_strategy": "wrapped"}, {"packing": False, "max_length": 24}):
+    for other in (
+        {"max_length": 30},
+        {"max_length": 24, "packing_strategy": "wrapped"},
+        {"packing": False, "max_length": 24},
+    ):
         given = {**options, **other, "max_steps": 8}
         with pytest.raises(CheckpointError, match="so that other documents share a batch"):
             trained(tmp_path / "other", None, checkpoint, **given)
@@ -347,7 +360,9 @@ def test_streams_are_evaluated_in_rows(tmp_path: Path) -> None:
 
 def tables() -> dict[str, Any]:
     rows = documents(40)
-    plain = datasets.Dataset.from_list([{**row, "text": "a", "attention_mask": [1] * len(row["input_ids"])} for row in rows])
+    plain = datasets.Dataset.from_list(
+        [{**row, "text": "a", "attention_mask": [1] * len(row["input_ids"])} for row in rows]
+    )
     return {
         "a table": plain,
         "a formatted table": plain.with_format("torch"),
@@ -360,7 +375,9 @@ def tables() -> dict[str, Any]:
 def test_kinds_of_data(tmp_path: Path, name: str) -> None:
     """They are packed like a list, also with columns that the model does not take."""
     data = tables()[name]
-    plain = trained(tmp_path, {"train_dataset": Stream(documents(40)) if "stream" in name else documents(40)}, **PACKED, max_steps=6)
+    plain = trained(
+        tmp_path, {"train_dataset": Stream(documents(40)) if "stream" in name else documents(40)}, **PACKED, max_steps=6
+    )
     found = trained(tmp_path, {"train_dataset": data}, **PACKED, max_steps=6)
     assert [starts_of(batch) for batch in found.batches] == [starts_of(batch) for batch in plain.batches]
     assert same_weights(weights(found), weights(plain))
@@ -405,7 +422,9 @@ def model_of(kind: Any, config: Any, **given: Any) -> Any:
 
 REFUSED_MODELS: dict[str, tuple[Any, str]] = {
     "bidirectional": (
-        lambda: model_of(BertForMaskedLM, BertConfig, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8),
+        lambda: model_of(
+            BertForMaskedLM, BertConfig, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
+        ),
         "BertForMaskedLM is not a causal language model",
     ),
     "recurrent": (
@@ -439,11 +458,19 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no length in evaluation": ({}, {"eval_packing": True}, "or set eval_packing=False"),
     "another strategy": ({}, {**PACKED, "packing_strategy": "ffd"}, "there is no such choice"),
     "rows beyond the budget": ({}, {**PACKED, "tokens_per_batch": 20}, "let tokens_per_batch be at least max_length"),
-    "sorted rows": ({}, {**PACKED, "train_sampling_strategy": "group_by_length"}, "packed rows all have nearly the same"),
+    "sorted rows": (
+        {},
+        {**PACKED, "train_sampling_strategy": "group_by_length"},
+        "packed rows all have nearly the same",
+    ),
     "two sizes": ({}, {"tokens_per_batch": 9, "train_sampling_strategy": "batch_rebalance"}, "decides itself how many"),
     "buckets": ({}, {**PACKED, "compile_buckets": 2}, "leave compile_buckets out, and set pad_to_multiple_of"),
     "transformers' numbers": ({}, {"padding_free": True, "reproduce": "transformers"}, "leave padding_free out"),
-    "another collator": ({"data_collator": DataCollatorForSeq2Seq(None)}, PACKED, "leave data_collator out, or pass transformers'"),
+    "another collator": (
+        {"data_collator": DataCollatorForSeq2Seq(None)},
+        PACKED,
+        "leave data_collator out, or pass transformers'",
+    ),
     "a multiple of another collator": (
         {"data_collator": DataCollatorForSeq2Seq(None)},
         {"pad_to_multiple_of": 8},
@@ -460,7 +487,7 @@ def test_what_is_refused(tmp_path: Path, name: str) -> None:
 
 
 def test_epochs_of_data_whose_lengths_are_not_known(tmp_path: Path) -> None:
-    """Streams, and large data whose documents would have to be read, need max_steps; the message says about how many."""
+    """Streams, and large data whose documents would have to be read, need max_steps; the message estimates it."""
 
     class Large(torch.utils.data.Dataset[Any]):
         def __len__(self) -> int:
@@ -471,7 +498,7 @@ def test_epochs_of_data_whose_lengths_are_not_known(tmp_path: Path) -> None:
 
     assert "set max_steps." in refusal(tmp_path, {"train_dataset": Stream(documents(9))}, **PACKED)
     problem = refusal(tmp_path, {"train_dataset": Large()}, **PACKED)
-    assert "set max_steps (about 259094, going by the first 8192 documents)" in problem
+    assert "set max_steps (about 259094, by the first 8192 documents)" in problem
     assert "or add a column 'length' with the length of each document" in problem
     assert trained(tmp_path, {"train_dataset": Large()}, **PACKED, max_steps=2).state.global_step == 2
 
@@ -494,4 +521,6 @@ def test_the_strategy_without_packing_has_no_effect(tmp_path: Path, caplog: pyte
     """Which is logged."""
     with caplog.at_level(logging.INFO, "hexloop"):
         trained(tmp_path, packing_strategy="wrapped", max_length=24, max_steps=1)
-    assert any("packing_strategy='wrapped', which has no effect here" in record.getMessage() for record in caplog.records)
+    assert any(
+        "packing_strategy='wrapped', which has no effect here" in record.getMessage() for record in caplog.records
+    )

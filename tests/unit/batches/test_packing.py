@@ -16,10 +16,10 @@ from torch.utils.data import Dataset, IterableDataset
 from transformers import DataCollatorWithFlattening
 
 from hexloop.adapters.batches.torch.data_state import decode_state
+from hexloop.adapters.batches.torch.document_lengths import DocumentLengths
 from hexloop.adapters.batches.torch.documents import (
     IGNORED,
     DocumentCollate,
-    DocumentLengths,
     JoinedRows,
     cut,
 )
@@ -42,7 +42,10 @@ from hexloop.ports.mesh import Place
 def documents(count: int, longest: int = 9, seed: int = 0) -> list[dict[str, list[int]]]:
     """Return documents whose tokens tell which one they are of."""
     source = random.Random(seed)
-    return [{"input_ids": [100 * (number + 1) + each for each in range(source.randint(1, longest))]} for number in range(count)]
+    return [
+        {"input_ids": [100 * (number + 1) + each for each in range(source.randint(1, longest))]}
+        for number in range(count)
+    ]
 
 
 # Lengths
@@ -73,7 +76,10 @@ SOURCES: dict[str, tuple[Any, list[int]]] = {
     "a shuffled table": (table().shuffle(seed=1), [len(row["input_ids"]) for row in table().shuffle(seed=1)]),
     "a column of lengths": (table(length=[9, 8, 7, 6, 5, 4]), [9, 8, 7, 6, 5, 4]),
     "a part of a column of lengths": (table(length=[9, 8, 7, 6, 5, 4]).select(range(2, 5)), [7, 6, 5]),
-    "a table with a transform": (table().with_transform(lambda rows: {"input_ids": [[1, 2]] * len(rows["input_ids"])}), [2] * 6),
+    "a table with a transform": (
+        table().with_transform(lambda rows: {"input_ids": [[1, 2]] * len(rows["input_ids"])}),
+        [2] * 6,
+    ),
     "a formatted table": (table().with_format("torch"), LENGTHS),
 }
 
@@ -175,7 +181,9 @@ def test_masks_leave_labels_out(mask: str) -> None:
     assert DocumentCollate()([{**document, **other}])["labels"].tolist() == [[-100, 6, -100, 8]]
 
 
-@pytest.mark.parametrize("seams", [{"seq_lengths": [2, 3]}, {"position_ids": [0, 1, 0, 1, 2]}, {"position_ids": [2, 3, 2, 3, 4]}])
+@pytest.mark.parametrize(
+    "seams", [{"seq_lengths": [2, 3]}, {"position_ids": [0, 1, 0, 1, 2]}, {"position_ids": [2, 3, 2, 3, 4]}]
+)
 def test_rows_that_were_packed_before(seams: dict[str, list[int]]) -> None:
     """Their documents are found again."""
     found = plain(DocumentCollate("flat")([{"input_ids": [1, 2, 3, 4, 5], **seams}, B]))
@@ -190,7 +198,11 @@ def test_other_columns_of_a_value_per_token() -> None:
     assert found["token_type_ids"].tolist() == [[0, 1, 0, 1], [0, 1, 0, 0]]
 
 
-@given(st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=4), min_size=1, max_size=4), st.integers(1, 5), st.sampled_from(["rows", "flat"]))
+@given(
+    st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=4), min_size=1, max_size=4),
+    st.integers(1, 5),
+    st.sampled_from(["rows", "flat"]),
+)
 def test_every_token_has_its_position(rows: list[list[int]], multiple: int, layout: str) -> None:
     """Without the padding, tokens, labels and positions are those of the documents one after another."""
     numbers = iter(range(1, 1000))
@@ -200,7 +212,9 @@ def test_every_token_has_its_position(rows: list[list[int]], multiple: int, layo
     kept = batch["input_ids"] != 0
     assert batch["input_ids"][kept].tolist() == [token for each in tokens for token in each]
     assert batch["position_ids"][kept].tolist() == [at for each in tokens for at in range(len(each))]
-    assert batch["labels"][kept].tolist() == [token if at else IGNORED for each in tokens for at, token in enumerate(each)]
+    assert batch["labels"][kept].tolist() == [
+        token if at else IGNORED for each in tokens for at, token in enumerate(each)
+    ]
     assert (batch["labels"][~kept] == IGNORED).all()
     assert batch["input_ids"].shape[1] % multiple == 0
     assert batch["input_ids"].shape[1] >= 1
@@ -208,7 +222,10 @@ def test_every_token_has_its_position(rows: list[list[int]], multiple: int, layo
 
 BROKEN: dict[str, tuple[Any, str]] = {
     "labels of another length": ({"input_ids": [1, 2], "labels": [1]}, "has 2 tokens in 'input_ids', and its 'labels'"),
-    "a mask of another length": ({"input_ids": [1, 2], "completion_mask": [1, 0, 1]}, "'completion_mask' has the shape"),
+    "a mask of another length": (
+        {"input_ids": [1, 2], "completion_mask": [1, 0, 1]},
+        "'completion_mask' has the shape",
+    ),
     "padding": ({"input_ids": [1, 2], "attention_mask": [1, 0]}, "A document has padding"),
     "wrong lengths": ({"input_ids": [1, 2], "seq_lengths": [1, 2]}, "has 2 tokens, and its seq_lengths"),
     "texts": ({"text": "a"}, "Tokenize the texts first"),
@@ -294,7 +311,9 @@ def test_ranks_read_the_same_rows(strategy: str, budget: int | None) -> None:
     """On 1, 2 and 4 ranks the rows come in the same order, and each batch has the samples of all ranks."""
     alone = read(loader(strategy=strategy, budget=budget, size=4))
     for size in (2, 4):
-        ranks = [read(loader(strategy=strategy, budget=budget, size=4, ranks=Place(rank, size))) for rank in range(size)]
+        ranks = [
+            read(loader(strategy=strategy, budget=budget, size=4, ranks=Place(rank, size))) for rank in range(size)
+        ]
         together, left = list[Any](), [row for rows, _ in alone for row in rows]
         for parts in zip(*ranks, strict=True):
             assert len({samples for _, samples in parts}) == 1
@@ -390,7 +409,11 @@ class Stream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         info = torch.utils.data.get_worker_info()
         for row in self.rows[info.id :: info.num_workers] if info else self.rows:
-            yield {"input_ids": [token + 10_000 * random.randrange(1, 9) for token in row["input_ids"]]} if self.noisy else row
+            yield (
+                {"input_ids": [token + 10_000 * random.randrange(1, 9) for token in row["input_ids"]]}
+                if self.noisy
+                else row
+            )
 
 
 class Stateful(Stream):
@@ -405,7 +428,11 @@ class Stateful(Stream):
         while self.read < len(rows):
             self.read += 1
             row = rows[self.read - 1]
-            yield {"input_ids": [token + 10_000 * random.randrange(1, 9) for token in row["input_ids"]]} if self.noisy else row
+            yield (
+                {"input_ids": [token + 10_000 * random.randrange(1, 9) for token in row["input_ids"]]}
+                if self.noisy
+                else row
+            )
         self.read = 0
 
     def state_dict(self) -> dict[str, int]:
@@ -446,7 +473,10 @@ def test_streams_resume_at_every_place(kind: str, strategy: str, workers: int) -
     make = STREAMS[kind]
     reading = stream_loader(make(), strategy, workers)
     for epoch in (0, 1):
-        whole = [(tokens(share.batch), share.samples) for (share,) in stream_loader(make(), strategy, workers).parts_from(epoch, 0)]
+        whole = [
+            (tokens(share.batch), share.samples)
+            for (share,) in stream_loader(make(), strategy, workers).parts_from(epoch, 0)
+        ]
         assert sum(samples for _, samples in whole) == 60
         position = 0
         for number, (share,) in enumerate(reading.parts_from(epoch, 0), 1):
