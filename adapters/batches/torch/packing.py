@@ -24,6 +24,7 @@ from hexloop.adapters.batches.torch.order import only_stored
 from hexloop.adapters.batches.torch.random_streams import seed_streams
 from hexloop.adapters.batches.torch.shares import RANK_KEY_FACTOR, CollatedShares, SharesOfRanks
 from hexloop.adapters.batches.torch.stream import restarted, set_epoch
+from hexloop.adapters.batches.torch.workers import load_state
 from hexloop.domain.order import ALL, WORD, Shard, sample_key
 from hexloop.domain.packing import Division, Planner, Row, Unit, UnitOrder, UnitPlace, documents_of
 from hexloop.domain.ranges import Between, Count
@@ -359,8 +360,7 @@ class PackedStream(IterableDataset[PackedUnit]):
             documents = restarted(self.dataset)
         else:
             documents = iter(self.dataset)
-            if at.rows is not None and is_stateful(documents):
-                documents.load_state_dict(at.rows)  # type: ignore[attr-defined]
+            load_state(documents, {"rows": at.rows} if at.rows is not None else None, "rows")
         while True:
             key = torch.default_generator.initial_seed() & WORD  # what reads the rows has seeded the streams
             if at.key is not None:  # the window is read once more, with the streams of the first time

@@ -306,9 +306,9 @@ def _epochs_ahead(
     steps = max(1, round(units * args.num_train_epochs / size / args.gradient_accumulation_steps))
     why = "would have to be packed" if lengths.are_cheap else "would have to be read"
     raise ConfigurationError(
-        f"num_train_epochs={args.num_train_epochs:g} ends after a number of steps that depends on how {count} documents "
-        f"are packed, and all of them {why} before the first step; set max_steps (about {steps}, by the first {seen} "
-        "documents)"
+        f"num_train_epochs={args.num_train_epochs:g} ends after a number of steps that depends on how {count} "
+        f"documents are packed, and all of them {why} before the first step; set max_steps (about {steps}, by the "
+        f"first {seen} documents)"
         + (
             ""
             if lengths.are_cheap
