@@ -9,6 +9,7 @@ from hexloop.app.arguments.conversion import NONE_WORDS, above_zero, at_least, d
 from hexloop.app.arguments.declaration import ArgumentGroup, argument, argument_group, rule
 from hexloop.app.arguments.formats import Fp8Arguments
 from hexloop.app.arguments.losses import LossArguments
+from hexloop.app.arguments.packing import PackingArguments
 from hexloop.domain.wording import RefusalError, did_you_mean
 
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
@@ -203,6 +204,7 @@ class HexloopArguments(
     MeterArguments,
     Fp8Arguments,
     LossArguments,
+    PackingArguments,
 ):
     """hexloop's own.
 

@@ -45,7 +45,7 @@ class StreamLoader(ResumableLoader):
     key_seed: the seed of the rows' random streams, keyed by position; if None, the streams are not seeded.
     batch_size: rows of a batch over all ranks. shards: the ranks for which this process collates batches; it always
     reads all rows. in_turns: each rank in turn gets a whole batch, as a single process would collate it; `batch_size`
-    is then that of one rank.
+    is then that of one rank. count: returns the samples of some rows, if a row is not a sample.
     """
 
     reads_all = True
@@ -59,6 +59,7 @@ class StreamLoader(ResumableLoader):
         progress: Progress = no_progress,
         shards: Sequence[Shard] = (ALL,),
         in_turns: bool = False,
+        count: Callable[[list[Any]], int] = len,
         **options: Any,
     ) -> None:
         workers = options.get("num_workers", 0)
@@ -66,7 +67,9 @@ class StreamLoader(ResumableLoader):
         self._shards = shards
         several = shards[0].ranks.size > 1
         self.turns = shards[0].ranks.size if in_turns else 1
-        self._collate_shares = ShareCollate(collate_fn, batch_size, (ALL,) if in_turns else shards, first_row=several)
+        self.packed = self.counts_documents = count is not len
+        own = (ALL,) if in_turns else shards
+        self._collate_shares = ShareCollate(collate_fn, batch_size, own, first_row=several, count=count)
         self._progress, self._stateful = progress, is_stateful(dataset)
         self._iterator_in_use: Any = None
         self._new_pass = False
@@ -183,18 +186,22 @@ class StreamLoader(ResumableLoader):
     def _collated(self, current: ReadPosition, rows: Iterator[Any]) -> Iterator[tuple[Share, ...]]:
         size = self.cursor.batch_size
         while len(batch := list(islice(rows, size))) == size:
-            current.note(0, size)
+            current.note(0, size, documents=self._documents_in(batch))
             yield self._collate(batch)
         current.ended[0] = True
         if batch and not self.drop_last:
-            current.note(0, len(batch))
+            current.note(0, len(batch), documents=self._documents_in(batch))
             yield self._collate(batch)
+
+    def _documents_in(self, rows: list[Any]) -> int | None:
+        """Return the documents in packed rows; None if a row is a sample."""
+        return self._collate_shares.count(rows) if self.packed else None
 
     def _collate(self, rows: list[Any]) -> tuple[Share, ...]:
         shares = self._collate_shares(rows, self.rows.last_key)
         if self.pin_memory:
             shares = pin_memory(shares)  # type: ignore[no-untyped-call]
-        return shares.by_rank(len(rows))
+        return shares.by_rank(shares.samples)
 
     # With workers
 
@@ -231,8 +238,9 @@ class StreamLoader(ResumableLoader):
                 skipped = min(skipped + each.skipped, total)
                 self._progress(skipped, total)
             if each.samples:
-                current.note(each.worker, each.samples, each.state)
-                yield each.shares.by_rank(each.samples)
+                documents = each.shares.samples if self.packed else None
+                current.note(each.worker, each.samples, each.state, documents)
+                yield each.shares.by_rank(each.shares.samples)
         current.ended = [True] * self.num_workers
 
 
