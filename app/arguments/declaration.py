@@ -203,6 +203,12 @@ def _parameters(constructor: Callable[..., Any]) -> Mapping[str, inspect.Paramet
     return inspect.signature(constructor).parameters
 
 
+@cache
+def declaring_class(cls: type, name: str) -> type | None:
+    """Return the most derived class of `cls` and its bases that declares an argument of that name."""
+    return next((owner for owner in cls.__mro__ if name in inspect.get_annotations(owner)), None)
+
+
 def default_of(cls: type[Any], name: str) -> Any:
     """Return the default of an argument."""
     field = cls.__dataclass_fields__[name]

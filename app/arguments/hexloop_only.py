@@ -8,6 +8,7 @@ from typing import Any
 from hexloop.app.arguments.conversion import NONE_WORDS, above_zero, at_least, decoded, each_one_of, one_of
 from hexloop.app.arguments.declaration import ArgumentGroup, argument, argument_group, rule
 from hexloop.app.arguments.formats import Fp8Arguments
+from hexloop.app.arguments.losses import LossArguments
 from hexloop.app.arguments.packing import PackingArguments
 from hexloop.domain.wording import RefusalError, did_you_mean
 
@@ -203,6 +204,7 @@ class HexloopArguments(
     MeterArguments,
     Fp8Arguments,
     PackingArguments,
+    LossArguments,
 ):
     """hexloop's own.
 
