@@ -1,0 +1,229 @@
+"""Data sets whose samples become tokens: with indices, tokenized when they are read or before, and streams."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+from torch.utils.data import DataLoader, IterableDataset
+
+from hexloop.app.assembly.torch.data import is_iterable
+from hexloop.app.fine_tuning.samples import Tokenization, Tokens, as_row
+from hexloop.app.fine_tuning.token_cache import (
+    WINDOW,
+    TokenCache,
+    default_folder,
+    digest_of_samples,
+    digest_of_tokenization,
+)
+
+KEPT_TOKENS = 8_000_000
+"""Tokens in memory at most, so that samples which are read again, as for their lengths, are not tokenized again."""
+
+STATE = ("state_dict", "load_state_dict", "set_epoch")
+"""Methods of a data set that its tokens take over, if it has them."""
+
+ORIGIN = ("builder_name", "config_name")
+"""Attributes of a data set of `datasets` by which a model card names it."""
+
+
+@frozen
+class Preparation:
+    """How the data sets of a Trainer become tokens.
+
+    processes: those that tokenize before training; None if samples are tokenized as they are read. cache_folder: where
+    tokens are kept; None for the usual folder, if there are `processes`.
+    """
+
+    tokenization: Tokenization
+    processes: int | None = None
+    cache_folder: str | None = None
+
+    def __call__(self, dataset: Any) -> Any:
+        """Return the tokens of a data set, or of each of several by name; None, and tokens themselves, as they are."""
+        if dataset is None or isinstance(dataset, TokenizedDataset | TokenizedStream):
+            return dataset
+        if isinstance(dataset, dict):
+            return {name: self(each) for name, each in dataset.items()}
+        if is_iterable(dataset):
+            return self._stream(dataset)
+        tokenized = TokenizedDataset(dataset, self.tokenization)
+        if len(dataset) and (self.processes is not None or self.cache_folder is not None):
+            tokenized.fill(self._cache(), self.processes or 0)
+        return tokenized
+
+    def problems(self, dataset: Any) -> list[str]:
+        """Return what is wrong with the form of a data set's first sample. Those of streams are not read."""
+        if dataset is None or isinstance(dataset, TokenizedDataset | TokenizedStream):
+            return []
+        if isinstance(dataset, dict):
+            return [problem for each in dataset.values() for problem in self.problems(each)]
+        if is_iterable(dataset) or not len(dataset):
+            return []
+        with torch.random.fork_rng(devices=[]):
+            return self.tokenization.problems(dataset[0])
+
+    def _stream(self, dataset: Any) -> Any:
+        if hasattr(dataset, "map") and hasattr(dataset, "column_names"):  # of datasets, which keeps its own position
+            return dataset.map(self.tokenization.row, remove_columns=dataset.column_names)
+        return TokenizedStream(dataset, self.tokenization)
+
+    def _cache(self) -> TokenCache:
+        folder = default_folder() if self.cache_folder is None else Path(self.cache_folder).expanduser()
+        return TokenCache(folder.absolute(), len(self.tokenization.tokenizer))
+
+
+class TokenizedDataset:
+    """A data set with indices whose samples are tokens: {"input_ids": [...], "labels": [...]}.
+
+    Samples are tokenized when they are read, unless `fill` has done so before. Those read last are kept in memory.
+    """
+
+    def __init__(self, dataset: Any, tokenization: Tokenization) -> None:
+        self.dataset, self.tokenization = dataset, tokenization
+        self._kept = KeptTokens()
+        self._cache: TokenCache | None = None
+        self._digests: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> dict[str, list[int]]:
+        return self.__getitems__([range(len(self))[index]])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, list[int]]]:
+        """Return several samples; those that have to be tokenized are tokenized together."""
+        found = {index: tokens for index in indices if (tokens := self._kept.get(index)) is not None}
+        missing = list(dict.fromkeys(index for index in indices if index not in found))
+        if missing and self._cache is not None:
+            found |= self._from_cache(self._cache, missing)
+            missing = [index for index in missing if index not in found]
+        if missing:
+            made = self.tokenization(samples_of(self.dataset, missing))
+            for index, tokens in zip(missing, made, strict=True):
+                found[index] = tokens
+                self._kept.put(index, tokens)
+        return [as_row(found[index]) for index in indices]
+
+    def __getattr__(self, name: str) -> Any:
+        if name in (*STATE, *ORIGIN):
+            return getattr(self.dataset, name)
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    def fill(self, cache: TokenCache, processes: int) -> None:
+        """Tokenize all samples that the cache lacks, window by window, in worker processes; 0 for none."""
+        basis = digest_of_tokenization(self.tokenization.tokenizer, self.tokenization.choices)
+        windows = _Windows(self.dataset, self.tokenization, cache, basis)
+        own_generator = torch.Generator()  # so that torch's generator stays as it is
+        loader = DataLoader(
+            windows, batch_size=None, num_workers=min(processes, len(windows)), generator=own_generator
+        )
+        self._digests = {number: digest for number, digest in enumerate(loader) if digest}
+        self._cache = cache
+
+    def _from_cache(self, cache: TokenCache, indices: Sequence[int]) -> dict[int, Tokens]:
+        by_window: dict[int, list[int]] = {}
+        for index in indices:
+            by_window.setdefault(index // WINDOW, []).append(index)
+        found: dict[int, Tokens] = {}
+        for window, members in by_window.items():
+            digest = self._digests.get(window)
+            read = None if digest is None else cache.read(digest, [index % WINDOW for index in members])
+            found |= dict(zip(members, read or (), strict=False))
+        return found
+
+
+@define
+class KeptTokens:
+    """The tokens of the samples that were read last, of `KEPT_TOKENS` in all at most."""
+
+    _samples: OrderedDict[int, Tokens] = field(factory=OrderedDict, init=False)
+    _total: int = field(default=0, init=False)
+
+    def get(self, index: int) -> Tokens | None:
+        """Return the tokens of a sample; None if they are not kept."""
+        found = self._samples.get(index)
+        if found is not None:
+            self._samples.move_to_end(index)
+        return found
+
+    def put(self, index: int, tokens: Tokens) -> None:
+        """Keep the tokens of a sample, in place of those that were read least recently."""
+        self._samples[index] = tokens
+        self._total += len(tokens.input_ids)
+        while self._total > KEPT_TOKENS:
+            _, dropped = self._samples.popitem(last=False)
+            self._total -= len(dropped.input_ids)
+
+    def __getstate__(self) -> None:
+        """Return nothing: a worker process keeps what it reads itself."""
+
+    def __setstate__(self, state: None) -> None:
+        """Keep nothing yet."""
+        self._samples, self._total = OrderedDict(), 0
+
+
+@frozen
+class _Windows:
+    """The windows of a data set; reading one puts its tokens into the cache, and returns their digest, "" for none."""
+
+    dataset: Any
+    tokenization: Tokenization
+    cache: TokenCache
+    basis: str
+
+    def __len__(self) -> int:
+        return -(-len(self.dataset) // WINDOW)
+
+    def __getitem__(self, number: int) -> str:
+        indices = range(number * WINDOW, min((number + 1) * WINDOW, len(self.dataset)))
+        samples = self.tokenization.formatted(samples_of(self.dataset, indices))
+        digest = digest_of_samples(samples, self.basis)
+        if digest is None:
+            return ""
+        if not self.cache.holds(digest) and not self.cache.write(digest, self.tokenization(samples)):
+            return ""
+        return digest
+
+
+class TokenizedStream(IterableDataset[dict[str, list[int]]]):
+    """A stream whose rows are tokens, each tokenized when it is read."""
+
+    def __init__(self, dataset: Any, tokenization: Tokenization) -> None:
+        self.dataset, self.tokenization = dataset, tokenization
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __iter__(self) -> Iterator[dict[str, list[int]]]:
+        return _TokenizedRows(iter(self.dataset), self.tokenization)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in STATE:
+            return getattr(self.dataset, name)
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+
+class _TokenizedRows(Iterator[dict[str, list[int]]]):
+    """The rows of a pass over a stream, with the state of the stream's own iterator, if it has one."""
+
+    def __init__(self, rows: Iterator[Any], tokenization: Tokenization) -> None:
+        self.rows, self.tokenization = rows, tokenization
+
+    def __next__(self) -> dict[str, list[int]]:
+        return self.tokenization.row(next(self.rows))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in STATE:
+            return getattr(self.rows, name)
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+
+def samples_of(dataset: Any, indices: Sequence[int]) -> list[Any]:
+    """Return the samples of these indices, read together if the data set can do that."""
+    fetch = getattr(dataset, "__getitems__", None)
+    return list(fetch(list(indices))) if fetch is not None else [dataset[index] for index in indices]
