@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from attrs import define, field, frozen
 from torch.utils.data import DataLoader, IterableDataset
 
-from hexloop.app.assembly.torch.data import is_iterable
+from hexloop.app.assembly.torch.data import is_iterable, only_stored
 from hexloop.app.fine_tuning.samples import Tokenization, Tokens, as_row
 from hexloop.app.fine_tuning.token_cache import (
     WINDOW,
@@ -24,8 +24,8 @@ from hexloop.app.fine_tuning.token_cache import (
 KEPT_TOKENS = 8_000_000
 """Tokens in memory at most, so that samples which are read again, as for their lengths, are not tokenized again."""
 
-STATE = ("state_dict", "load_state_dict", "set_epoch")
-"""Methods of a data set that its tokens take over, if it has them."""
+STATE = ("state_dict", "load_state_dict", "set_epoch", "_ex_iterable")
+"""What a data set has if it keeps its position, and what a stream of `datasets` reads from."""
 
 ORIGIN = ("builder_name", "config_name")
 """Attributes of a data set of `datasets` by which a model card names it."""
@@ -44,33 +44,35 @@ class Preparation:
     cache_folder: str | None = None
 
     def __call__(self, dataset: Any) -> Any:
-        """Return the tokens of a data set, or of each of several by name; None, and tokens themselves, as they are."""
-        if dataset is None or isinstance(dataset, TokenizedDataset | TokenizedStream):
-            return dataset
+        """Return the tokens of a data set, or of each of several by name. What is tokenized stays as it is."""
         if isinstance(dataset, dict):
             return {name: self(each) for name, each in dataset.items()}
-        if is_iterable(dataset):
-            return self._stream(dataset)
-        tokenized = TokenizedDataset(dataset, self.tokenization)
-        if len(dataset) and (self.processes is not None or self.cache_folder is not None):
-            tokenized.fill(self._cache(), self.processes or 0)
-        return tokenized
-
-    def problems(self, dataset: Any) -> list[str]:
-        """Return what is wrong with the form of a data set's first sample. Those of streams are not read."""
         if dataset is None or isinstance(dataset, TokenizedDataset | TokenizedStream):
-            return []
-        if isinstance(dataset, dict):
-            return [problem for each in dataset.values() for problem in self.problems(each)]
-        if is_iterable(dataset) or not len(dataset):
-            return []
-        with torch.random.fork_rng(devices=[]):
-            return self.tokenization.problems(dataset[0])
+            return dataset
+        if is_iterable(dataset):
+            return TokenizedStream(dataset, self.tokenization)
+        first = first_sample(dataset)
+        if isinstance(first, Mapping) and "input_ids" in first:
+            return dataset
+        return TokenizedDataset(dataset, self.tokenization)
 
-    def _stream(self, dataset: Any) -> Any:
-        if hasattr(dataset, "map") and hasattr(dataset, "column_names"):  # of datasets, which keeps its own position
-            return dataset.map(self.tokenization.row, remove_columns=dataset.column_names)
-        return TokenizedStream(dataset, self.tokenization)
+    def problems(self, *datasets: Any) -> list[str]:
+        """Return what is wrong with the forms of data sets, by the first sample of each. Streams are not read."""
+        several = [each for one in datasets for each in (one.values() if isinstance(one, dict) else [one])]
+        firsts = [first for each in several if (first := first_sample(each)) is not None]
+        return list(dict.fromkeys(problem for first in firsts for problem in self.tokenization.problems(first)))
+
+    @property
+    def keeps(self) -> bool:
+        """Whether tokens are kept on the disk."""
+        return self.processes is not None or self.cache_folder is not None
+
+    def fill(self, *datasets: Any) -> None:
+        """Tokenize data sets with indices, and keep the tokens on the disk."""
+        for one in datasets:
+            for each in one.values() if isinstance(one, dict) else [one]:
+                if isinstance(each, TokenizedDataset) and len(each):
+                    each.fill(self._cache(), self.processes or 0)
 
     def _cache(self) -> TokenCache:
         folder = default_folder() if self.cache_folder is None else Path(self.cache_folder).expanduser()
@@ -89,13 +91,18 @@ class TokenizedDataset:
         self._cache: TokenCache | None = None
         self._digests: dict[int, str] = {}
 
+    @property
+    def only_stored(self) -> bool:
+        """Whether reading a sample runs no code of the user's, which might draw random numbers."""
+        return self.tokenization.choices.formatting is None and only_stored(self.dataset)
+
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, index: int) -> dict[str, list[int]]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         return self.__getitems__([range(len(self))[index]])[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, list[int]]]:
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return several samples; those that have to be tokenized are tokenized together."""
         found = {index: tokens for index in indices if (tokens := self._kept.get(index)) is not None}
         missing = list(dict.fromkeys(index for index in indices if index not in found))
@@ -190,8 +197,11 @@ class _Windows:
         return digest
 
 
-class TokenizedStream(IterableDataset[dict[str, list[int]]]):
-    """A stream whose rows are tokens, each tokenized when it is read."""
+class TokenizedStream(IterableDataset[dict[str, Any]]):
+    """A stream whose rows are tokens, each tokenized when it is read.
+
+    The position is that of the stream, if it keeps one.
+    """
 
     def __init__(self, dataset: Any, tokenization: Tokenization) -> None:
         self.dataset, self.tokenization = dataset, tokenization
@@ -199,7 +209,7 @@ class TokenizedStream(IterableDataset[dict[str, list[int]]]):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __iter__(self) -> Iterator[dict[str, list[int]]]:
+    def __iter__(self) -> Iterator[dict[str, Any]]:
         return _TokenizedRows(iter(self.dataset), self.tokenization)
 
     def __getattr__(self, name: str) -> Any:
@@ -208,19 +218,27 @@ class TokenizedStream(IterableDataset[dict[str, list[int]]]):
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
 
-class _TokenizedRows(Iterator[dict[str, list[int]]]):
+class _TokenizedRows(Iterator[dict[str, Any]]):
     """The rows of a pass over a stream, with the state of the stream's own iterator, if it has one."""
 
     def __init__(self, rows: Iterator[Any], tokenization: Tokenization) -> None:
         self.rows, self.tokenization = rows, tokenization
 
-    def __next__(self) -> dict[str, list[int]]:
+    def __next__(self) -> dict[str, Any]:
         return self.tokenization.row(next(self.rows))
 
     def __getattr__(self, name: str) -> Any:
         if name in STATE:
             return getattr(self.rows, name)
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+
+def first_sample(dataset: Any) -> Any:
+    """Return the first sample of a data set with indices, without a trace in torch's generator; None if it has none."""
+    if dataset is None or isinstance(dataset, TokenizedDataset) or is_iterable(dataset) or not len(dataset):
+        return None
+    with torch.random.fork_rng(devices=[]):
+        return dataset[0]
 
 
 def samples_of(dataset: Any, indices: Sequence[int]) -> list[Any]:

@@ -44,8 +44,8 @@ class Choices:
 
     text_field: the column of a text. template: a chat template that stands for the tokenizer's own; None for that one.
     completion_only: whether prompts are left out of the loss; None leaves them out of samples that have one.
-    assistant_only: count only what the assistant says. longest: tokens after which a sample is cut off; None for no
-    limit. formatting: returns the text of a sample; None if the samples are used as they are.
+    assistant_only: count only what the assistant says. longest: tokens after which a sample is cut off later; None if it
+    is not. formatting: returns the text of a sample; None if the samples are used as they are.
     """
 
     text_field: str = "text"
@@ -183,7 +183,7 @@ class Tokenization:
     _warned: set[str] = field(factory=set, init=False)
 
     def __call__(self, samples: Sequence[Any]) -> list[Tokens]:
-        """Return the tokens of samples, which may be of different forms, in their order.
+        """Return all tokens of samples, which may be of different forms, in their order.
 
         Raises DataError for a sample of no known form, and for the first problem of those that `refusals` finds.
         """
@@ -199,9 +199,10 @@ class Tokenization:
                 found[number] = self._checked(tokens)
         return [tokens for tokens in found if tokens is not None]
 
-    def row(self, sample: Any) -> dict[str, list[int]]:
-        """Return a sample as the model takes it."""
-        return as_row(self([sample])[0])
+    def row(self, sample: Any) -> dict[str, Any]:
+        """Return a sample as columns of tokens. One that has been tokenized keeps its others, such as seq_lengths."""
+        further = sample if isinstance(sample, Mapping) and "input_ids" in sample else {}
+        return {**{name: value for name, value in further.items() if name not in MASKS}, **as_row(self([sample])[0])}
 
     def formatted(self, samples: Sequence[Any]) -> list[Any]:
         """Return samples as `formatting_func` makes them, if there is one; what has been formatted stays as it is."""
@@ -358,19 +359,11 @@ class Tokenization:
         return _counted(ids, *masks)
 
     def _checked(self, tokens: Tokens) -> Tokens:
-        """Return tokens, cut off if there are too many; warn of what is lost. Raises DataError if there are none."""
+        """Return tokens; warn if none of those that are kept counts. Raises DataError if there are none at all."""
         length, longest = len(tokens.input_ids), self.choices.longest
         if not length:
             raise DataError("A sample has no tokens: its text is empty; leave it out.")
-        if longest is not None and length > longest:
-            self._warn(
-                "long",
-                f"A sample has {length:,} tokens, more than max_length={longest:,}: its end is cut off, as that of "
-                "every such sample. Set max_length higher, or split long samples; packing=True with "
-                "packing_strategy='bfd_split' trains on the rest as well.",
-            )
-            tokens = Tokens(tokens.input_ids[:longest], tokens.labels[:longest])
-        if all(label == NO_LABEL for label in tokens.labels[1:]):  # the first token is predicted from nothing
+        if all(label == NO_LABEL for label in tokens.labels[1:longest]):  # the first token is predicted from nothing
             self._warn(
                 "uncounted",
                 f"A sample of {length:,} tokens has none that counts in the loss, so nothing is learned from it: its "
@@ -395,7 +388,7 @@ def _counted(ids: Sequence[int], *masks: Sequence[int | bool] | None) -> Tokens:
     return Tokens(ids, [token if all(each) else NO_LABEL for token, each in zip(ids, bits, strict=True)])
 
 
-def as_row(tokens: Tokens) -> dict[str, list[int]]:
+def as_row(tokens: Tokens) -> dict[str, Any]:
     """Return tokens as the columns that the model takes."""
     return {"input_ids": list(tokens.input_ids), "labels": list(tokens.labels)}
 

@@ -149,7 +149,7 @@ def digest_of_samples(samples: Iterable[Any], basis: str) -> str | None:
 def digest_of_tokenization(tokenizer: Any, choices: Choices) -> str:
     """Return a digest of what makes tokens of samples: the tokenizer as it is saved, the choices and the releases.
 
-    A formatting function is left out: what it returns is among the samples.
+    What a formatting function returns is among the samples, and all tokens of a long sample are kept.
     """
     import tokenizers
     import transformers
@@ -158,7 +158,7 @@ def digest_of_tokenization(tokenizer: Any, choices: Choices) -> str:
         "format": MAGIC.decode(),
         "releases": [transformers.__version__, tokenizers.__version__],
         "kind": f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}",
-        "choices": asdict(evolve(choices, formatting=None)),
+        "choices": asdict(evolve(choices, formatting=None, longest=None)),
     }
     digest = hashlib.blake2b(json.dumps(made, sort_keys=True).encode(), digest_size=20)
     with tempfile.TemporaryDirectory() as folder:
