@@ -245,6 +245,7 @@ def _log(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
         return
     total, further = run.guard.loss_of_log(state, run.losses.drain(), steps)
     values = {"loss": total / steps}
+    values |= {name: each / steps for name, each in run.losses.drain_components().items()}
     if run.gradient_norm is not None:
         values["grad_norm"] = float(run.gradient_norm)
     if state.learning_rate is not None:

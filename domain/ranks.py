@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, SupportsFloat, TypeAlias, TypeVar, cast
 
-from attrs import frozen
+from attrs import define, field, frozen
 
 from hexloop.domain.errors import CheckpointError, StorageError, StorageFullError, UnreadableCheckpointError
 from hexloop.ports.collectives import Collectives, Json, Reduction
@@ -89,15 +89,17 @@ def assign_to_ranks(sizes: Sequence[int], world_size: int) -> list[int]:
     return owners
 
 
-@frozen
+@define
 class SharedLosses(Generic[Loss_contra]):
     """The Losses port over several processes, each of which computes its share of the loss of a window.
 
-    The shares are summed only when the loss is read, which happens at the same step on every rank.
+    The shares are summed only when the loss is read, which happens at the same step on every rank. So are those of the
+    loss's components, which need a second exchange if there are any: ranks may have others.
     """
 
     own: Losses[Loss_contra]
     collectives: Collectives
+    _components: dict[str, float] = field(factory=dict, init=False)
 
     def add(self, loss: Loss_contra) -> None:
         """Add one share of this process."""
@@ -105,8 +107,22 @@ class SharedLosses(Generic[Loss_contra]):
 
     def drain(self) -> float:
         """Return the sum over all processes and reset it. Waits for the slowest rank; raises CollectiveError."""
-        (total,) = self.collectives.start_reduction([self.own.drain()], Reduction.SUM).result()
+        total, own = self.own.drain(), self.own.drain_components()
+        total, named = self.collectives.start_reduction([total, float(len(own))], Reduction.SUM).result()
+        self._components = self._summed(own) if named else {}
         return total
+
+    def drain_components(self) -> dict[str, float]:
+        """Return the sums over all processes that the last drain found."""
+        found, self._components = self._components, {}
+        return found
+
+    def _summed(self, own: Mapping[str, float]) -> dict[str, float]:
+        summed: dict[str, float] = {}
+        for received in self.collectives.gather({name: repr(value) for name, value in own.items()}):
+            for name, value in cast("dict[str, str]", received).items():  # as texts, because JSON has no NaN
+                summed[name] = summed.get(name, 0.0) + float(value)
+        return summed
 
     def export(self) -> Iterator[Part]:
         """Export this process's own sum."""

@@ -148,6 +148,9 @@ class Losses(Protocol[Loss_contra]):
     def drain(self) -> float:
         """Return the sum of everything added since the last drain, and reset it to zero."""
 
+    def drain_components(self) -> Mapping[str, float]:
+        """Return the sums of the scalars beside the loss, by name, as `drain` found them. Called after it."""
+
     def export(self) -> Iterator[Part]:
         """Export the sum that was not drained yet."""
 

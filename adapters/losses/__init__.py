@@ -25,6 +25,10 @@ class PlainLosses:
         total, self._sum = self._sum, 0.0
         return total
 
+    def drain_components(self) -> dict[str, float]:
+        """Return nothing: there are no components."""
+        return {}
+
     def export(self) -> Iterator[Part]:
         """Export the sum."""
         yield json_part("undrained", self._sum)

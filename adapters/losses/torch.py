@@ -72,6 +72,7 @@ class TorchLosses:
     """
 
     def __init__(self, device: torch.device | str = "cpu", filter_nan: bool = True) -> None:
+        self._components: dict[str, TorchLosses] = {}
         self._device = device
         self._filter_nan = filter_nan
         self._waiting: list[Tensor] = []
@@ -85,6 +86,17 @@ class TorchLosses:
         if len(self._waiting) == BLOCK:
             self._flush()
 
+    def add_component(self, name: str, share: Tensor) -> None:
+        """Add one share of a component, which is treated like one of the loss."""
+        if name not in self._components:
+            self._components[name] = TorchLosses(self._device, self._filter_nan)
+        self._components[name].add(share)
+
+    def drain_components(self) -> dict[str, float]:
+        """Return the sum of each component by name, and reset them. Waits for the device."""
+        found, self._components = self._components, {}
+        return {name: each.drain() for name, each in found.items()}
+
     def drain(self) -> float:
         """Return the sum, and reset it. Waits for the device."""
         self._flush()
@@ -96,23 +108,35 @@ class TorchLosses:
 
     def export(self) -> Iterator[Part]:
         """Export the sum and the losses not yet added to it, so that saving does not change later rounding."""
+        yield json_part("undrained", self._described())
+        if self._components:
+            yield json_part("components", {name: each._described() for name, each in self._components.items()})
+
+    def _described(self) -> dict[str, Any]:
         waiting = torch.stack(self._waiting) if self._waiting else torch.zeros(0)
         total, finite = self._read()
-        yield json_part(
-            "undrained",
-            {
-                "sum": total,
-                "finite": finite,
-                "added": self._added,
-                "waiting": waiting.tolist(),
-                "dtype": str(waiting.dtype).removeprefix("torch."),
-            },
-        )
+        return {
+            "sum": total,
+            "finite": finite,
+            "added": self._added,
+            "waiting": waiting.tolist(),
+            "dtype": str(waiting.dtype).removeprefix("torch."),
+        }
 
     def load(self, parts: Iterable[Part]) -> None:
         """Load one exported sum, or those of several former ranks. Raises ValueError, changing nothing, for others."""
-        found = [[part] for part in parts] or [[]]
+        every = list(parts)
+        components = _components_in(part for part in every if part.name == "components")
+        found = [[part] for part in every if part.name != "components"] or [[]]
         sums = [read_part(each, "undrained", LossSums) for each in found]
+        made = {name: TorchLosses(self._device, self._filter_nan) for name in components}
+        for name, losses in made.items():
+            losses._take(components[name])
+        self._take(sums)
+        self._components = made
+
+    def _take(self, sums: Sequence[LossSums]) -> None:
+        """Continue from several sums. Raises ValueError, changing nothing, if one is not valid."""
         waiting = [each.tensors(self._device) for each in sums]
         self._reset()
         for losses in waiting:
@@ -145,6 +169,22 @@ class TorchLosses:
         self._sum = total if self._sum is None else self._sum + total
         self._added += len(self._waiting)
         self._waiting.clear()
+
+
+MOST_COMPONENTS = 256
+"""How many components a saved sum has at most."""
+
+
+def _components_in(parts: Iterable[Part]) -> dict[str, list[LossSums]]:
+    """Return the saved sums of components, each with those of several former ranks. Raises ValueError."""
+    found: dict[str, list[LossSums]] = {}
+    for part in parts:
+        named = only_value([part], "components")
+        if not isinstance(named, dict) or len(named) > MOST_COMPONENTS:
+            raise ValueError(f"components: {shown(named)} is not a dictionary of at most {MOST_COMPONENTS} entries")
+        for name, value in named.items():
+            found.setdefault(name, []).append(structured(value, LossSums, f"components.{shown(name)}"))
+    return found
 
 
 class TorchWindowValues:
@@ -238,6 +278,10 @@ class RunningLoss:
             self._sum += self._sum / (1 + self._step() - self._drained_at)
         else:
             self._sum += loss
+
+    def drain_components(self) -> dict[str, float]:
+        """Return nothing: transformers logs the loss alone."""
+        return {}
 
     def drain(self) -> float:
         """Return the mean of the processes' sums, and reset it. Waits for the device."""

@@ -20,13 +20,13 @@ class LossArguments(ArgumentGroup):
 
     chunked_loss: compute the loss, and its gradients, from the last hidden states over a few positions at a time, so
         that the logits of all positions never exist at once. The loss and the gradients are the same. For models that
-        have an output layer (`get_output_embeddings`, or an attribute `lm_head`) and compare each position with the
-        next label. Such a model returns no logits, except in evaluations that need predictions.
-    loss_type: `nll`, the mean negative log-likelihood of the labels; `chunked_nll`, the same with `chunked_loss`;
-        `dft`, in which each label's negative log-likelihood is multiplied by the probability of the label, through
-        which no gradient flows (dynamic fine-tuning, Wu et al. 2025), computed over a few positions at a time as well.
-        If unset, the loss is the model's own. A subclass of `TrainingArguments` that declares a `loss_type` of its
-        own gives it a meaning of its own.
+        have an output layer (`get_output_embeddings`, or an attribute `lm_head`) and whose loss is the cross entropy of
+        its logits. What else the model or a loss function does with the logits is an error.
+    loss_type: `nll`, the cross entropy that the model computes; `chunked_nll`, the same with `chunked_loss`; `dft`, in
+        which each label's negative log-likelihood is multiplied by the probability of the label, through which no
+        gradient flows (dynamic fine-tuning, Wu et al. 2025), computed over a few positions at a time as well. If unset,
+        the loss is the model's own. A subclass of `TrainingArguments` that declares a `loss_type` of its own gives it a
+        meaning of its own.
     log_token_accuracy: log with the loss as `token_accuracy` which share of the labels were the most probable token.
     """
 
@@ -47,6 +47,16 @@ class LossArguments(ArgumentGroup):
         if _has_own_loss_types(type(self)) and self.loss_type is not None:
             one_of(NLL, CHUNKED, DFT)(self.loss_type)
 
+    @rule("loss_type", "label_smoothing_factor")
+    def _one_loss_only(self) -> None:
+        if loss_wanted(self).kind == DFT and getattr(self, "label_smoothing_factor", 0.0):
+            raise RefusalError("each of them changes the loss of a label", "leave one of them out")
+
+    @rule("reproduce", "log_token_accuracy")
+    def _logs_that_can_be_reproduced(self) -> None:
+        if getattr(self, "reproduce", None) is not None and self.log_token_accuracy:
+            raise RefusalError("transformers logs the loss alone", "leave log_token_accuracy out")
+
     @rule("reproduce", "chunked_loss", "loss_type")
     def _loss_that_can_be_reproduced(self) -> None:
         if getattr(self, "reproduce", None) is not None and loss_wanted(self) != LossWanted():
@@ -60,7 +70,7 @@ def _has_own_loss_types(kind: type) -> bool:
 
 @frozen
 class LossWanted:
-    """The loss that the arguments choose. kind: `nll`, `dft`, or None for the model's own; chunked: see the argument."""
+    """The loss that the arguments choose. kind: `nll`, `dft`, or None for the model's own. chunked: in chunks."""
 
     kind: str | None = None
     chunked: bool = False

@@ -2,12 +2,71 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hexloop.app.arguments.conversion import at_least, one_of
-from hexloop.app.arguments.declaration import ArgumentGroup, argument, argument_group, rule
+from hexloop.app.arguments.declaration import ArgumentGroup, ArgumentRule, argument, argument_group, rule
 from hexloop.domain.wording import RefusalError
 
 STRATEGIES = ("bfd", "bfd_split", "wrapped")
 """How documents are packed into rows."""
+
+PACKAGE = "hexloop"
+
+
+def own_value(arguments: Any, name: str) -> Any:
+    """Return the value of one of these arguments, or its default if a class of the user's has declared the field again.
+
+    trl's SFTConfig, and scripts with a `max_length` of their own, give such a field to their own code.
+    """
+    for kind in type(arguments).__mro__:
+        if name in vars(kind).get("__annotations__", {}) and kind.__module__.partition(".")[0] != PACKAGE:
+            return DEFAULTS[name]
+    return getattr(arguments, name)
+
+
+DEFAULTS = {
+    "packing": False,
+    "packing_strategy": "bfd",
+    "max_length": None,
+    "padding_free": False,
+    "tokens_per_batch": None,
+    "eval_packing": None,
+    "pad_to_multiple_of": None,
+}
+"""The values with which these arguments do nothing."""
+
+BUCKETS = (
+    "compile_buckets pads batches of whole samples to planned lengths",
+    "leave compile_buckets out, and set pad_to_multiple_of for batches of fewer shapes",
+)
+
+THEIRS = ("transformers' Trainer does not make such batches", "leave {name} out")
+
+
+def _needs_length(name: str) -> ArgumentRule:
+    @rule(name, "max_length")
+    def check(arguments: Any) -> None:
+        if own_value(arguments, name) and own_value(arguments, "max_length") is None:
+            raise RefusalError(
+                "packing fills rows of max_length tokens", f"set max_length, such as to 2048, or set {name}=False"
+            )
+
+    return check
+
+
+def _not_with(name: str, other: str, refusal: tuple[str, str]) -> ArgumentRule:
+    @rule(other, name)
+    def check(arguments: Any) -> None:
+        if getattr(arguments, other, None) is not None and own_value(arguments, name) != DEFAULTS[name]:
+            raise RefusalError(refusal[0], refusal[1].format(name=name))
+
+    return check
+
+
+def _sampling(arguments: Any) -> str:
+    value = getattr(arguments, "train_sampling_strategy", "random")
+    return str(getattr(value, "value", value))
 
 
 @argument_group
@@ -59,77 +118,55 @@ class PackingArguments(ArgumentGroup):
         default=None, check=at_least(1), help="pad batches to a multiple of that many tokens"
     )
 
-    @rule("packing", "max_length")
-    def _rows_of_some_length(self) -> None:
-        if self.packing and self.max_length is None:
-            raise RefusalError(
-                "packing fills rows of max_length tokens", "set max_length, such as to 2048, or set packing=False"
-            )
-
-    @rule("eval_packing", "max_length")
-    def _evaluation_rows_of_some_length(self) -> None:
-        if self.eval_packing and self.max_length is None:
-            raise RefusalError(
-                "packing fills rows of max_length tokens", "set max_length, such as to 2048, or set eval_packing=False"
-            )
+    _row_length = _needs_length("packing")
+    _evaluation_row_length = _needs_length("eval_packing")
 
     @rule("tokens_per_batch", "max_length")
     def _budget_of_a_row(self) -> None:
-        if self.tokens_per_batch is not None and (self.max_length or 1) > self.tokens_per_batch:
+        budget = own_value(self, "tokens_per_batch")
+        if budget is not None and (own_value(self, "max_length") or 1) > budget:
             raise RefusalError(
                 "a row of max_length tokens does not fit into a batch", "let tokens_per_batch be at least max_length"
             )
 
+    @rule("packing", "train_sampling_strategy")
+    def _rows_in_an_order(self) -> None:
+        if own_value(self, "packing") and _sampling(self) in ("group_by_length", "batch_rebalance"):
+            raise RefusalError(
+                "packed rows all have nearly the same length", "choose random or sequential, or set packing=False"
+            )
+
     @rule("tokens_per_batch", "train_sampling_strategy")
     def _one_way_to_size_batches(self) -> None:
-        sampling = getattr(self, "train_sampling_strategy", "random")
-        if self.tokens_per_batch is not None and str(getattr(sampling, "value", sampling)) == "batch_rebalance":
+        if own_value(self, "tokens_per_batch") is not None and _sampling(self) == "batch_rebalance":
             raise RefusalError(
                 "batch_rebalance decides itself how many samples a batch has",
                 "leave tokens_per_batch out, or choose another strategy, such as group_by_length",
             )
 
-    @rule("packing", "train_sampling_strategy")
-    def _rows_in_an_order(self) -> None:
-        sampling = str(getattr(value := getattr(self, "train_sampling_strategy", "random"), "value", value))
-        if self.packing and sampling in ("group_by_length", "batch_rebalance"):
-            raise RefusalError(
-                "packed rows all have nearly the same length", "choose random or sequential, or set packing=False"
-            )
-
-    @rule("packing", "padding_free", "tokens_per_batch", "compile_buckets")
-    def _lengths_that_are_planned(self) -> None:
-        if getattr(self, "compile_buckets", None) is not None and (
-            self.packing or self.padding_free or self.tokens_per_batch is not None
-        ):
-            raise RefusalError(
-                "compile_buckets pads batches of whole samples",
-                "leave compile_buckets out, and set pad_to_multiple_of for batches of fewer shapes",
-            )
-
-    @rule("reproduce", "packing", "padding_free", "tokens_per_batch", "max_length", "pad_to_multiple_of")
-    def _batches_that_can_be_reproduced(self) -> None:
-        given = [
-            name
-            for name in ("packing", "padding_free", "tokens_per_batch", "max_length", "pad_to_multiple_of")
-            if getattr(self, name)
-        ]
-        if getattr(self, "reproduce", None) is not None and given:
-            raise RefusalError("transformers does not make such batches", f"leave {' and '.join(given)} out")
-
-    @rule("packing", "padding_free", "tokens_per_batch", "dataloader_in_order")
-    def _batches_in_order(self) -> None:
-        if not getattr(self, "dataloader_in_order", True) and (
-            self.packing or self.padding_free or self.tokens_per_batch is not None
-        ):
-            raise RefusalError(
-                "the documents of such batches are counted in their order", "leave dataloader_in_order out"
-            )
-
-    @rule("packing", "padding_free", "tokens_per_batch", "auto_find_batch_size")
+    @rule("tokens_per_batch", "auto_find_batch_size")
     def _batches_that_are_sized(self) -> None:
-        if getattr(self, "auto_find_batch_size", False) and self.tokens_per_batch is not None:
+        if getattr(self, "auto_find_batch_size", False) and own_value(self, "tokens_per_batch") is not None:
             raise RefusalError(
-                "tokens_per_batch sizes the batches, and auto_find_batch_size only makes them of fewer samples",
+                "auto_find_batch_size makes batches of fewer samples, and tokens_per_batch sizes them by tokens",
                 "leave one of them out",
             )
+
+    _packed_buckets = _not_with("packing", "compile_buckets", BUCKETS)
+    _padding_free_buckets = _not_with("padding_free", "compile_buckets", BUCKETS)
+    _budget_and_buckets = _not_with("tokens_per_batch", "compile_buckets", BUCKETS)
+    _reproduced_packing = _not_with("packing", "reproduce", THEIRS)
+    _reproduced_padding = _not_with("padding_free", "reproduce", THEIRS)
+    _reproduced_budget = _not_with("tokens_per_batch", "reproduce", THEIRS)
+    _reproduced_length = _not_with("max_length", "reproduce", THEIRS)
+    _reproduced_multiple = _not_with("pad_to_multiple_of", "reproduce", THEIRS)
+
+    @rule("packing", "dataloader_in_order")
+    def _rows_of_batches_in_order(self) -> None:
+        if own_value(self, "packing") and not getattr(self, "dataloader_in_order", True):
+            raise RefusalError("the documents of batches are counted in their order", "leave dataloader_in_order out")
+
+    @rule("tokens_per_batch", "dataloader_in_order")
+    def _batches_in_order(self) -> None:
+        if own_value(self, "tokens_per_batch") is not None and not getattr(self, "dataloader_in_order", True):
+            raise RefusalError("the documents of batches are counted in their order", "leave dataloader_in_order out")

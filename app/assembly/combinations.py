@@ -15,6 +15,7 @@ from hexloop.app.arguments.choices import DebugOption
 from hexloop.app.arguments.data import AcceleratorConfig
 from hexloop.app.arguments.declaration import default_of
 from hexloop.app.arguments.formats import TORCHAO, TRANSFORMER_ENGINE, Fp8Recipe
+from hexloop.app.arguments.losses import DFT, loss_wanted
 from hexloop.app.assembly.fp8 import INSTALL, is_computed, is_missing, recipe_in_use
 from hexloop.app.assembly.framework import Framework
 from hexloop.app.devices import runtime_report
@@ -43,6 +44,12 @@ class Setting:
     def fp8(self) -> Fp8Recipe | None:
         """How the run trains in fp8; None if it does not, or if the precision was passed as an adapter."""
         return recipe_in_use(self.args, self.precision)
+
+    @property
+    def chunks_loss(self) -> bool:
+        """Whether the loss is computed over a few positions at a time."""
+        wanted = loss_wanted(self.args)
+        return wanted.chunked or wanted.kind == DFT
 
     @property
     def optimizer(self) -> str:
@@ -78,6 +85,8 @@ def _updates_whole_matrices(name: str) -> bool:
     """Return whether an optimizer projects, quantizes or updates whole tensors, one at a time."""
     return name.startswith(("galore", "apollo", "lomo", "adalomo", "paged")) or "bit" in name or "bnb" in name
 
+
+CHUNKS = "a loss in chunks (chunked_loss, or loss_type 'chunked_nll' or 'dft')"
 
 REFUSALS = (
     Refusal(
@@ -345,6 +354,42 @@ REFUSALS = (
         "leave one of them out",
     ),
     Refusal(
+        lambda setting: setting.chunks_loss and setting.parallelism.sharded,
+        CHUNKS + " with the parallelism {parallelism.name}",
+        "it reads the weights of the output layer, of which each process holds a part",
+        "leave it out, or train with DDP",
+    ),
+    Refusal(
+        lambda setting: setting.chunks_loss and setting.parallelism.several_devices,
+        CHUNKS + " with the parallelism {parallelism.name}",
+        "the outputs of several devices are joined, and logits that are pending cannot be",
+        "start one process per device, as with `torchrun`, or leave it out",
+    ),
+    Refusal(
+        lambda setting: setting.chunks_loss and setting.args.torch_compile,
+        CHUNKS + " with torch_compile=True",
+        "the compiler cannot follow logits that are pending",
+        "leave one of them out; torch.compile can be called on the layers of the model alone",
+    ),
+    Refusal(
+        lambda setting: setting.chunks_loss and setting.args.capture_step,
+        CHUNKS + " with capture_step=True",
+        "the gradients that its forward pass computes are not recorded",
+        "leave one of them out",
+    ),
+    Refusal(
+        lambda setting: setting.chunks_loss and setting.args.use_liger_kernel,
+        CHUNKS + " with use_liger_kernel=True",
+        "liger-kernel computes the loss of the models that it knows without their output layer",
+        "leave one of them out",
+    ),
+    Refusal(
+        lambda setting: setting.args.log_token_accuracy and setting.args.capture_step,
+        "log_token_accuracy=True with capture_step=True",
+        "Python code that looks at the logits runs only while the step is recorded",
+        "leave one of them out",
+    ),
+    Refusal(
         lambda setting: sagemaker_model_parallel(),
         "SageMaker's model parallelism (the environment variables SM_HP_MP_PARAMETERS and SM_FRAMEWORK_PARAMS)",
         "hexloop does not have it",
@@ -503,10 +548,13 @@ def log_ineffective_arguments(args: TrainingArguments) -> None:
 NEEDS = {
     "auto_find_batch_size": "kept_on_host",
     "capture_step": "compiled",
+    "chunked_loss": "patched",
     "compile_buckets": "buckets",
     "full_determinism": "flags",
     "include_num_input_tokens_seen": "counters",
     "label_smoothing_factor": "label_smoother",
+    "log_token_accuracy": "patched",
+    "loss_type": "patched",
     "neftune_noise_alpha": "patched",
     "reproduce": "begin",
     "tf32": "flags",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from attrs import define, frozen
@@ -26,6 +26,22 @@ class PreparationTime:
     """Seconds that the first evaluation outside of a run took to prepare the model; None until there was one."""
 
     seconds: float | None = None
+
+
+@define(eq=False)
+class LossTap:
+    """Shows the outputs of the model to the components of the loss of the live run, if there is one.
+
+    components: finds what is logged beside the loss. counts: of labels, by losses that never have all logits.
+    """
+
+    components: Any = None
+    counts: Any = None
+
+    def show(self, outputs: Any, inputs: Any) -> None:
+        """Show the outputs of the model for some inputs."""
+        if self.components is not None:
+            self.components.see(outputs, inputs)
 
 
 @frozen
@@ -66,6 +82,8 @@ class TrainerParts:
     preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None
     label_names: list[str]
     label_smoother: Callable[..., Any] | None
+    log_loss_components: Mapping[str, Callable[..., Any] | str]
+    loss_tap: LossTap
     model_accepts_loss_kwargs: bool
     loss_is_scaled_for_ga: bool | None
     main_input_name: str

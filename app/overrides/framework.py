@@ -15,7 +15,7 @@ from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.torch.evaluation import TorchEvaluator, make_evaluator, standard_prediction_step
 from hexloop.app.assembly.torch.framework import TorchFramework
 from hexloop.app.assembly.torch.learner import make_learner
-from hexloop.app.assembly.torch.losses import with_forward_in_half
+from hexloop.app.assembly.torch.losses import is_loss_of_tokens, items_of_predictions, with_forward_in_half
 from hexloop.app.assembly.torch.transfer import shallow_copy
 from hexloop.app.overrides.evaluation import PredictedBatch
 from hexloop.app.overrides.steps import prepared_loss, reduced_precision, run_loss, with_overridden_steps
@@ -28,7 +28,9 @@ def evaluator_for(
     """Return what evaluates over `loader`, by the user's methods where there are some; see `make_evaluator`."""
     step = _prediction_by_override(parts) or prediction_step(parts)
     wrap = partial(_wrapped_by_override, parts, loader)
-    return make_evaluator(parts, loader, loss_only, ignore_keys, prefix, keep, step, wrap)
+    items_in = items_of_predictions(parts, _counted_by_override(parts))
+    of_tokens = items_in is not None and not parts.hooks.predicts_any_batch and is_loss_of_tokens(parts)
+    return make_evaluator(parts, loader, loss_only, ignore_keys, prefix, keep, step, wrap, items_in, of_tokens)
 
 
 def prediction_step(parts: TrainerParts) -> Callable[..., Any]:

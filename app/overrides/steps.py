@@ -14,6 +14,7 @@ from hexloop.app.assembly.learner import RunLearner, SynchronisingLearner, Windo
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.torch.losses import (
     LossChoice,
+    in_chunks,
     in_full_precision,
     is_only_forward_in_half,
     resolved_count,
@@ -158,7 +159,7 @@ def run_loss(parts: TrainerParts) -> LossChoice:
     """Return the loss that `compute_loss` computes, overridden or not, in the context that an override provides."""
     hooks, choice = parts.hooks, standard_loss(parts)
     if hooks.computes_loss:
-        choice = _overridden_loss(parts, choice)
+        choice = in_chunks(parts, _overridden_loss(parts, choice))
     if is_only_forward_in_half(parts):
         choice = evolve(choice, compute=with_forward_in_half(parts, choice.compute))
     if not hooks.computes_in_context:

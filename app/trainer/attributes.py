@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from attrs import fields
@@ -11,7 +12,7 @@ from attrs import fields
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.adapters import Adapters, choose_adapters, disable_replication
 from hexloop.app.assembly.outboxes import state_folder
-from hexloop.app.assembly.parts import PreparationTime, TrainerParts
+from hexloop.app.assembly.parts import LossTap, PreparationTime, TrainerParts
 from hexloop.app.assembly.publishing import HubPublisher
 from hexloop.app.assembly.storage import WorkingFolder
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
@@ -139,6 +140,17 @@ class TrainerAttributes:
     @label_smoother.setter
     def label_smoother(self, smoother: Any) -> None:
         self._own_smoother = smoother
+
+    log_loss_components: Mapping[str, Callable[..., Any] | str] = MappingProxyType({})
+    """What is logged beside the loss, by name: the key of an output of the model, or a function.
+
+    A function receives the outputs and the inputs of a batch, as far as it takes them, and returns the mean over the
+    batch as a scalar. Assign a mapping before training.
+    """
+
+    @made
+    def _loss_tap(self) -> LossTap:
+        return LossTap()
 
     # State and callbacks
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from hexloop.adapters.batches.torch import data_state
 from hexloop.adapters.batches.torch.loader import ResumableLoader, length_of
-from hexloop.adapters.batches.torch.random_streams import refuse_invalid_rng_states
 from hexloop.adapters.batches.torch.shares import (
     ALONE,
     SampleCounts,
@@ -67,11 +66,17 @@ class TorchBatches:
         self.sharing = sharing
         self._transfer, self._inspect, self._progress = transfer, inspect, progress
         self._usual, self._at_least = usual, at_least
-        if sharing.shares:
-            self._counts = SampleCounts(usual)
-            self.rows = self._shared_rows
+        self._by_share = sharing.shares
+        if self._by_share:
+            self._count_by_share()
         else:  # the loop calls it at every step
             self.rows = row_count if sharing.loaders == 1 else lambda batch: row_count(batch) * sharing.loaders
+
+    def _count_by_share(self) -> None:
+        """Read shares, also of a single rank, and count the samples that each says it has."""
+        self._by_share = True
+        self._counts = SampleCounts(self._usual)
+        self.rows = self._shared_rows
 
     def batches_per_epoch(self) -> int | None:
         """Return the number of batches that each rank computes in an epoch; None if it is not known."""
@@ -88,7 +93,7 @@ class TorchBatches:
 
     def epoch(self, epoch: int, position: int) -> Generator[Any, None, None]:
         """Yield this rank's batches from `position` on, on the device. Raises DataError if they cannot be resumed."""
-        shares = self.sharing.shares
+        shares = self._by_share
         read = closing(self.shares_from(epoch, position)) if shares else self._reading(epoch, position)
         move = self._noting() if shares else self._transfer
         with read as batches:
@@ -137,7 +142,7 @@ class TorchBatches:
 
     def _check_first(self, first: Any, position: int) -> None:
         """Raise DataError if a run cannot be trained on what is read, or not resumed."""
-        if not self.sharing.shares:
+        if not self._by_share:
             self._inspect(first)
         else:
             if position == 0 and first.samples < self._at_least:
@@ -183,14 +188,17 @@ class LoaderBatches(TorchBatches):
         sharing: SharingOptions = ALONE,
         at_least: int = 1,
     ) -> None:
-        usual = loader.cursor.batch_size
+        counts = loader.counts_documents
+        usual, at_least = (-1, 0) if counts else (loader.cursor.batch_size, at_least)
         super().__init__(loader, transfer, inspect, sharing=sharing, usual=usual, at_least=at_least)
+        if counts and not self._by_share:
+            self._count_by_share()
 
     @property
     def pads(self) -> bool:
         """See `TorchBatches.pads`. With several workers it is not known: each has an incomplete batch."""
         samples, loader = self.samples_per_epoch(), self.loader
-        if samples is None or loader.leaves_out_rest or (loader.reads_all and loader.num_workers > 1):
+        if samples is None or loader.counts_documents or loader.leaves_out_rest or (loader.reads_all and loader.num_workers > 1):
             return False
         return 0 < samples % loader.cursor.batch_size < self.sharing.ranks.size
 
@@ -198,10 +206,7 @@ class LoaderBatches(TorchBatches):
         """Resume from an export; without parts, epoch and position are enough. Raises ValueError for invalid parts."""
         position = data_state.state_from_parts("standing", parts)
         if position is not None:
-            saved = data_state.ReadPosition.saved(data_state.decode_state(position), "standing")
-            if saved.streams is not None:
-                refuse_invalid_rng_states(saved.streams)
-            self.loader.cursor.saved = saved
+            self.loader.load_position(data_state.decode_state(position))
 
     def _reading(self, epoch: int, position: int) -> AbstractContextManager[Iterator[Any]]:
         return closing(self.loader.batches_from(epoch, position))

@@ -17,9 +17,9 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from hexloop.adapters.batches.torch.collate import Collate, collate_columns, without_unused_columns
-from hexloop.adapters.batches.torch.data_state import DataState, ReadCursor, encode_state, is_stateful
+from hexloop.adapters.batches.torch.data_state import DataState, ReadCursor, ReadPosition, encode_state, is_stateful
 from hexloop.adapters.batches.torch.order import KeyedDataset, OrderedBatchSampler
-from hexloop.adapters.batches.torch.random_streams import loader_and_samplers
+from hexloop.adapters.batches.torch.random_streams import loader_and_samplers, refuse_invalid_rng_states
 from hexloop.adapters.batches.torch.shares import CollatedShares, ShareCollate, SharesOfRanks
 from hexloop.adapters.batches.torch.workers import (
     ShieldedIterator,
@@ -39,6 +39,9 @@ class PreparedLoader(DataLoader[Any]):
     total_batch_size: int
     turns = 1
     """How many whole batches of the loader's own make up one of all processes; see `StreamLoader`."""
+
+    counts_documents = False
+    """Whether the samples of a batch are not its rows, so that each share says how many it has."""
 
     _taken: int | None = None
     """Batches taken in the current or last pass of `iter(loader)`; None before one, and where a run reads."""
@@ -183,6 +186,15 @@ class ResumableLoader(PreparedLoader):
         kept, self._iterator = self._iterator, None
         if isinstance(kept, _MultiProcessingDataLoaderIter):
             kept._shutdown_workers()
+
+    def load_position(self, document: Any) -> None:
+        """Resume from a stored read position. Raises ValueError for one that no reading leads to."""
+        if isinstance(document, dict) and "window" in document:
+            return  # of packed rows: the position in samples counts
+        saved = ReadPosition.saved(document, "standing")
+        if saved.streams is not None:
+            refuse_invalid_rng_states(saved.streams)
+        self.cursor.saved = saved
 
     def position_state(self) -> DataState | None:
         """Return the read position after the last batch that was taken from this loader; None before the first."""
@@ -390,6 +402,8 @@ def example_count(loader: Any) -> int | None:
 
 def expected_rows(loader: Any) -> int | None:
     """Return the largest number of samples that a loader's batches may hold; None if it is not known."""
+    if getattr(loader, "counts_documents", False):
+        return None  # a row has several
     count, batches = example_count(loader), length_of(loader)
     size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
     if count is None or batches is None or size is None:

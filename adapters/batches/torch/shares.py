@@ -116,11 +116,15 @@ ALONE = SharingOptions()
 
 
 class CollatedShares(NamedTuple):
-    """The collated batch of each rank, whether it counts, and the first row. (A tuple, so that torch pins memory.)"""
+    """The collated batch of each rank, whether it counts, and the first row. (A tuple, so that torch pins memory.)
+
+    samples: of the whole batch, as the `count` of `ShareCollate` counts them.
+    """
 
     batches: list[Any]
     counted: list[bool]
     first_row: Any = None
+    samples: int = 0
 
     def by_rank(self, samples: int) -> tuple[Share, ...]:
         """Return the shares of the ranks in a batch of `samples`. Raises DataError; see `as_padding`."""
@@ -133,13 +137,14 @@ class ShareCollate:
     """Collates the rows of one global batch into a batch for each of some ranks.
 
     size: the rows of a whole global batch. A rank without rows gets the first row, which must not be counted.
-    first_row: also collate the first row alone, the first time.
+    first_row: also collate the first row alone, the first time. count: returns the samples of some rows.
     """
 
     collate: Callable[[list[Any]], Any]
     size: int
     shards: Sequence[Shard] = (ALL,)
     first_row: bool = False
+    count: Callable[[list[Any]], int] = len
 
     def __call__(self, rows: list[Any], key: int | None = None) -> CollatedShares:
         """Return the batches. `key`: the key of the rows' random streams; each rank collates with a different one."""
@@ -152,7 +157,7 @@ class ShareCollate:
                 seed_streams((key ^ (shard.ranks.rank + 1) * RANK_KEY_FACTOR) & 0xFFFFFFFFFFFFFFFF)
             batches.append(self.collate(rows[mine.start : mine.stop] or rows[:1]))
             counted.append(bool(mine))
-        return CollatedShares(batches, counted, first_row)
+        return CollatedShares(batches, counted, first_row, self.count(rows))
 
 
 def as_padding(batch: Any) -> Padding:

@@ -45,7 +45,7 @@ class StreamLoader(ResumableLoader):
     key_seed: the seed of the rows' random streams, keyed by position; if None, the streams are not seeded.
     batch_size: rows of a batch over all ranks. shards: the ranks for which this process collates batches; it always
     reads all rows. in_turns: each rank in turn gets a whole batch, as a single process would collate it; `batch_size`
-    is then that of one rank.
+    is then that of one rank. count: returns the samples of some rows, if a row is not a sample.
     """
 
     reads_all = True
@@ -59,6 +59,7 @@ class StreamLoader(ResumableLoader):
         progress: Progress = no_progress,
         shards: Sequence[Shard] = (ALL,),
         in_turns: bool = False,
+        count: Callable[[list[Any]], int] = len,
         **options: Any,
     ) -> None:
         workers = options.get("num_workers", 0)
@@ -66,7 +67,9 @@ class StreamLoader(ResumableLoader):
         self._shards = shards
         several = shards[0].ranks.size > 1
         self.turns = shards[0].ranks.size if in_turns else 1
-        self._collate_shares = ShareCollate(collate_fn, batch_size, (ALL,) if in_turns else shards, first_row=several)
+        self.counts_documents = count is not len
+        own = (ALL,) if in_turns else shards
+        self._collate_shares = ShareCollate(collate_fn, batch_size, own, first_row=several, count=count)
         self._progress, self._stateful = progress, is_stateful(dataset)
         self._iterator_in_use: Any = None
         self._new_pass = False
@@ -194,7 +197,7 @@ class StreamLoader(ResumableLoader):
         shares = self._collate_shares(rows, self.rows.last_key)
         if self.pin_memory:
             shares = pin_memory(shares)  # type: ignore[no-untyped-call]
-        return shares.by_rank(len(rows))
+        return shares.by_rank(shares.samples)
 
     # With workers
 
@@ -232,7 +235,7 @@ class StreamLoader(ResumableLoader):
                 self._progress(skipped, total)
             if each.samples:
                 current.note(each.worker, each.samples, each.state)
-                yield each.shares.by_rank(each.samples)
+                yield each.shares.by_rank(each.shares.samples)
         current.ended = [True] * self.num_workers
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -37,7 +38,8 @@ class PredictionStep:
     wrap: makes a forward pass run in the run's precision.
     label_names: the inputs that are labels. ignored: outputs that are not predictions, unless a call names others.
     loss_without_labels: there is a loss although the batch has no labels; the batch's `return_loss` overrides this.
-    without_logits: inputs that are added to a batch with names if only its loss is asked for.
+    without_logits: inputs that are added to a batch with names if only its loss is asked for. complete: makes of the
+    outputs of a model those whose predictions are asked for.
     """
 
     compute_loss: Callable[..., Any]
@@ -46,6 +48,7 @@ class PredictionStep:
     ignored: Sequence[str] = ()
     loss_without_labels: bool = False
     without_logits: Mapping[str, Any] = {}
+    complete: Callable[[Any], Any] = lambda outputs: outputs
 
     def __call__(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: Sequence[str] | None = None
@@ -64,6 +67,7 @@ class PredictionStep:
                 computed, outputs = self.wrap(self.compute_loss)(model, inputs, return_outputs=True)
                 loss = computed.detach()
                 loss = loss.mean() if loss.ndim else loss
+                outputs = outputs if prediction_loss_only else self.complete(outputs)
                 logits = _predictions(outputs, {*ignored, "loss"}, skip_first=True)
             else:
                 logits = _predictions(_forward(self.wrap(model), inputs), set(ignored), skip_first=False)
@@ -131,23 +135,28 @@ class Modes:
 
 
 class BatchLosses:
-    """The mean loss of each batch, weighted by a number of rows."""
+    """The mean loss of each batch, weighted by a number of rows, or of the items that it is the mean of."""
 
     def __init__(self) -> None:
-        self._losses = JoinedCollector()
+        self._losses, self._items = JoinedCollector(), JoinedCollector()
         self._rows = array("q")
+        self._by_items = False
 
     def __bool__(self) -> bool:
         return len(self._rows) > 0
 
-    def add(self, loss: Tensor, rows: int) -> None:
-        """Add a batch's mean loss, without moving it."""
+    def add(self, loss: Tensor, rows: int, items: Any = None) -> None:
+        """Add a batch's mean loss over so many items, without moving either. None: it is a mean over its rows."""
         self._losses.add(loss, 0)
         self._rows.append(rows)
+        if items is not None:
+            self._by_items = True
+            self._items.add(items, 0)
 
     def to_host(self) -> None:
         """Move to the host what is still on the device."""
         self._losses.to_host()
+        self._items.to_host()
 
     def by_row(self) -> Array:
         """Return the loss of each row's batch, of shape (samples,)."""
@@ -158,12 +167,25 @@ class BatchLosses:
         return [np.repeat(loss, rows) for loss, rows in zip(self._by_batch, self._rows, strict=True)]
 
     def mean(self, finite_only: bool) -> float:
-        """Return the mean over all rows; with `finite_only` over those with a finite loss, if there are any."""
+        """Return the mean over all rows, or all items; with `finite_only` over those with a finite loss, if any.
+
+        The loss of a batch without items is a mean of nothing, and is left out.
+        """
+        if self._by_items:
+            return self._mean_over_items(finite_only)
         losses = self.by_row()
         finite = np.isfinite(losses)
         if finite_only and finite.any():
             losses = losses[finite]
         return float(losses.mean())
+
+    def _mean_over_items(self, finite_only: bool) -> float:
+        items = np.asarray(self._items.result(), dtype=np.float64)
+        losses, items = self._by_batch[items > 0].astype(np.float64), items[items > 0]
+        finite = np.isfinite(losses)
+        if finite_only and finite.any():
+            losses, items = losses[finite], items[finite]
+        return float(np.average(losses, weights=items)) if len(items) else math.nan
 
     @cached_property
     def _by_batch(self) -> Array:
@@ -184,6 +206,9 @@ class EvaluationOptions:
     expected_rows: the number of samples; 0 if unknown. folder: where predictions are kept in mapped files; in memory if
     None. preparation_seconds: the time it took to prepare the model, reported as a metric if not None.
     label_names: the inputs that are labels, for messages. warn: receives why an evaluation has no result.
+    items_in: returns the number of items of a batch that its loss is the mean of, on the device; None if the mean over
+    all data weights batches by their rows. of_tokens: the loss is the mean negative log-likelihood of tokens, whose
+    exponential, the perplexity, is a metric as well.
     """
 
     prefix: str = "eval"
@@ -202,6 +227,8 @@ class EvaluationOptions:
     preparation_seconds: float | None = None
     label_names: Sequence[str] = ()
     warn: Callable[[str], None] = lambda _message: None
+    items_in: Callable[[Any], Any] | None = None
+    of_tokens: bool = False
 
     def collector(self) -> Collector:
         """Return a collector of predictions."""
@@ -209,6 +236,10 @@ class EvaluationOptions:
             return BatchCollector()
         store = MemoryArrays() if self.folder is None else FileArrays(self.folder)
         return JoinedCollector(store, self.expected_rows, waits=self.accumulation_steps is not None)
+
+
+LARGEST_EXPONENT = 709.0
+"""The exponential of a greater number may be too large for a float."""
 
 
 @define
@@ -279,14 +310,15 @@ class TorchEvaluator:
                 )
             self._input_names = list(map(str, batch)) if isinstance(batch, Mapping) else []
         rows = 0 if isinstance(batch, Padding) else self.count_rows(batch)
+        items = None if options.items_in is None else options.items_in(batch)
         loss, logits, labels = self.predict(self.model, batch, options.loss_only, ignore_keys=options.ignore_keys)
         if logits is not None:
             logits = self.preprocess_logits(logits, labels)
-        parts = self.ranks.parts((logits, labels, self._inputs_of(batch)), rows, loss)
+        parts = self.ranks.parts((logits, labels, self._inputs_of(batch), items), rows, loss)
         weights = self.ranks.loss_weights([count for _, count, _ in parts])
-        for ((logits, labels, inputs), count, each), weight in zip(parts, weights, strict=True):
+        for ((logits, labels, inputs, items), count, each), weight in zip(parts, weights, strict=True):
             if each is not None and weight:
-                self._losses.add(each, weight)
+                self._losses.add(each, weight, items)
             if count or len(parts) == 1:
                 self._take(logits, labels, inputs, each, count)
         rows = sum(count for _, count, _ in parts)
@@ -311,7 +343,9 @@ class TorchEvaluator:
         named = {name: plain(value) for name, value in measured.items()}
         prefix = f"{self.options.prefix}_"
         if self._losses:
-            named[f"{prefix}loss"] = self._losses.mean(self.options.filter_nan)
+            named[f"{prefix}loss"] = loss = self._losses.mean(self.options.filter_nan)
+            if self.options.of_tokens:
+                named.setdefault(f"{prefix}perplexity", math.exp(loss) if loss < LARGEST_EXPONENT else math.inf)
         if self.options.preparation_seconds is not None:
             named[f"{prefix}model_preparation_time"] = self.options.preparation_seconds
         prefixed = {name: value for name, value in named.items() if name.startswith(prefix)}

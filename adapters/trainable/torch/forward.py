@@ -117,6 +117,23 @@ def is_causal_language_model(model: Any) -> bool:
     return name.endswith(("ForCausalLM", "LMHeadModel")) or name in OTHER_DECODERS
 
 
+WITH_TOKENS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM", "WithLMHeadModel")
+"""What the class names of transformers' language models end with."""
+
+
+def predicts_tokens(model: Any) -> bool:
+    """Return whether the model's own loss is that of tokens of a vocabulary alone.
+
+    It is if the model is one of transformers' language models, or has output embeddings (`get_output_embeddings`) and
+    a loss that shifts labels; not if the model adds the loss of a router to it.
+    """
+    inner = _inner(model)
+    embeddings = getattr(inner, "get_output_embeddings", lambda: None)()
+    if embeddings is None or getattr(getattr(inner, "config", None), "output_router_logits", False):
+        return False
+    return type(inner).__name__.endswith(WITH_TOKENS) or is_causal_language_model(inner) or shifts_labels(inner)
+
+
 def used_columns(model: Any, label_names: Sequence[str]) -> frozenset[str] | None:
     """Return the columns that forward takes; None if it names none, so that none can be left out."""
     parameters = forward_parameters(model)

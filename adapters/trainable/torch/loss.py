@@ -10,7 +10,8 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
-from hexloop.adapters.trainable.torch.trainable import IGNORED_LABEL, Count, Inputs
+from hexloop.adapters.trainable.torch.chunked_loss import PendingLogits
+from hexloop.adapters.trainable.torch.trainable import IGNORED_LABEL, Count, Inputs, Seen, not_seen
 from hexloop.domain.errors import DataError
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -26,6 +27,7 @@ class FunctionLoss:
 
     function: Callable[..., Tensor]
     label_names: Sequence[str] = ("labels",)
+    seen: Seen = not_seen
 
     def __call__(
         self, model: nn.Module, inputs: Inputs, return_outputs: bool = False, num_items_in_batch: Count | None = None
@@ -34,6 +36,7 @@ class FunctionLoss:
         labels, features = _split_labels(inputs, self.label_names)
         outputs = in_full_precision(model(**features))
         loss = self.function(outputs, labels, num_items_in_batch=num_items_in_batch)
+        self.seen(outputs, inputs)
         return (loss, outputs) if return_outputs else loss
 
 
@@ -44,6 +47,7 @@ class SmoothedLoss:
     smoother: Callable[..., Tensor]
     shifted: bool = False
     label_names: Sequence[str] = ("labels",)
+    seen: Seen = not_seen
 
     def __call__(
         self, model: nn.Module, inputs: Inputs, return_outputs: bool = False, num_items_in_batch: Count | None = None
@@ -57,6 +61,7 @@ class SmoothedLoss:
             )
         outputs = model(**features)
         loss = self.smoother(outputs, labels, shift_labels=self.shifted, num_items_in_batch=num_items_in_batch)
+        self.seen(outputs, inputs)
         return (loss, outputs) if return_outputs else loss
 
 
@@ -83,6 +88,10 @@ class LabelSmoother:
             labels = labels.squeeze(-1)
         ignored = labels == self.ignore_index
         count = (~ignored).sum() if num_items_in_batch is None else num_items_in_batch
+        if isinstance(logits, PendingLogits):
+            rules: dict[str, Any] = {"ignore_index": self.ignore_index, "label_smoothing": self.epsilon}
+            pending: Tensor = logits.cross_entropy(labels, reduction="sum", **rules) / count
+            return pending
         log_probabilities = torch.log_softmax(logits, dim=-1)
         log_likelihood = log_probabilities.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
         over_classes = log_probabilities.sum(dim=-1)

@@ -14,6 +14,7 @@ from torch.nn import Parameter
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
+from hexloop.adapters.trainable.torch.components import LossComponents
 from hexloop.adapters.trainable.torch.forward import missing_loss_advice
 from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout
 from hexloop.domain.errors import DataError
@@ -117,6 +118,14 @@ def estimated_item_sum(size: int) -> ItemSum:
 # The trainable
 
 
+Seen: TypeAlias = Callable[[Any, Any], None]
+"""Is shown the outputs of the model and the inputs."""
+
+
+def not_seen(_outputs: Any, _inputs: Any) -> None:
+    """Ignore the outputs of a model."""
+
+
 class ComputeLoss(Protocol):
     """A function from a model and its inputs to the loss; with `return_outputs`, to the loss and the outputs."""
 
@@ -131,6 +140,7 @@ class ModelLoss:
     """The loss that the model computes itself. With `passes_count`, the model is called with `num_items_in_batch`."""
 
     passes_count: bool = False
+    seen: Seen = not_seen
 
     def __call__(
         self, model: nn.Module, inputs: Inputs, return_outputs: bool = False, num_items_in_batch: Count | None = None
@@ -141,6 +151,7 @@ class ModelLoss:
         else:
             outputs = model(**inputs)
         loss = loss_from_outputs(outputs, inputs, model)
+        self.seen(outputs, inputs)
         return (loss, outputs) if return_outputs else loss
 
 
@@ -198,6 +209,7 @@ class TorchTrainable:
     batches of a window have the same weight.
     shifted: the loss compares each position with the next label.
     item_sum: the ranks that each compute a share of every window. layout: how the model's parameters are sharded.
+    components: what is logged beside the loss.
     """
 
     model: nn.Module
@@ -211,6 +223,7 @@ class TorchTrainable:
     _layout: TorchLayout = WHOLE
     _inner: nn.Module = field(default=Factory(lambda self: self.model, takes_self=True))
     _restore_modes: Callable[[], None] = lambda: None
+    _components: LossComponents | None = None
     _counted: deque[tuple[Any, Count]] = field(factory=deque, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -243,15 +256,42 @@ class TorchTrainable:
         """Return the batch's share of the window's loss."""
         if not self._inner.training:
             self.enter_training_mode()
-        loss: Tensor
+        components, items, counted = self._components, None, None
+        if components is not None:
+            components.begin()
         if self._normalises:
-            loss = checked_loss(self._compute_loss(self.model, batch, num_items_in_batch=window_items))
+            computed = self._compute_loss(self.model, batch, num_items_in_batch=window_items)
         else:
-            loss = checked_loss(self._compute_loss(self.model, batch))
-            if window_items is not None:
-                items = resolved_count(window_items)
-                loss = weighted_share(loss, self._items_counted(batch), items) if self._exact else loss / items
-        return zero_loss(loss) if isinstance(batch, Padding) else loss
+            computed = self._compute_loss(self.model, batch)
+        if type(computed) is tuple and len(computed) == 2:  # of an override that returns the outputs as well
+            computed, outputs = computed
+            if components is not None:
+                components.see(outputs, batch)
+        loss: Tensor = checked_loss(computed)
+        if not self._normalises and window_items is not None:
+            items = resolved_count(window_items)
+            if self._exact:
+                counted = self._items_counted(batch)
+                loss = weighted_share(loss, counted, items)
+            else:
+                loss = loss / items
+        if isinstance(batch, Padding):
+            loss = zero_loss(loss)
+        if components is not None and components.found:
+            self._hand_over(components, batch, window_items if self._normalises else items, counted)
+        return loss
+
+    def _hand_over(self, components: LossComponents, batch: Any, items: Any, counted: Count | None) -> None:
+        """Pass on what was found beside a loss, weighted as the loss is. counted: the batch's items, if known."""
+
+        def weighed(mean: Tensor) -> Tensor:
+            if items is None:
+                return mean
+            if not (self._exact or self._normalises):
+                return mean / items
+            return weighted_share(mean, self._items(batch) if counted is None else counted, items)
+
+        components.hand_over(torch.zeros_like if isinstance(batch, Padding) else weighed)
 
     def enter_training_mode(self) -> None:
         """Put the whole model in training mode if its root module is in evaluation mode. Submodules keep theirs."""

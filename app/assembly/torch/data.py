@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
 
 from hexloop.adapters.batches.torch.collate import (
@@ -51,6 +51,15 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.sharing import global_batch_size, sharing_settings
 from hexloop.app.assembly.torch.buckets import Buckets, refuse_stream
+from hexloop.app.assembly.torch.packing import (
+    Sequences,
+    needed_columns,
+    packed_loader,
+    sample_orders,
+    selected,
+    sequences_of,
+    stream_of_rows,
+)
 from hexloop.app.callbacks.progress import SkipProgressBar, shows_bars
 from hexloop.app.calling import most_positional
 from hexloop.domain.errors import ConfigurationError
@@ -105,13 +114,15 @@ def loaders_of(parts: TrainerParts, collate: Collate | None = None) -> LoaderFac
 
 
 def _own_loaders(parts: TrainerParts, collate: Collate | None) -> LoaderFactory:
+    given = parts.data_collator if collate is None else collate
     return LoaderFactory(
         args=parts.args,
         ranks=parts.adapters.mesh.data,
-        collate=parts.data_collator if collate is None else collate,
+        collate=given,
         columns=_columns(parts) if collate is None else None,
         torch_options=_torch_options(parts),
         train_batch_size=parts.train_batch_size,
+        sequences=partial(sequences_of, parts.args, parts.model, given, parts.processing_class),
         main_input=parts.main_input_name,
         seed=parts.data_seed,
         splits=parts.splits_batches,
@@ -129,7 +140,8 @@ class LoaderFactory:
     torch_options: keywords of torch's DataLoader, apart from data, order and `collate_fn`.
     train_batch_size: samples of a micro-batch in training, of one process or with `split_batches` of all. main_input:
     the column whose length is the sample's, if there is no column of lengths.
-    seed, splits, dispatches: see `TrainerParts`. plans: keeps those of `compile_buckets`.
+    seed, splits, dispatches: see `TrainerParts`. plans: keeps those of `compile_buckets`. sequences: returns how
+    documents become batches, in training or evaluation; None if batches are of whole samples.
     """
 
     args: TrainingArguments
@@ -143,6 +155,7 @@ class LoaderFactory:
     splits: bool
     dispatches: bool
     plans: KeptLoaders
+    sequences: Callable[[bool], Sequences | None]
 
     def loader(
         self, dataset: Any, batch_size: int, sampler_for: Callable[[Any], Any] | None, trains: bool
@@ -153,6 +166,15 @@ class LoaderFactory:
         """
         together = self._together(batch_size)
         sampler = None if sampler_for is None else sampler_for(dataset)
+        if (sequences := self.sequences(trains)) is not None:
+            if sampler is None and sequences.plans:
+                return self._rows(dataset, together, sequences, trains)
+            if sequences.plans:
+                raise ConfigurationError(OWN_SAMPLER)
+            factory = self._of_documents(sequences)
+            loader = factory.loader(dataset, batch_size, sampler_for, trains)
+            loader.counts_documents = sequences.flat
+            return loader
         if sampler is not None:
             return self._sampled(dataset, batch_size, sampler, together, trains)
         return self._training(dataset, together) if trains else self._evaluation(dataset, together)
@@ -191,6 +213,32 @@ class LoaderFactory:
     def fitted(self, dataset: Any) -> tuple[Any, Collate]:
         """Return the dataset and the collate function without the columns that the model does not take."""
         return fitted(dataset, self.collate, self.columns)
+
+    def _of_documents(self, sequences: Sequences) -> LoaderFactory:
+        """Return what makes loaders of samples that are documents, each in a row of its own or all in one."""
+        columns = needed_columns(self.columns, self.args.length_column_name)
+        return evolve(self, collate=sequences.collate, columns=columns, sequences=lambda _trains: None)
+
+    def _rows(self, dataset: Any, batch_size: int, sequences: Sequences, trains: bool) -> DataLoader[Any]:
+        """Return a loader of rows that follow from the lengths of documents. batch_size: rows of all processes."""
+        args, sampling = self.args, _sampling(self.args) if trains else "sequential"
+        dataset = selected(dataset, self.columns, args.length_column_name)
+        grouped, shuffles = sampling == "group_by_length", sampling != "sequential"
+        if is_iterable(dataset):
+            if grouped:
+                self._training(dataset, batch_size)  # which refuses
+            rows = batch_size if trains else batch_size // self.ranks.size
+            options = self.torch_options if trains else self._passing_options()
+            shards, progress = self._shards(), skip_progress(args)
+            return stream_of_rows(
+                dataset, sequences, args, self.seed, shards, rows, shuffles, progress, not trains, options
+            )
+        orders = sample_orders(self.orders(dataset), grouped) if trains else lambda _: Sequential(len(dataset))
+        shard = Shard(self.ranks, in_blocks=not trains)
+        options = self.torch_options if trains else self._passing_options()
+        return packed_loader(
+            dataset, orders, sequences, args, self.seed, shard, batch_size, shuffles, grouped, trains, options
+        )
 
     def _training(self, dataset: Any, batch_size: int) -> OrderedLoader | StreamLoader:
         """Return a loader of the training data. batch_size: samples of a batch of all processes together."""
@@ -281,23 +329,34 @@ class LoaderFactory:
     def _stream(
         self, dataset: Any, collate: Collate, batch_size: int, keyed_by: int | None, evaluates: bool = False
     ) -> StreamLoader:
-        every = [Place(number, self.ranks.size) for number in range(self.ranks.size)]
-        reads_for_all = self.dispatches and self.ranks == every[0]
         return StreamLoader(
             dataset,
             batch_size=batch_size,
             key_seed=keyed_by,
             progress=skip_progress(self.args),
-            shards=list(map(Shard, every if reads_for_all else [self.ranks])),
+            shards=self._shards(),
             in_turns=evaluates,
             drop_last=self.args.dataloader_drop_last,
             collate_fn=collate,
             **(self._passing_options() if evaluates else self.torch_options),
         )
 
+    def _shards(self) -> list[Shard]:
+        """Return the shares of a stream that this process collates: its own, or those of all."""
+        every = [Place(number, self.ranks.size) for number in range(self.ranks.size)]
+        reads_for_all = self.dispatches and self.ranks == every[0]
+        return list(map(Shard, every if reads_for_all else [self.ranks]))
+
     def _passing_options(self) -> dict[str, Any]:
         """Return torch's options in evaluation, which has a loader of its own each time: its workers do not persist."""
         return {**self.torch_options, "persistent_workers": False}
+
+
+OWN_SAMPLER = (
+    "packing and tokens_per_batch decide which documents a batch has, and _get_train_sampler or _get_eval_sampler "
+    "returns a sampler; let it return None, sort the data set itself with train_sampling_strategy='sequential', or "
+    "leave packing and tokens_per_batch out."
+)
 
 
 def _reproducing_loaders(parts: TrainerParts, collate: Collate | None) -> ReproducingFactory:

@@ -15,6 +15,7 @@ from hexloop.adapters.batches.torch.structure import row_count
 from hexloop.adapters.evaluator.torch.evaluator import EvaluationOptions, Modes, PredictionStep, TorchEvaluator
 from hexloop.adapters.evaluator.torch.gathering import SingleRank, TruncatedRanks
 from hexloop.adapters.evaluator.torch.tracing import TracedModel, warn_of_no_trace
+from hexloop.adapters.trainable.torch.chunked_loss import without_pending
 from hexloop.adapters.trainable.torch.forward import (
     cache_name,
     forward_parameters,
@@ -83,6 +84,7 @@ def standard_prediction_step(
         () if config is None else getattr(config, "keys_to_ignore_at_inference", (cache_name(),)),
         parts.can_return_loss and (not parts.label_names or _labels_are_assumed(parts)),
         _without_logits(parts.args, parts.model),
+        without_pending,
     )
 
 
@@ -105,10 +107,13 @@ def make_evaluator(
     keep: bool,
     step: Callable[..., Any],
     wrap: Callable[[Any], Any],
+    items_in: Callable[[Any], Any] | None = None,
+    of_tokens: bool = False,
 ) -> TorchEvaluator:
     """Return the Evaluator adapter for `loader`. keep: keep the predictions even if metrics are computed by batch.
 
-    step: predicts a batch. wrap: returns the model through which a model that is not sharded is called.
+    step: predicts a batch. wrap: returns the model through which a model that is not sharded is called. items_in,
+    of_tokens: see `EvaluationOptions`.
     Raises ConfigurationError if `compute_metrics` cannot compute metrics in the way that the arguments require.
     """
     args, adapters, sharded = parts.args, parts.adapters, is_sharded(parts.adapters.parallelism, parts.model)
@@ -142,6 +147,8 @@ def make_evaluator(
         preparation_seconds=parts.preparation.seconds,
         label_names=parts.label_names,
         warn=logging.getLogger("hexloop").warning if args.should_log else lambda _message: None,
+        items_in=items_in,
+        of_tokens=of_tokens,
     )
     alone = adapters.mesh.data.size == 1
     ranks = SingleRank() if alone else tensor_gatherer(exchange_device(adapters), not sharded, data_group(adapters))

@@ -22,7 +22,7 @@ from hexloop.adapters.trainable.torch.trainable import (
 )
 from hexloop.app.assembly.learner import RunLearner, SynchronisingLearner, WindowState
 from hexloop.app.assembly.parts import TrainerParts
-from hexloop.app.assembly.torch.losses import LossChoice, is_only_forward_in_half, item_sum, window_items
+from hexloop.app.assembly.torch.losses import LossChoice, components_of, is_only_forward_in_half, item_sum, window_items
 from hexloop.app.assembly.torch.model import compiled
 from hexloop.app.assembly.torch.state import layout_of
 from hexloop.domain.errors import ConfigurationError
@@ -37,8 +37,10 @@ def make_learner(parts: TrainerParts, wrapped: Any, choice: LossChoice, after: C
     """Return the standard learner of a wrapped model. after: called after each optimizer step."""
     modes, parallelism = Modes(), parts.adapters.parallelism
     if not parts.rules.own_losses:
+        parts.loss_tap.components = components_of(parts, choice)  # none, or an error
         trainable: TorchTrainable = _transformers_trainable(parts, wrapped, choice.compute)
     else:
+        parts.loss_tap.components = components = components_of(parts, choice)
         trainable = TorchTrainable(
             wrapped,
             parts.optimizer,
@@ -51,6 +53,7 @@ def make_learner(parts: TrainerParts, wrapped: Any, choice: LossChoice, after: C
             layout=layout_of(parts),
             inner=parts.model,
             restore_modes=modes.restore,
+            components=components,
         )
     if parallelism.capabilities.owns_update:  # those of the optimizer's parameters are buffers of the engine
         parts.model.zero_grad(set_to_none=True)
@@ -118,9 +121,11 @@ def _transformers_trainable(parts: TrainerParts, wrapped: Any, compute: Any) -> 
 def make_losses(parts: TrainerParts) -> Losses[Any]:
     """Return what sums the losses of steps until they are logged."""
     collectives = parts.adapters.data_collectives
-    if parts.adapters.mesh.data.size == 1:
-        return _own_losses(parts)
-    return SharedLosses(_own_losses(parts), collectives) if parts.rules.own_losses else _own_losses(parts, True)
+    several = parts.adapters.mesh.data.size > 1
+    own = _own_losses(parts, several)
+    if isinstance(own, TorchLosses) and parts.loss_tap.components is not None:
+        parts.loss_tap.components.receive = own.add_component
+    return SharedLosses(own, collectives) if several and parts.rules.own_losses else own
 
 
 def make_window_values(parts: TrainerParts) -> WindowValues[Any]:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
+from hexloop.adapters.trainable.torch.chunked_loss import ChunkedLoss, TokenCounts, required_output_layer
+from hexloop.adapters.trainable.torch.components import LossComponents, is_free
 from hexloop.adapters.trainable.torch.forward import (
     counts_shifted_labels,
+    forward_parameters,
     is_causal_language_model,
+    predicts_tokens,
     shifts_by_loss_type,
     shifts_labels,
     takes_any_keyword,
@@ -26,13 +31,17 @@ from hexloop.adapters.trainable.torch.trainable import (
     ModelLoss,
     exact_item_sum,
     item_count,
+    number_on_host,
     recorded_item_sum,
     resolved_count,
 )
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.arguments.losses import DFT, loss_wanted
 from hexloop.app.assembly.adapters import Adapters
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.torch.tensors import data_group
+from hexloop.app.calling import fitted
+from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.learner import MIXED_FORMATS
 
 __all__ = ["in_full_precision", "resolved_count"]
@@ -51,26 +60,84 @@ class LossChoice:
 def standard_loss(parts: TrainerParts) -> LossChoice:
     """Return the user's function, smoothed labels, or the loss that the model returns, in this order.
 
+    It is computed in chunks if the arguments say so.
+
     With `reproduce` it is transformers' own choice, and the count is that of `window_items`.
     With `loss_weighting="reference"` items are counted by transformers' rules. A model divides by the count if its
     forward takes any keyword argument and the labels are named "labels". The first label of a row, which a shifted loss
     never uses, is left out of the count depending on the type of the model's loss, whatever loss is computed.
     """
-    if not parts.rules.own_losses:
-        return _transformers_loss(parts)
+    return in_chunks(parts, _own_loss(parts)) if parts.rules.own_losses else _transformers_loss(parts)
+
+
+def _own_loss(parts: TrainerParts) -> LossChoice:
     model, label_names, exact = parts.model, parts.label_names, parts.args.loss_weighting == "exact"
     divides = parts.model_accepts_loss_kwargs
     if divides == takes_any_keyword(model):  # the user has not assigned another answer
         divides = takes_item_count(model) if exact else divides and "labels" in label_names
     shifted = shifts_labels(model) if exact else shifts_by_loss_type(model)
+    seen = parts.loss_tap.show
     if parts.compute_loss_func is not None:
-        return LossChoice(FunctionLoss(parts.compute_loss_func, label_names), True, shifted)
+        return LossChoice(FunctionLoss(parts.compute_loss_func, label_names, seen), True, shifted)
     smoother, factor = parts.label_smoother, parts.args.label_smoothing_factor
     if smoother is not None and _can_be_smoothed(model, label_names, factor):
         shifts = is_causal_language_model(model) or (exact and shifted)
-        smoothed = SmoothedLoss(smoother, shifts, label_names)
+        smoothed = SmoothedLoss(smoother, shifts, label_names, seen)
         return LossChoice(smoothed, exact or divides, shifts if exact else shifted)
-    return LossChoice(ModelLoss(divides), divides, shifted)
+    return LossChoice(ModelLoss(divides, seen), divides, shifted)
+
+
+def in_chunks(parts: TrainerParts, choice: LossChoice) -> LossChoice:
+    """Return a loss that never has the logits of all positions, if the arguments ask for it; else the same."""
+    wanted = loss_wanted(parts.args)
+    if not wanted.chunked and wanted.kind != DFT:
+        return choice
+    if wanted.kind == DFT and parts.compute_loss_func is not None:
+        raise ConfigurationError(
+            f"loss_type={DFT!r} changes the loss that the model computes, but compute_loss_func computes another one; "
+            "leave one of them out."
+        )
+    tap = parts.loss_tap
+    if parts.args.log_token_accuracy and tap.counts is None:
+        tap.counts = TokenCounts()
+    chunked = ChunkedLoss(wanted.kind, counts=tap.counts)
+    return evolve(choice, compute=chunked.wrap(choice.compute))
+
+
+def refuse_chunked_loss(model: Any, args: TrainingArguments) -> None:
+    """Raise ConfigurationError if the loss is to be computed in chunks, and the model has no output layer."""
+    wanted = loss_wanted(args)
+    if wanted.chunked or wanted.kind == DFT:
+        required_output_layer(model)
+
+
+def components_of(parts: TrainerParts, choice: LossChoice) -> LossComponents | None:
+    """Return what finds the components of the loss of a run; None if transformers' rules or a recorded step allow none.
+
+    Raises ConfigurationError for names that logs use for something else.
+    """
+    args, wanted = parts.args, parts.log_loss_components
+    if not parts.rules.own_losses or args.capture_step:
+        if wanted:
+            reason = "reproduce='transformers'" if not parts.rules.own_losses else "capture_step=True"
+            raise ConfigurationError(f"log_loss_components has no effect with {reason}; leave one of them out.")
+        return None
+    if problems := [
+        f"log_loss_components has the name {name!r}, which is no text or under which logs have something else; choose "
+        "another name."
+        for name in wanted
+        if not is_free(name)
+    ]:
+        raise ConfigurationError(problems)
+    return LossComponents(
+        {name: each if isinstance(each, str) else fitted(each, ("outputs", "inputs")) for name, each in wanted.items()},
+        label_names=parts.label_names,
+        shifted=choice.shifted,
+        accuracy=args.log_token_accuracy,
+        as_shares=choice.normalises and "num_items_in_batch" in forward_parameters(parts.model),
+        counts=parts.loss_tap.counts,
+        warn=logging.getLogger("hexloop").warning if args.should_log else lambda _message: None,
+    )
 
 
 def _transformers_loss(parts: TrainerParts) -> LossChoice:
@@ -95,6 +162,29 @@ def window_items(parts: TrainerParts) -> WindowItems:
 def predicted_items(parts: TrainerParts, loss: LossChoice, inputs: Any) -> Any:
     """Return the item count of a batch that is predicted; None if the loss needs none."""
     return item_count(inputs, parts.label_names, loss.shifted) if loss.normalises else None
+
+
+def items_of_predictions(parts: TrainerParts, count: Callable[[list[Any]], Any] | None) -> Callable[[Any], Any] | None:
+    """Return what counts the items by which the losses of an evaluation's batches are weighted, as in training.
+
+    None if they are weighted by their rows, as in transformers. count: of the user's, if there is one.
+    """
+    if not parts.rules.own_losses or parts.args.loss_weighting != "exact":
+        return None
+    label_names, shifted = parts.label_names, standard_loss(parts).shifted
+
+    def items_in(batch: Any) -> Any:
+        items = None if count is None else count([batch])
+        return number_on_host(item_count(batch, label_names, shifted)) if items is None else items
+
+    return items_in
+
+
+def is_loss_of_tokens(parts: TrainerParts) -> bool:
+    """Return whether the loss is the model's own, and the mean negative log-likelihood of tokens of a vocabulary."""
+    if parts.compute_loss_func is not None or parts.label_smoother is not None:
+        return False
+    return loss_wanted(parts.args).kind != DFT and predicts_tokens(parts.model)
 
 
 def item_sum(adapters: Adapters) -> ItemSum:

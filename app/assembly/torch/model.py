@@ -30,6 +30,7 @@ from hexloop.app.arguments.choices import DebugOption
 from hexloop.app.assembly.framework import Observer
 from hexloop.app.assembly.learner import RunLearner
 from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.assembly.torch.losses import refuse_chunked_loss
 from hexloop.app.devices import runtime_report
 from hexloop.app.engines import engine_for
 from hexloop.app.joining import join
@@ -126,6 +127,7 @@ def patched(model: Any, args: TrainingArguments, processing_class: Any) -> Itera
     observers: list[Observer] = []
     with ExitStack() as patches:
         apply_liger_kernels(inner, args)
+        refuse_chunked_loss(inner, args)
         if args.neftune_noise_alpha is not None:
             patches.callback(add_embedding_noise(inner, args.neftune_noise_alpha))
         if DebugOption.UNDERFLOW_OVERFLOW in args.debug:
