@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,7 @@ class TokenizedDataset:
         self._kept = KeptTokens()
         self._cache: TokenCache | None = None
         self._digests: dict[int, str] = {}
+        self._lengths: dict[int, Sequence[int]] = {}
 
     @property
     def only_stored(self) -> bool:
@@ -131,6 +132,22 @@ class TokenizedDataset:
         )
         self._digests = {number: digest for number, digest in enumerate(loader) if digest}
         self._cache = cache
+        self._lengths.clear()
+
+    @property
+    def stored_lengths(self) -> Callable[[Sequence[int]], list[int]] | None:
+        """Return what reads the lengths of samples without their tokens; None unless all are in the cache."""
+        windows = -(-len(self) // WINDOW)
+        return self._read_lengths if self._cache is not None and len(self._digests) == windows else None
+
+    def _read_lengths(self, indices: Sequence[int]) -> list[int]:
+        for window in {index // WINDOW for index in indices} - self._lengths.keys():
+            found = None if self._cache is None else self._cache.lengths(self._digests[window])
+            if found is None:  # the file is gone, or damaged
+                members = range(window * WINDOW, min((window + 1) * WINDOW, len(self)))
+                found = [len(each["input_ids"]) for each in self.__getitems__(members)]
+            self._lengths[window] = found
+        return [int(self._lengths[index // WINDOW][index % WINDOW]) for index in indices]
 
     def _from_cache(self, cache: TokenCache, indices: Sequence[int]) -> dict[int, Tokens]:
         by_window: dict[int, list[int]] = {}

@@ -15,7 +15,8 @@ import json
 import os
 import struct
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -54,14 +55,18 @@ class TokenCache:
     def read(self, digest: str, numbers: Iterable[int]) -> list[Tokens] | None:
         """Return the samples of these numbers within a window; None if its file is missing or damaged."""
         try:
-            with os.fdopen(open_regular(self._path(digest)), "rb", buffering=0) as file:
-                samples, tokens = _head(file)
-                lengths = _values(file, HEAD.size, samples, "<u4")
+            with self._opened(digest) as (file, lengths, total):
                 starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
-                if starts[-1] != tokens:
-                    raise DamagedTokensError("the lengths are not those of the tokens")
-                first = HEAD.size + 4 * samples
-                return [self._sample(file, first, tokens, starts, number) for number in numbers]
+                first = HEAD.size + 4 * len(lengths)
+                return [self._sample(file, first, total, starts, number) for number in numbers]
+        except (OSError, DamagedTokensError):
+            return None
+
+    def lengths(self, digest: str) -> Any:
+        """Return the number of tokens of each sample of a window; None if its file is missing or damaged."""
+        try:
+            with self._opened(digest) as (_, lengths, _):
+                return lengths
         except (OSError, DamagedTokensError):
             return None
 
@@ -81,6 +86,16 @@ class TokenCache:
         except OSError:
             return False
         return True
+
+    @contextmanager
+    def _opened(self, digest: str) -> Iterator[tuple[BinaryIO, Any, int]]:
+        """Open the file of a digest: with the lengths of its samples, and the number of its tokens."""
+        with os.fdopen(open_regular(self._path(digest)), "rb", buffering=0) as file:
+            samples, total = _head(file)
+            lengths = _values(file, HEAD.size, samples, "<u4")
+            if int(lengths.sum(dtype=np.int64)) != total:
+                raise DamagedTokensError("the lengths are not those of the tokens")
+            yield file, lengths, total
 
     def _path(self, digest: str) -> Path:
         return self.folder / digest[:2] / f"{digest[2:]}.tokens"

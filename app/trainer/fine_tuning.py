@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.arguments import from_transformers
 from hexloop.app.arguments.fine_tuning import SFTConfig
+from hexloop.app.assembly.torch.packing import document_collate
 from hexloop.app.fine_tuning.data import Preparation
 from hexloop.app.fine_tuning.model import Base, adopt_template, adopt_tokens, refuse_untrained_tokens, tokenizer_of
 from hexloop.app.fine_tuning.samples import Choices, Tokenization
@@ -85,10 +86,11 @@ class SFTTrainer(Trainer):
             if problems := [] if self._to_tokens is None else prepare.problems(train_dataset, eval_dataset):
                 raise ConfigurationError(problems)
         refusals.settle()
+        loaded = base.load(config, len(tokenizer) if added else 0)
         super().__init__(
-            base.load(config, len(tokenizer) if added else 0),
+            loaded,
             config,
-            data_collator or _collator(tokenizer, config),
+            data_collator or _collator(loaded, tokenizer, config),
             self._tokens_of(train_dataset),
             self._tokens_of(eval_dataset),
             tokenizer if processing_class is None else processing_class,
@@ -164,9 +166,9 @@ def _choices(config: SFTConfig, formatting_func: Callable[[Any], str] | None) ->
     )
 
 
-def _collator(tokenizer: Any, config: SFTConfig) -> Callable[[list[Any]], Any] | None:
-    if config.packing or config.padding_free or config.eval_packing:
+def _collator(model: Any, tokenizer: Any, config: SFTConfig) -> Callable[[list[Any]], Any] | None:
+    """Return what pads tokens and labels; None where the arguments about sequences choose it."""
+    about_sequences = "packing", "eval_packing", "padding_free", "tokens_per_batch", "max_length", "pad_to_multiple_of"
+    if any(getattr(config, name) is not None and getattr(config, name) is not False for name in about_sequences):
         return None
-    from transformers import DataCollatorForSeq2Seq
-
-    return DataCollatorForSeq2Seq(tokenizer, pad_to_multiple_of=config.pad_to_multiple_of)
+    return document_collate(model, tokenizer, "padded")
