@@ -15,12 +15,12 @@ from hexloop.adapters.batches.torch.structure import row_count
 from hexloop.adapters.evaluator.torch.evaluator import EvaluationOptions, Modes, PredictionStep, TorchEvaluator
 from hexloop.adapters.evaluator.torch.gathering import SingleRank, TruncatedRanks
 from hexloop.adapters.evaluator.torch.tracing import TracedModel, warn_of_no_trace
-from hexloop.adapters.trainable.torch.chunked_loss import without_pending
 from hexloop.adapters.trainable.torch.forward import (
     cache_name,
     forward_parameters,
 )
 from hexloop.adapters.trainable.torch.loss import in_full_precision
+from hexloop.adapters.trainable.torch.pending_logits import without_pending
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.state import is_sharded
