@@ -119,8 +119,19 @@ def _texts() -> tuple[list[str], list[str]]:
     """Return paragraphs of the help topics and docstrings, in training and held out."""
     answers = {answer for _, answer in _pairs()[1]}
     docstrings = list(dict.fromkeys(each.text for each in documented() if first_sentence(each.text) not in answers))
-    pieces = [*topics.training_text().split("\n\n\n"), *docstrings[: len(docstrings) * 19 // 20]]
-    return pieces, [*topics.held_out_text().split("\n\n\n"), *docstrings[len(docstrings) * 19 // 20 :]]
+    last = len(docstrings) * 19 // 20
+    training, held_out = (pieces(text) for text in (topics.training_text(), topics.held_out_text()))
+    return training + docstrings[:last], held_out + docstrings[last:]
+
+
+def pieces(text: str, size: int = 800) -> list[str]:
+    """Return runs of whole paragraphs of `size` characters or, if a paragraph is longer, that paragraph."""
+    found = [""]
+    for paragraph in text.split("\n\n"):
+        if found[-1] and len(found[-1]) + len(paragraph) > size:
+            found.append("")
+        found[-1] += f"\n\n{paragraph}" if found[-1] else paragraph
+    return found
 
 
 def texts(held_out: bool = False) -> list[dict[str, str]]:
