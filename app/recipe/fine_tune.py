@@ -59,7 +59,7 @@ def read_section(reader: PartReader, arguments: str) -> Iterator[tuple[str, Reci
         return
     for name in list(section):
         path = (FINE_TUNE, name)
-        if section[name] is None:
+        if name in SECTION_PARTS and section[name] is None:
             continue
         if name in SECTION_PARTS:
             yield name, _READ.get(name, _read_part)(reader, path, SECTION_PARTS[name])
