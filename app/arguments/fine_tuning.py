@@ -13,6 +13,10 @@ SKIPS = "skip_prepare_dataset"
 """The key of `dataset_kwargs` with which data are passed to the collator as they are."""
 
 
+LONGEST = 1024
+"""The default of `max_length`."""
+
+
 def _options_of_data(value: Any) -> None:
     """Check the keys of `dataset_kwargs`."""
     for name, chosen in value.items() if isinstance(value, dict) else ():
@@ -39,7 +43,8 @@ class SFTConfig(TrainingArguments):
         `dtype` among them the weights are loaded in float32.
     chat_template_path: a file with a Jinja template, or a folder or the name of a model whose tokenizer has one. Tokens
         that only that tokenizer has are added to the tokenizer and to the model.
-    dataset_kwargs: `skip_prepare_dataset=True` passes samples to the collator as they are.
+    dataset_kwargs: `skip_prepare_dataset=True` passes samples to the collator as they are; then `max_length` is unset
+        unless it is given, as the samples may have no tokens.
     dataset_num_proc: processes that tokenize data with indices before the Trainer is ready, and keep the tokens in
         `token_cache`. If neither is set, samples are tokenized when they are read, and nothing is written. Streams are
         always tokenized as they are read.
@@ -65,7 +70,7 @@ class SFTConfig(TrainingArguments):
         default=10, check=steps_or_ratio, help="optimizer steps between logs; below 1, a ratio of the run"
     )
     max_length: int | None = argument(
-        default=1024,
+        default=LONGEST,
         check=at_least(1),
         help="tokens of a sample at most; longer ones are cut off at their end; with packing, tokens of a row",
     )
@@ -124,3 +129,8 @@ class SFTConfig(TrainingArguments):
     def skips_preparation(self) -> bool:
         """Whether samples go to the collator as they are."""
         return isinstance(self.dataset_kwargs, dict) and bool(self.dataset_kwargs.get(SKIPS))
+
+    def _derive(self) -> None:
+        super()._derive()
+        if self.skips_preparation and not (self.packing or self.eval_packing) and self.max_length == LONGEST:
+            self.max_length = None
