@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -127,9 +128,7 @@ class TokenizedDataset:
         basis = digest_of_tokenization(self.tokenization.tokenizer, self.tokenization.choices)
         windows = _Windows(self.dataset, self.tokenization, cache, basis)
         own_generator = torch.Generator()  # so that torch's generator stays as it is
-        loader = DataLoader(
-            windows, batch_size=None, num_workers=min(processes, len(windows)), generator=own_generator
-        )
+        loader = DataLoader(windows, batch_size=None, num_workers=min(processes, len(windows)), generator=own_generator)
         self._digests = {number: digest for number, digest in enumerate(loader) if digest}
         self._cache = cache
         self._lengths.clear()
@@ -137,7 +136,7 @@ class TokenizedDataset:
     @property
     def stored_lengths(self) -> Callable[[Sequence[int]], list[int]] | None:
         """Return what reads the lengths of samples without their tokens; None unless all are in the cache."""
-        windows = -(-len(self) // WINDOW)
+        windows = math.ceil(len(self) / WINDOW)
         return self._read_lengths if self._cache is not None and len(self._digests) == windows else None
 
     def _read_lengths(self, indices: Sequence[int]) -> list[int]:
@@ -201,7 +200,7 @@ class _Windows:
     basis: str
 
     def __len__(self) -> int:
-        return -(-len(self.dataset) // WINDOW)
+        return math.ceil(len(self.dataset) / WINDOW)
 
     def __getitem__(self, number: int) -> str:
         indices = range(number * WINDOW, min((number + 1) * WINDOW, len(self.dataset)))

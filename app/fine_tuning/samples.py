@@ -44,8 +44,8 @@ class Choices:
 
     text_field: the column of a text. template: a chat template that stands for the tokenizer's own; None for that one.
     completion_only: whether prompts are left out of the loss; None leaves them out of samples that have one.
-    assistant_only: count only what the assistant says. longest: tokens after which a sample is cut off later; None if it
-    is not. formatting: returns the text of a sample; None if the samples are used as they are.
+    assistant_only: count only what the assistant says. longest: tokens after which a sample is cut off later; None if
+    it is not. formatting: returns the text of a sample; None if the samples are used as they are.
     """
 
     text_field: str = "text"
@@ -231,8 +231,10 @@ class Tokenization:
 
     def _formatted(self, sample: Any) -> Any:
         formatting = self.choices.formatting
-        if formatting is None or isinstance(sample, _Formatted) or (
-            isinstance(sample, Mapping) and "input_ids" in sample
+        if (
+            formatting is None
+            or isinstance(sample, _Formatted)
+            or (isinstance(sample, Mapping) and "input_ids" in sample)
         ):
             return sample
         text = formatting(sample)

@@ -82,7 +82,9 @@ class TokenCache:
         ]
         head = HEAD.pack(MAGIC, len(samples), total)
         try:
-            write_atomically(self._path(digest), b"".join([head, lengths.tobytes(), *(part.tobytes() for part in parts)]))
+            write_atomically(
+                self._path(digest), b"".join([head, lengths.tobytes(), *(part.tobytes() for part in parts)])
+            )
         except OSError:
             return False
         return True

@@ -35,7 +35,9 @@ SECTION_PARTS = {
 """The keys of the section that are parameters of SFTTrainer."""
 
 SECTION_ARGUMENTS = tuple(
-    name for group in (SFTConfig, PackingArguments, LossArguments) for name in vars(group)[GROUP]
+    name
+    for group in (SFTConfig, PackingArguments, LossArguments)
+    for name in vars(group)[GROUP]
     if group is not SFTConfig or name not in TrainingArguments.__dataclass_fields__
 )
 """The keys of the section that are arguments."""
@@ -132,13 +134,19 @@ def _read_quantization(reader: PartReader, path: KeyPath, kind: PartKind) -> Rec
         method = f"bitsandbytes_{4 if value.get(KNOWN_BITS[0]) else 8}bit"
     if method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
         known = AUTO_QUANTIZATION_CONFIG_MAPPING
-        remedy = did_you_mean(str(method), known, f"set load_in_4bit or load_in_8bit, or quant_method to one of {', '.join(known)}")
+        remedy = did_you_mean(
+            str(method), known, f"set load_in_4bit or load_in_8bit, or quant_method to one of {', '.join(known)}"
+        )
         return reader.refuse(path, method or dict(value), RefusalError("that names no method of quantization", remedy))
     return _called(reader, path, AUTO_QUANTIZATION_CONFIG_MAPPING[method], {}, ("quant_method",))
 
 
 def _called(
-    reader: PartReader, path: KeyPath, function: Callable[..., Any], defaults: Mapping[str, Any], left_out: tuple[str, ...]
+    reader: PartReader,
+    path: KeyPath,
+    function: Callable[..., Any],
+    defaults: Mapping[str, Any],
+    left_out: tuple[str, ...],
 ) -> RecipePart:
     """Read the keywords at `path` for a call of `function`, whose parameters are all named."""
     names = [each.name for each in inspect.signature(function).parameters.values() if each.kind is not each.VAR_KEYWORD]

@@ -79,7 +79,9 @@ class Recipe:
         try:
             made = self.parts[name]()
         except Exception as error:
-            error.add_note(self.document.located([self._path_of(name)], f"This was raised while {name} was being made."))
+            error.add_note(
+                self.document.located([self._path_of(name)], f"This was raised while {name} was being made.")
+            )
             raise
         if made is None:
             self._refuse(name, "the result is None", "let what is called return the object")

@@ -88,6 +88,4 @@ def conversations(count: int = 6) -> list[dict[str, Any]]:
 
 def answers(count: int = 6) -> list[dict[str, Any]]:
     """Return samples whose prompt and completion are messages."""
-    return [
-        {"prompt": each["messages"][:1], "completion": each["messages"][1:]} for each in conversations(count)
-    ]
+    return [{"prompt": each["messages"][:1], "completion": each["messages"][1:]} for each in conversations(count)]

@@ -178,9 +178,7 @@ def test_samples_without_labels_change_nothing(tmp_path: Path, caplog: pytest.Lo
             max_steps=2,
         )
         found = losses(made)
-    alone = losses(
-        trainer(tmp_path, prompts(1) * 2, per_device_train_batch_size=1, max_length=16, max_steps=2)
-    )
+    alone = losses(trainer(tmp_path, prompts(1) * 2, per_device_train_batch_size=1, max_length=16, max_steps=2))
     assert found == pytest.approx(alone, rel=1e-6)
     assert "none that counts in the loss" in caplog.text
 
@@ -248,7 +246,9 @@ def test_kept_tokens_change_nothing(processes: int | None, tmp_path: Path) -> No
 def test_given_tokens_are_passed_on(tmp_path: Path) -> None:
     """Rows with input_ids are trained on as they are, with trl's masks."""
     rows = by_hand("prompts")
-    masks = [{"input_ids": row["input_ids"], "completion_mask": [int(x != -100) for x in row["labels"]]} for row in rows]
+    masks = [
+        {"input_ids": row["input_ids"], "completion_mask": [int(x != -100) for x in row["labels"]]} for row in rows
+    ]
     expected = losses(trainer(tmp_path, prompts()))
     assert losses(trainer(tmp_path, rows)) == pytest.approx(expected, rel=1e-6)
     assert losses(trainer(tmp_path, masks)) == pytest.approx(expected, rel=1e-6)
@@ -279,7 +279,9 @@ def test_formatting(tmp_path: Path) -> None:
 
 def test_several_sets_are_evaluated(tmp_path: Path) -> None:
     """Each is tokenized, and predicted with its labels."""
-    made = trainer(tmp_path, texts(), eval_dataset={"a": texts(2), "b": prompts(3)}, eval_strategy="steps", eval_steps=4)
+    made = trainer(
+        tmp_path, texts(), eval_dataset={"a": texts(2), "b": prompts(3)}, eval_strategy="steps", eval_steps=4
+    )
     made.train()
     last = made.state.log_history[-2:]
     assert {"eval_a_loss", "eval_b_loss"} <= {name for entry in made.state.log_history for name in entry}, last
@@ -320,9 +322,7 @@ def test_adapters(saved: str, tmp_path: Path) -> None:
     found = []
     for options in ({}, {}, {"gradient_checkpointing": True}):
         adapters = peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
-        made = SFTTrainer(
-            saved, config(tmp_path, **options), train_dataset=conversations(), peft_config=adapters
-        )
+        made = SFTTrainer(saved, config(tmp_path, **options), train_dataset=conversations(), peft_config=adapters)
         before = {name: value.clone() for name, value in made.model.named_parameters()}
         found.append(losses(made))
         changed = {name for name, value in made.model.named_parameters() if not torch.equal(value, before[name])}
@@ -463,7 +463,11 @@ def problems(folder: Path, data: Any, **given: Any) -> list[str]:
         (texts(), {"model": None}, "SFTTrainer needs a model"),
         (texts(), {"model": "no/such/model", "processing_class": tokenizer()}, "could not be loaded"),
         (texts(), {"dataset_kwargs": {"skip": True}}, "it has no key 'skip'"),
-        (texts(), {"dataset_kwargs": {"skip_prepare_dataset": True}, "token_cache": "x"}, "token_cache would do nothing"),
+        (
+            texts(),
+            {"dataset_kwargs": {"skip_prepare_dataset": True}, "token_cache": "x"},
+            "token_cache would do nothing",
+        ),
     ],
     ids=range(16),
 )

@@ -62,7 +62,10 @@ def test_forms(sample: dict[str, Any], form: Form) -> None:
         ({}, "A sample has no columns, but none of the forms"),
         ({"text": 3}, "A sample has 'text', but none of the forms"),
         ({"prompt": "a"}, "A sample has 'prompt', but none of the forms"),
-        ({"prompt": "a", "completion": [{"role": "user"}]}, "A prompt is of the type str and its completion of the type"),
+        (
+            {"prompt": "a", "completion": [{"role": "user"}]},
+            "A prompt is of the type str and its completion of the type",
+        ),
         ({"messages": "a"}, "The messages of a sample are not a list of messages"),
         ({"messages": []}, "The messages of a sample are not a list of messages"),
         ({"messages": [{"role": "user"}], "image": 3}, "A sample has image, but SFTTrainer fine-tunes on text alone"),
@@ -102,8 +105,12 @@ def test_seams_lose_no_token(prompt: str, completion: str) -> None:
 def test_prompts_whose_tokens_merge_with_the_completion(caplog: pytest.LogCaptureFixture) -> None:
     """The token across the seam counts, and a warning shows the part of the prompt, once."""
     whole = "mutable sequence"
-    prompt = next(whole[:end] for end in range(1, len(whole)) if len(WORDS(whole[:end])["input_ids"]) > 1
-                  and WORDS(whole)["input_ids"][: len(WORDS(whole[:end])["input_ids"])] != WORDS(whole[:end])["input_ids"])
+    prompt = next(
+        whole[:end]
+        for end in range(1, len(whole))
+        if len(WORDS(whole[:end])["input_ids"]) > 1
+        and WORDS(whole)["input_ids"][: len(WORDS(whole[:end])["input_ids"])] != WORDS(whole[:end])["input_ids"]
+    )
     convert = tokenization()
     with caplog.at_level(logging.WARNING, "hexloop"):
         for _ in range(2):

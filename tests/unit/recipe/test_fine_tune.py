@@ -137,7 +137,10 @@ arguments:
             "lines 1 and 2: model and fine_tune.model are both given; remove one of them.",
         ),
         ("model_init: project.Line\nfine_tune: {packing: false}\n", "line 1: You chose model_init, but fine-tuning"),
-        ("fine_tune: {model: a, packing: true, max_length: null}\n", "line 1: You chose packing=True and max_length=None"),
+        (
+            "fine_tune: {model: a, packing: true, max_length: null}\n",
+            "line 1: You chose packing=True and max_length=None",
+        ),
         ("fine_tune: {model: a, peft_config: {peft_type: lorra}}\n", "line 1: You chose fine_tune.peft_config.peft_t"),
     ],
 )
