@@ -1,4 +1,4 @@
-"""An assistant that is asked what a function does: a small decoder, trained on English, then fine-tuned on conversations.
+"""An assistant that is asked what a function does: a small decoder, trained on English, then on conversations.
 
 All text comes with Python: the topics of its interactive help, and the docstrings of its standard library.
 """
@@ -14,7 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import topics
 import torch
 from attrs import frozen
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -114,14 +113,16 @@ def conversations(held_out: bool = False) -> list[dict[str, Any]]:
     ]
 
 
-@cache
-def _texts() -> tuple[list[str], list[str]]:
-    """Return paragraphs of the help topics and docstrings, in training and held out."""
-    answers = {answer for _, answer in _pairs()[1]}
+def texts(topics: str, held_out: bool = False) -> list[dict[str, str]]:
+    """Return the English texts on which the decoder is trained first: pieces of the topics, and docstrings.
+
+    Docstrings that start with a held-out answer are left out; of the others, the last of 20 are for evaluation.
+    """
+    answers = {answer for _, answer in _pairs()[True]}
     docstrings = list(dict.fromkeys(each.text for each in documented() if first_sentence(each.text) not in answers))
     last = len(docstrings) * 19 // 20
-    training, held_out = (pieces(text) for text in (topics.training_text(), topics.held_out_text()))
-    return training + docstrings[:last], held_out + docstrings[last:]
+    found = pieces(topics) + (docstrings[last:] if held_out else docstrings[:last])
+    return [{"text": text.strip()} for text in found if text.strip()]
 
 
 def pieces(text: str, size: int = 800) -> list[str]:
@@ -134,13 +135,8 @@ def pieces(text: str, size: int = 800) -> list[str]:
     return found
 
 
-def texts(held_out: bool = False) -> list[dict[str, str]]:
-    """Return the English texts on which the decoder is trained first."""
-    return [{"text": text.strip()} for text in _texts()[held_out] if text.strip()]
-
-
 @cache
-def tokenizer(vocabulary_size: int = 4096) -> PreTrainedTokenizerFast:
+def tokenizer(topics: str, vocabulary_size: int = 4096) -> PreTrainedTokenizerFast:
     """Return a byte-level BPE tokenizer that is trained on the English texts, with the chat template."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -151,7 +147,7 @@ def tokenizer(vocabulary_size: int = 4096) -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    made.train_from_iterator((each["text"] for each in texts()), trainer)
+    made.train_from_iterator((each["text"] for each in texts(topics)), trainer)
     words = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # its constructor is untyped
         tokenizer_object=made, pad_token=PAD, eos_token=END, model_input_names=["input_ids", "attention_mask"]
     )

@@ -132,7 +132,7 @@ def test_the_loss_is_that_of_the_completions(tmp_path: Path) -> None:
         {"eval_packing": True, "max_length": 48},
         {"pad_to_multiple_of": 16},
     ],
-    ids=lambda options: "-".join(options),
+    ids="-".join,
 )
 def test_evaluation_does_not_depend_on_how_rows_are_made(options: dict[str, Any], tmp_path: Path) -> None:
     """Padded, joined and packed rows have the same mean loss over the labels."""
@@ -156,7 +156,10 @@ def test_long_samples_are_cut_off(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     split = trainer(
         tmp_path,
         texts(),
-        **{"max_length": 16, "packing": True, "packing_strategy": "bfd_split", "max_steps": -1},
+        max_length=16,
+        packing=True,
+        packing_strategy="bfd_split",
+        max_steps=-1,
         num_train_epochs=1,
         include_num_input_tokens_seen="all",
     )

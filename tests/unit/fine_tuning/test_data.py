@@ -126,7 +126,7 @@ def test_tokens_stay_as_they_are() -> None:
 
 
 def test_which_data_are_only_stored() -> None:
-    """Reading tokens may draw random numbers if reading the samples may, or if a function of the user's formats them."""
+    """Reading tokens may draw random numbers if reading the samples may, or if a function formats them."""
     assert only_stored(prepared(texts()))
     assert not only_stored(prepared(Rows()))
     assert not only_stored(TokenizedDataset(texts(), counting(formatting=str)))

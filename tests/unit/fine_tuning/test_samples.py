@@ -105,12 +105,12 @@ def test_seams_lose_no_token(prompt: str, completion: str) -> None:
 def test_prompts_whose_tokens_merge_with_the_completion(caplog: pytest.LogCaptureFixture) -> None:
     """The token across the seam counts, and a warning shows the part of the prompt, once."""
     whole = "mutable sequence"
-    prompt = next(
-        whole[:end]
-        for end in range(1, len(whole))
-        if len(WORDS(whole[:end])["input_ids"]) > 1
-        and WORDS(whole)["input_ids"][: len(WORDS(whole[:end])["input_ids"])] != WORDS(whole[:end])["input_ids"]
-    )
+
+    def merges(prompt: str) -> bool:
+        alone = WORDS(prompt)["input_ids"]
+        return bool(alone != WORDS(whole)["input_ids"][: len(alone)])
+
+    prompt = next(whole[:end] for end in range(2, len(whole)) if merges(whole[:end]))
     convert = tokenization()
     with caplog.at_level(logging.WARNING, "hexloop"):
         for _ in range(2):
