@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -98,13 +99,15 @@ class Base:
         import peft
 
         checkpoints, options = args.gradient_checkpointing, args.gradient_checkpointing_kwargs
-        if getattr(model, "is_quantized", False):
-            model = peft.prepare_model_for_kbit_training(
-                model, use_gradient_checkpointing=checkpoints, gradient_checkpointing_kwargs=options
-            )
-        elif checkpoints and hasattr(model, "enable_input_require_grads"):
-            model.enable_input_require_grads()  # frozen embeddings would cut checkpointed layers off
-        return peft.get_peft_model(model, self.peft_config)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # peft's use
+            if getattr(model, "is_quantized", False):
+                model = peft.prepare_model_for_kbit_training(
+                    model, use_gradient_checkpointing=checkpoints, gradient_checkpointing_kwargs=options
+                )
+            elif checkpoints and hasattr(model, "enable_input_require_grads"):
+                model.enable_input_require_grads()  # frozen embeddings would cut checkpointed layers off
+            return peft.get_peft_model(model, self.peft_config)
 
 
 def _embeddings(model: Any) -> Any:

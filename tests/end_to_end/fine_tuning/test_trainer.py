@@ -29,9 +29,6 @@ from tests.end_to_end.fine_tuning.small import (
     tokenizer,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # in peft
-
-
 def config(folder: Path, **given: Any) -> SFTConfig:
     usual: dict[str, Any] = {
         "max_steps": 4,
