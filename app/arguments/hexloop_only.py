@@ -205,6 +205,8 @@ class HexloopArguments(
     Fp8Arguments,
     LossArguments,
     PackingArguments,
+    PackingArguments,
+    LossArguments,
 ):
     """hexloop's own.
 

@@ -57,7 +57,7 @@ class PartReader:
             return lambda: found
         if isinstance(value, Mapping) and CALL in value:
             return self._call(path, value, kind)
-        return self._refuse(
+        return self.refuse(
             path, value, RefusalError("it takes an import path", f"give one, or a mapping whose key {CALL} has one")
         )
 
@@ -65,7 +65,7 @@ class PartReader:
         """Read the list of parts at `path`."""
         value = self.document.at(path)
         if not isinstance(value, list):
-            return self._refuse(path, value, RefusalError("it takes a list", "put a dash before each item"))
+            return self.refuse(path, value, RefusalError("it takes a list", "put a dash before each item"))
         return _listed([self.part((*path, index), kind) for index in range(len(value))])
 
     def part_or_parts_by_name(self, path: KeyPath, kind: PartKind) -> RecipePart:
@@ -78,8 +78,8 @@ class PartReader:
     def _call(self, path: KeyPath, value: Mapping[Any, Any], kind: PartKind = PartKind.OBJECT) -> RecipePart:
         target = value[CALL]
         if not isinstance(target, str):
-            return self._refuse((*path, CALL), target, RefusalError("it takes an import path", "give one"))
-        keywords = {str(name): self._argument((*path, name)) for name in value if name != CALL}
+            return self.refuse((*path, CALL), target, RefusalError("it takes an import path", "give one"))
+        keywords = self.arguments(path, (CALL,))
         function = self._resolved((*path, CALL), target)
         if function is None:
             return lambda: None
@@ -87,8 +87,13 @@ class PartReader:
             only_named = keyword is None and kind is PartKind.FUNCTION and not keywords
             remedy = f"to pass it without calling it, write '{path[0]}: {target}'" if only_named else refusal.remedy
             key = keyword or CALL
-            self._refuse((*path, key), value[key], RefusalError(refusal.because, remedy))
+            self.refuse((*path, key), value[key], RefusalError(refusal.because, remedy))
         return lambda: function(**_named(keywords)())
+
+    def arguments(self, path: KeyPath, left_out: Collection[str]) -> dict[str, RecipePart]:
+        """Read the keywords of a call: the mapping at `path` without the keys `left_out`."""
+        value = self.document.at(path)
+        return {str(name): self._argument((*path, name)) for name in value if name not in left_out}
 
     def _argument(self, path: KeyPath) -> RecipePart:
         """Read an argument of a call: a plain value, or one that contains calls and objects at any depth."""
@@ -117,7 +122,7 @@ class PartReader:
         if found is not None and not fits:
             remedy = f"to call it, write '{{call: {text}}}'" if callable(found) else "name another"
             found_kind = "a class" if is_class else f"a {type(found).__name__}"
-            self._refuse(path, text, RefusalError(f"that is {found_kind}, and {kind.value} is needed", remedy))
+            self.refuse(path, text, RefusalError(f"that is {found_kind}, and {kind.value} is needed", remedy))
         return found
 
     def _resolved(self, path: KeyPath, text: str) -> Any:
@@ -127,13 +132,13 @@ class PartReader:
         except RefusalError as refusal:
             if refusal.__cause__ is not None:
                 self.causes.append(refusal.__cause__)
-            self._refuse(path, text, refusal)
+            self.refuse(path, text, refusal)
             return None
         if found is None:
-            self._refuse(path, text, RefusalError("that is None", "name something else"))
+            self.refuse(path, text, RefusalError("that is None", "name something else"))
         return found
 
-    def _refuse(self, path: KeyPath, value: object, refusal: RefusalError) -> RecipePart:
+    def refuse(self, path: KeyPath, value: object, refusal: RefusalError) -> RecipePart:
         """Add a problem with `value` and return a placeholder, so that reading continues."""
         sentence = problem({".".join(map(str, path)): value}, refusal)
         self.document.problems.append(self.document.located([path], sentence))

@@ -13,9 +13,11 @@ from attrs import field, frozen, make_class
 
 import hexloop
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.arguments.documents import Document, from_document, read_yaml
+from hexloop.app.arguments.documents import Document, KeyPath, from_document, read_yaml
+from hexloop.app.arguments.fine_tuning import SFTConfig
 from hexloop.app.arguments.options import unknown_options
 from hexloop.app.arguments.parser import add_arguments, override
+from hexloop.app.recipe.fine_tune import FINE_TUNE, MODEL, SECTION_PARTS, read_section
 from hexloop.app.recipe.parts import PartKind, PartReader, RecipePart
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import RefusalError, did_you_mean, problem
@@ -38,7 +40,10 @@ PARTS = {
 
 ARGUMENTS = "arguments"
 TRAINER = "trainer"
-KEYS = (*PARTS, TRAINER, ARGUMENTS)
+KEYS = (*PARTS, TRAINER, FINE_TUNE, ARGUMENTS)
+
+KINDS = {**PARTS, **SECTION_PARTS}
+"""What each part must be."""
 
 DATASETS = ("train_dataset", "eval_dataset", "test_dataset")
 
@@ -62,7 +67,7 @@ class Recipe:
         Raises ConfigurationError if a part is unusable, and whatever the recipe's code raises, with a note that says
         which part was being made.
         """
-        names = [name for name in PARTS if name not in DATASETS or name in datasets]
+        names = [name for name in KINDS if name not in DATASETS or name in datasets]
         made = {name: self.make(name) for name in names if name in self.parts}
         return self.trainer_class(args=self.arguments, **made)
 
@@ -74,11 +79,13 @@ class Recipe:
         try:
             made = self.parts[name]()
         except Exception as error:
-            error.add_note(self.document.located([(name,)], f"This was raised while {name} was being made."))
+            error.add_note(
+                self.document.located([self._path_of(name)], f"This was raised while {name} was being made.")
+            )
             raise
         if made is None:
             self._refuse(name, "the result is None", "let what is called return the object")
-        if PARTS[name] in (PartKind.FUNCTION, PartKind.CALLABLE) and not callable(made):
+        if KINDS[name] in (PartKind.FUNCTION, PartKind.CALLABLE) and not callable(made):
             self._refuse(
                 name, f"the result of the call is a {type(made).__name__}, not a function", "let it return a function"
             )
@@ -86,7 +93,11 @@ class Recipe:
 
     def _refuse(self, name: str, because: str, remedy: str) -> None:
         sentence = f"You chose {name}, but {because}; {remedy}."
-        raise ConfigurationError(self.document.located([(name,)], sentence))
+        raise ConfigurationError(self.document.located([self._path_of(name)], sentence))
+
+    def _path_of(self, name: str) -> KeyPath:
+        """Return the keys that lead to a part."""
+        return (FINE_TUNE, name) if self.document.at((FINE_TUNE, name)) is not None else (name,)
 
 
 def read_recipe(
@@ -111,6 +122,7 @@ def read_recipe(
     reader = PartReader(document)
     trainer_class = _trainer_class(reader)
     kind = trainer_class.arguments_class if _is_trainer(trainer_class) else TrainingArguments
+    section = dict(read_section(reader, ARGUMENTS))
     if options is not None:
         parser = ArgumentParser(add_help=False, allow_abbrev=False)
         if kind is not TrainingArguments:  # the command line does not know the arguments that only it has
@@ -121,7 +133,10 @@ def read_recipe(
     document.problems += unknown_options(unknown, kind.__dataclass_fields__)
     document.problems += _unknown_keys(document, kind)
     document.problems += _missing_parts(document, str(path), needed)
-    parts = dict(_parts(reader))
+    parts = {**dict(_parts(reader)), **section}
+    if "model_init" in parts and issubclass(kind, SFTConfig):
+        sentence = "You chose model_init, but fine-tuning starts from the weights of a model; give it as model."
+        document.problems.append(document.located([("model_init",)], sentence))
     arguments = _arguments(document, kind)
     if arguments is not None:
         document.problems += _adapter_problems(arguments)
@@ -159,6 +174,12 @@ def _unknown_keys(document: Document, kind: type[TrainingArguments]) -> Iterator
 
 def _missing_parts(document: Document, source: str, needed: Sequence[str]) -> Iterator[str]:
     given = {name for name, value in document.values.items() if value is not None}
+    for name in sorted({"model", "model_init"} & given):
+        if document.at((FINE_TUNE, MODEL)) is not None:
+            sentence = f"{name} and {FINE_TUNE}.{MODEL} are both given; remove one of them."
+            yield document.located([(name,), (FINE_TUNE, MODEL)], sentence)
+    if document.at((FINE_TUNE, MODEL)) is not None:
+        given.add("model")
     if {"model", "model_init"} <= given:
         yield document.located(
             [("model",), ("model_init",)], "model and model_init are both given; remove one of them."
@@ -183,12 +204,17 @@ def _parts(reader: PartReader) -> Iterator[tuple[str, RecipePart]]:
 def _trainer_class(reader: PartReader) -> Any:
     document = reader.document
     value = document.at((TRAINER,))
+    fine_tunes = document.at((FINE_TUNE,)) is not None
     if value is None:
-        return hexloop.Trainer
+        return hexloop.SFTTrainer if fine_tunes else hexloop.Trainer
     found = reader.part((TRAINER,), PartKind.CLASS)() if isinstance(value, str) else value
     if found is not None and not _is_trainer(found):
         refusal = RefusalError("that is not a subclass of hexloop.Trainer", "name a class that is derived from it")
         document.problems.append(document.located([(TRAINER,)], problem({TRAINER: value}, refusal)))
+    elif fine_tunes and found is not None and not issubclass(found, hexloop.SFTTrainer):
+        because = f"the section {FINE_TUNE} is for hexloop.SFTTrainer"
+        refusal = RefusalError(because, "name a class that is derived from it, or leave trainer out")
+        document.problems.append(document.located([(TRAINER,), (FINE_TUNE,)], problem({TRAINER: value}, refusal)))
     return found
 
 

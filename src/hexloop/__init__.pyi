@@ -76,6 +76,8 @@ from .adapters.scheduler.torch import (
 )
 from .app.trainer.sequence_to_sequence import Seq2SeqTrainer as Seq2SeqTrainer
 from .app.arguments.sequence_to_sequence import Seq2SeqTrainingArguments as Seq2SeqTrainingArguments
+from .app.trainer.fine_tuning import SFTTrainer as SFTTrainer
+from .app.arguments.fine_tuning import SFTConfig as SFTConfig
 from .app.trainer.results import TrainOutput as TrainOutput
 from .app.trainer.trainer import Trainer as Trainer
 from .adapters.batches.torch.collate import (

@@ -304,7 +304,12 @@ class KeyedDataset(Dataset[Any]):
 
 
 def only_stored(dataset: Any) -> bool:
-    """Return whether reading a sample runs no user code, which might use random numbers."""
+    """Return whether reading a sample runs no user code, which might use random numbers.
+
+    A data set that makes samples of another's says so itself, by an attribute of this name.
+    """
+    if getattr(dataset, "only_stored", None) is True:
+        return True
     if type(dataset) is Subset:
         return only_stored(dataset.dataset)
     if (tables := sys.modules.get("datasets")) is not None and type(dataset) is tables.Dataset:

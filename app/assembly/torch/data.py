@@ -33,6 +33,7 @@ from hexloop.adapters.batches.torch.order import (
     OrderedBatchSampler,
     RandomIndexSampler,
     SampleOrders,
+    only_stored,
     rebalances,
 )
 from hexloop.adapters.batches.torch.passes import KeptLoaders
@@ -72,6 +73,7 @@ __all__ = [
     "is_iterable",
     "length_of",
     "map_entries",
+    "only_stored",
     "random_fingerprint",
     "rows_to_keep",
 ]

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from hexloop.app.arguments.arguments import TrainingArguments
-from hexloop.app.arguments.declaration import declarations
+from hexloop.app.arguments.declaration import GROUP, declarations
+from hexloop.app.arguments.fine_tuning import SFTConfig
 from hexloop.app.arguments.legacy import DISCOURAGED_ARGUMENTS, LEGACY_ARGUMENTS
 from hexloop.app.arguments.sequence_to_sequence import Seq2SeqTrainingArguments
 from hexloop.app.assembly.combinations import INEFFECTIVE
@@ -83,6 +84,7 @@ ENVIRONMENT = """
 def page() -> str:
     """The page as Markdown."""
     groups = "".join(_group(owner, names) for owner, names in _by_group())
+    groups += _group(SFTConfig, list(vars(SFTConfig)[GROUP]), SFTConfig)
     return OPENING + groups + EARLIER + _earlier() + REFUSED + _remarks() + ENVIRONMENT + _rows(VARIABLES.items())
 
 
@@ -96,17 +98,18 @@ def _by_group() -> Iterator[tuple[type, list[str]]]:
             del left[name]
 
 
-def _group(owner: type, names: list[str]) -> str:
-    known = declarations(Seq2SeqTrainingArguments)
-    rows = "".join(_argument(name) for name in names if name in known)
+def _group(owner: type, names: list[str], cls: type[Any] = Seq2SeqTrainingArguments) -> str:
+    """A section with the arguments of these names. cls: the class that has them."""
+    known = declarations(cls)
+    rows = "".join(_argument(cls, name) for name in names if name in known)
     heading = (owner.__doc__ or "").split("\n")[0].rstrip(".")
     if issubclass(owner, TrainingArguments):
-        heading = f"{heading} (`Seq2SeqTrainingArguments` alone)"
+        heading = f"{heading} (`{cls.__name__}` alone)"
     return f"\n## {heading}\n\n| argument | default | what it does |\n|---|---|---|\n{rows}"
 
 
-def _argument(name: str) -> str:
-    field = Seq2SeqTrainingArguments.__dataclass_fields__[name]
+def _argument(cls: type[Any], name: str) -> str:
+    field = cls.__dataclass_fields__[name]
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     return f"| `{name}` | `{default!r}` | {_cell(field.metadata['help'])} |\n"
 

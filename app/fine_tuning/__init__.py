@@ -1,0 +1,1 @@
+"""Supervised fine-tuning: samples become tokens and labels, and a model is loaded and prepared for it."""
