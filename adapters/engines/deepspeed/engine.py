@@ -135,10 +135,12 @@ class DeepSpeed:
             model, trainable, self.synchronise, self.backward, before_optimizer_step, after_optimizer_step
         )
 
-    def model_state(self, model: Any, writers: int) -> ZeroModelState:
+    def model_state(
+        self, model: Any, writers: int, kept: Callable[[str], bool] | None = None
+    ) -> ZeroModelState:
         """Return what exports and loads the weights of the engine `model`; full-precision copies are updated too."""
         partitions = ZeroPartitions(model) if wraps_optimizer(model) else None
-        return ZeroModelState(model, self._layout_of(model), partitions, writers)
+        return ZeroModelState(model, self._layout_of(model), partitions, writers, kept)
 
     def optimizer_state(self, model: Any, optimizer: Any) -> Exportable:
         """Return what exports and loads the moments. Raises CheckpointError for an unknown optimizer of DeepSpeed."""
