@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import define, field, frozen
 from torch import Tensor, nn
 
 from hexloop.adapters.trainable.torch.model_state import is_extra, owners
@@ -206,25 +206,35 @@ IMPORTANCES = ("ipt", "exp_avg_ipt", "exp_avg_unc")
 """The attributes of such an allocator that change in training: tensors by the names of parameters."""
 
 
-def rank_updater(model: Any) -> Callable[[int], None] | None:
-    """Return what lets AdaLoRA measure its matrices, and change their ranks, after each optimizer step; else None.
+@define(eq=False)
+class RankUpdates:
+    """Lets AdaLoRA measure its matrices, and change their ranks, after each optimizer step.
 
-    It is called with the number of optimizer steps before, while the gradients exist. If the program has called
-    `update_and_allocate` itself since the last step, as one for transformers does, nothing is done.
+    If the program calls `update_and_allocate` itself, as one for transformers does, nothing is done.
+    model: with the adapters. allocator: what decides on the ranks.
     """
-    (allocator, *_) = [*allocators(model).values()] or [None]
-    if allocator is None:
-        return None
-    last: object = next(iter(allocator.ipt.values()), None)
 
-    def update(step: int) -> None:
-        nonlocal last
-        if (now := next(iter(allocator.ipt.values()), None)) is last:  # each update makes a new tensor
-            model.base_model.update_and_allocate(step)
-            now = next(iter(allocator.ipt.values()), None)
-        last = now
+    _model: Any
+    _allocator: Any
+    _measured: object = field(default=None, init=False)
 
-    return update
+    @classmethod
+    def of(cls, model: Any) -> RankUpdates | None:
+        """Return that of a model; None if it has no adapter of AdaLoRA."""
+        found = [*allocators(model).values()]
+        return cls(model, found[0]) if found else None
+
+    def before_step(self) -> None:
+        """Note what was measured so far. Called before the optimizer step."""
+        self._measured = self._latest()
+
+    def after_step(self, step: int) -> None:
+        """Update the ranks, while the gradients exist. step: the number of optimizer steps before this one."""
+        if self._latest() is self._measured:  # each update makes new tensors
+            self._model.base_model.update_and_allocate(step)
+
+    def _latest(self) -> object:
+        return next(iter(self._allocator.ipt.values()), None)
 
 
 def _with_ranks(model: Any) -> list[str]:
