@@ -1,8 +1,7 @@
-"""A tiny language model, and every kind of adapters of PEFT that is trained on it."""
+"""A tiny language model, and each kind of adapters of PEFT that is trained on it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ def tiny_llama(folder: Path | None = None, **given: Any) -> Any:
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64}
     state = torch.random.get_rng_state()
     torch.manual_seed(0)
-    made = LlamaForCausalLM(LlamaConfig(**{**sizes, **heads, "pad_token_id": 0, **given}))
+    made = LlamaForCausalLM(LlamaConfig(**{**sizes, **heads, "pad_token_id": 0, "attention_bias": True, **given}))
     torch.random.set_rng_state(state)
     return made
 
@@ -47,8 +46,7 @@ class Kind:
     """A kind of adapters.
 
     name: of the class of its configuration. options: of it. merges: whether it can be merged into the base.
-    trains: whether training changes the adapters' file; every kind does. beside: whether the checkpoint keeps something
-    of the model that PEFT's file does not have.
+    beside: whether the checkpoint keeps something of the model that PEFT's file does not have.
     """
 
     name: str
@@ -71,7 +69,7 @@ KINDS: dict[str, Kind] = {
         "LoraConfig", r=2, target_modules="all-linear", modules_to_save=["lm_head"]
     ),
     "LoRA with trained biases": _of("LoraConfig", r=2, bias="all"),
-    "LoRA with trainable tokens": _of("LoraConfig", r=2, trainable_token_indices={"embed_tokens": [1, 2]}, beside=True),
+    "LoRA with trainable tokens": _of("LoraConfig", r=2, trainable_token_indices={"embed_tokens": [1, 2]}),
     "DoRA": _of("LoraConfig", r=2, use_dora=True),
     "rsLoRA": _of("LoraConfig", r=4, use_rslora=True),
     "PiSSA": _of("LoraConfig", r=2, init_lora_weights="pissa"),
@@ -84,18 +82,22 @@ KINDS: dict[str, Kind] = {
     "LoKr": _of("LoKrConfig", r=2),
     "OFT": _of("OFTConfig", oft_block_size=4),
     "BOFT": _of("BOFTConfig", boft_block_size=4),
-    "VeRA": _of("VeraConfig", r=4, beside=False),
+    "VeRA": _of("VeraConfig", r=4),
     "VeRA without its projections": _of("VeraConfig", r=4, save_projection=False),
     "RandLoRA": _of("RandLoraConfig", r=4),
     "VB-LoRA": _of("VBLoRAConfig", r=2, num_vectors=8, vector_length=4, topk=2),
     "FourierFT": _of("FourierFTConfig", n_frequency=8),
     "LN tuning": _of("LNTuningConfig", target_modules=["input_layernorm", "norm"]),
-    "trainable tokens": _of("TrainableTokensConfig", target_modules=["embed_tokens"], token_indices=[1, 2], beside=True),
+    "trainable tokens": _of("TrainableTokensConfig", target_modules=["embed_tokens"], token_indices=[1, 2]),
     "prompt tuning": Kind("PromptTuningConfig", PROMPT, merges=False, beside=True),
     "prefix tuning": Kind("PrefixTuningConfig", PROMPT, merges=False, beside=True),
     "p-tuning": Kind("PromptEncoderConfig", {**PROMPT, "encoder_hidden_size": 8}, merges=False, beside=True),
 }
 """Each kind of adapters by the name that the documentation uses."""
+
+
+SAVING: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "max_steps": 6, "learning_rate": 0.05}
+"""A run of six steps that saves three times; AdaLoRA has decided on ranks by then."""
 
 
 def adapted(kind: Kind, base: Any) -> Any:
@@ -107,6 +109,3 @@ def adapted(kind: Kind, base: Any) -> Any:
     model = peft.get_peft_model(base, getattr(peft, kind.name)(**kind.options))
     torch.random.set_rng_state(state)
     return model
-
-
-Adapted = Callable[[], Any]
