@@ -189,7 +189,7 @@ class AdapterState:
         computed = {adapter for adapter, _ in self._tensors.computed} & saved.files.keys()
         names, from_files = self._names.copy(), computed if not saved.whole else set()
         try:
-            self._names |= saved.own.keys()
+            self._names.update(saved.own)
             if not saved.whole:
                 self._names.intersection_update(saved.own)
             self._kept.load([*saved.own.values(), *saved.extra])
@@ -232,7 +232,7 @@ class AdapterState:
             )
         names = self._names.copy()
         try:
-            self._names |= {*self._tensors.kept, *trained_names(self._layout.state(self._model)), *saved.own}
+            self._names.update(self._tensors.kept, trained_names(self._layout.state(self._model)), saved.own)
             if not saved.whole:
                 self._names.intersection_update({*saved.own, *self._in_files(saved)})
             return problems + self._kept.differences([*saved.own.values(), *saved.extra], types)

@@ -115,7 +115,7 @@ def set_from_files(model: nn.Module, adapter: str, tensors: Mapping[str, Tensor]
                 "can resume."
             )
         raise ValueError(f"the adapter {adapter!r} does not fit the model: {error}.{advice}") from error
-    if unexpected := getattr(result, "unexpected_keys", None):
+    if (unexpected := getattr(result, "unexpected_keys", None)) and not prompts:
         raise ValueError(f"the adapter {adapter!r} has tensors that the model lacks: {', '.join(unexpected[:8])}")
 
 
@@ -165,12 +165,13 @@ def add_frozen(model: Any, adapter: str, values: Mapping[str, Any]) -> None:
         except (TypeError, ValueError, KeyError) as error:
             raise ValueError(f"the configuration of the adapter {adapter!r} is invalid: {error}") from error
     before = {name: each.requires_grad for name, each in model.named_parameters()}
-    if hasattr(model, "base_model") and hasattr(model, "get_base_model"):
-        model.add_adapter(adapter, config)
-    else:  # a plain model of transformers, whose newest adapter becomes the active one
-        active = model.active_adapters()
-        model.add_adapter(config, adapter)
-        model.set_adapter(active)
+    with torch.random.fork_rng():  # its first weights are drawn, and replaced
+        if getattr(model, "_hf_peft_config_loaded", False):  # the newest adapter becomes the active one
+            active = model.active_adapters()
+            model.add_adapter(config, adapter)
+            model.set_adapter(active)
+        else:
+            model.add_adapter(adapter, config)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(before.get(name, False))
 
