@@ -140,8 +140,8 @@ REFUSED: dict[str, tuple[str, str, str]] = {
     "prompts under FSDP 2": ("prompt tuning", "FSDP 2", "holds what is computed from its weights"),
     "AdaLoRA under FSDP 2": ("AdaLoRA", "FSDP 2", "AdaLoRA cannot be trained with the parallelism fsdp2"),
     "AdaLoRA under ZeRO 2": ("AdaLoRA", "ZeRO 2", "AdaLoRA cannot be trained with the parallelism deepspeed"),
-    "4 bits under ZeRO 3": ("4 bits", "ZeRO 3", "bitsandbytes"),
-    "4 bits under FSDP 2": ("4 bits", "FSDP 2", "bnb_4bit_quant_storage"),
+    "4 bits under ZeRO 3": ("4 bits", "ZeRO 3", "ZeRO 3 cannot divide the quantized weights"),
+    "4 bits under FSDP 2": ("4 bits", "FSDP 2", "FSDP cannot divide the quantized weights"),
 }
 
 
