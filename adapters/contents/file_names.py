@@ -161,9 +161,7 @@ class UserFiles:
     def beside(self, own: Collection[str]) -> Iterator[File]:
         """Return the files, without those of `earlier` that hexloop writes, too: the model's, and those named `own`."""
         for file in self.files:
-            if file.path in self.names or not (
-                file.path in own or is_weights(file.path) or is_adapter_file(file.path)
-            ):
+            if file.path in self.names or not (file.path in own or is_weights(file.path) or is_adapter_file(file.path)):
                 yield file
 
     def in_memory(self) -> UserFiles:

@@ -38,7 +38,7 @@ class SavedBuckets:
 
 @frozen
 class SavedBase:
-    """What `Base` describes: the model that the adapters were trained on. digest: of its weights, if it was computed."""
+    """What `Base` describes: the model that the adapters were trained on. digest: of its weights, if it is known."""
 
     name: str | None
     revision: str | None

@@ -156,9 +156,10 @@ def test_the_best_adapters_are_loaded_at_the_end(base: Path, tmp_path: Path) -> 
     best = Path(trainer.state.best_model_checkpoint)
     loaded = peft.PeftModel.from_pretrained(tiny_llama(base), best)
     assert torch.equal(logits_of(loaded), logits_of(trainer.model))
-    assert load_file(best / "adapter_model.safetensors").keys() == load_file(
-        tmp_path / "checkpoint-4" / "adapter_model.safetensors"
-    ).keys()
+    assert (
+        load_file(best / "adapter_model.safetensors").keys()
+        == load_file(tmp_path / "checkpoint-4" / "adapter_model.safetensors").keys()
+    )
 
 
 def test_saved_models_are_adapters(base: Path, tmp_path: Path) -> None:
@@ -229,7 +230,11 @@ def test_several_active_adapters_are_trained(base: Path, tmp_path: Path) -> None
     first, _ = resumes_exactly(make, tmp_path)
     untrained = seeded(make).state_dict()
     for name in ("default", "other"):
-        changed = [key for key, value in weights(first).items() if f".{name}." in key and not torch.equal(value, untrained[key])]
+        changed = [
+            key
+            for key, value in weights(first).items()
+            if f".{name}." in key and not torch.equal(value, untrained[key])
+        ]
         assert changed, name
 
 
@@ -341,7 +346,7 @@ class Allocating(TrainerCallback):
 
 @pytest.mark.parametrize("own", [False, True], ids=["alone", "with a callback"])
 def test_adalora_changes_ranks_as_in_transformers(own: bool, base: Path, tmp_path: Path) -> None:
-    """hexloop updates the ranks, unless the program does: the weights are those of transformers with the callback."""
+    """Hexloop updates the ranks, unless the program does: the weights are those of transformers with the callback."""
     ours = trainer_of("AdaLoRA", base, tmp_path / "ours", reproduce="transformers", max_grad_norm=0.0)
     if own:
         ours.add_callback(Allocating())
@@ -418,7 +423,9 @@ def test_imported_prompts_resume(base: Path, tmp_path: Path) -> None:
     prefix = adapted(KINDS["prefix tuning"], tiny_llama(base))
     prefix = peft.get_peft_model(
         tiny_llama(base),
-        peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4, prefix_projection=True, encoder_hidden_size=8),
+        peft.PrefixTuningConfig(
+            task_type="CAUSAL_LM", num_virtual_tokens=4, prefix_projection=True, encoder_hidden_size=8
+        ),
     )
     theirs(prefix, tmp_path / "projected")
     checkpoint = hexloop.import_checkpoint(tmp_path / "projected" / "checkpoint-2", tmp_path / "imported-projected")
@@ -427,7 +434,7 @@ def test_imported_prompts_resume(base: Path, tmp_path: Path) -> None:
 
 
 def test_exported_adapters_resume_in_transformers(base: Path, tmp_path: Path) -> None:
-    """transformers' Trainer finishes the run like hexloop."""
+    """Transformers' Trainer finishes the run like hexloop."""
     ours = run_of(undropped(base), tmp_path / "ours", **{**BOTH, **TWO}, loss_weighting="reference")
     untrained = {name: each.clone() for name, each in ours.model.state_dict().items()}
     ours.train()

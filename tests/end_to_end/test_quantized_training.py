@@ -16,7 +16,7 @@ from hexloop import Trainer, TrainingArguments
 from hexloop.app.run.quantized_models import cannot_be_replicated
 from hexloop.domain.errors import CheckpointError, ConfigurationError
 from tests.end_to_end.small.adapters import SAVING, logits_of, tiny_llama, token_rows
-from tests.end_to_end.small.models import Net, net, rows
+from tests.end_to_end.small.models import Net, net
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
 
 peft = pytest.importorskip("peft")
@@ -147,7 +147,7 @@ def test_quantized_models_are_neither_moved_nor_replicated(base: Path, tmp_path:
 
 
 def test_quantization_aware_training_resumes(tmp_path: Path) -> None:
-    """torchao's fake quantization: the weights stay plain ones, are trained, and resume bit-identically."""
+    """Torchao's fake quantization: the weights stay plain ones, are trained, and resume bit-identically."""
     quantization = pytest.importorskip("torchao.quantization")
     qat = pytest.importorskip("torchao.quantization.qat")
 

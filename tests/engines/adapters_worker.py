@@ -43,7 +43,11 @@ def run(phase: dict[str, Any]) -> dict[str, Any]:
     except HexloopError as error:
         return {"error": str(error)}
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    return {"losses": losses, "world": trainer.args.world_size, "engine": trainer.adapters.parallelism.capabilities.name}
+    return {
+        "losses": losses,
+        "world": trainer.args.world_size,
+        "engine": trainer.adapters.parallelism.capabilities.name,
+    }
 
 
 def main() -> None:

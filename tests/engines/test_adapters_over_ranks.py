@@ -106,7 +106,8 @@ def test_adapters_are_saved_alone_and_resume(engine: str, base: Path, tmp_path: 
     assert distance(saved(two / "checkpoint-6"), saved(two / "final")) == 0.0
     assert distance(saved(two / "checkpoint-6"), saved(one / "checkpoint-6")) < 1e-3
     bases = [
-        json.loads((folder / "checkpoint-2" / "run_state.json").read_text())["run_setup"]["base"] for folder in (one, two)
+        json.loads((folder / "checkpoint-2" / "run_state.json").read_text())["run_setup"]["base"]
+        for folder in (one, two)
     ]
     assert bases[0] == bases[1]
     assert bases[0]["digest"] is not None
@@ -155,7 +156,9 @@ def test_what_an_engine_cannot_do_is_refused(name: str, base: Path, tmp_path: Pa
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize(("kind", "engine"), [("AdaLoRA", "DDP"), ("prompt tuning", "ZeRO 2"), ("4 bits", "DDP"), ("4 bits", "ZeRO 2")])
+@pytest.mark.parametrize(
+    ("kind", "engine"), [("AdaLoRA", "DDP"), ("prompt tuning", "ZeRO 2"), ("4 bits", "DDP"), ("4 bits", "ZeRO 2")]
+)
 def test_further_kinds_match_one_process(kind: str, engine: str, base: Path, tmp_path: Path) -> None:
     """AdaLoRA decides on the same ranks in every process; prompts and quantized bases need no special engine."""
     (alone,) = run(1, phase(kind, base, tmp_path / "1", per_device_train_batch_size=8))

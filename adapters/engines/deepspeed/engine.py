@@ -139,9 +139,7 @@ class DeepSpeed:
             model, trainable, self.synchronise, self.backward, before_optimizer_step, after_optimizer_step
         )
 
-    def model_state(
-        self, model: Any, writers: int, kept: Callable[[str], bool] | None = None
-    ) -> ZeroModelState:
+    def model_state(self, model: Any, writers: int, kept: Callable[[str], bool] | None = None) -> ZeroModelState:
         """Return what exports and loads the weights of the engine `model`; full-precision copies are updated too."""
         partitions = ZeroPartitions(model) if wraps_optimizer(model) else None
         return ZeroModelState(model, self._layout_of(model), partitions, writers, kept)

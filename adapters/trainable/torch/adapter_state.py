@@ -310,7 +310,11 @@ class AdapterState:
             config.rank_pattern = saved.ranks.get(adapter)
             for kind in IMPORTANCES:
                 prefix = f"{ALLOCATOR}.{adapter}.{kind}."
-                held = {name.removeprefix(prefix): part for name, part in saved.importances.items() if name.startswith(prefix)}
+                held = {
+                    name.removeprefix(prefix): part
+                    for name, part in saved.importances.items()
+                    if name.startswith(prefix)
+                }
                 own = dict(self._model.base_model.model.named_parameters())  # type: ignore[union-attr]
                 if unknown := held.keys() - own.keys():
                     raise ValueError(f"the model has no parameter {min(unknown)!r}, which AdaLoRA has measured")

@@ -62,7 +62,9 @@ def adapter_tensors(model: nn.Module, state: Mapping[str, Any]) -> AdapterTensor
     files: dict[tuple[str, str], str] = {}
     computed: set[tuple[str, str]] = set()
     for adapter in model.peft_config:  # type: ignore[union-attr]
-        stand_ins = {name: torch.empty(tuple(each.shape), dtype=each.dtype, device="meta") for name, each in tensors.items()}
+        stand_ins = {
+            name: torch.empty(tuple(each.shape), dtype=each.dtype, device="meta") for name, each in tensors.items()
+        }
         names = {id(each): name for name, each in stand_ins.items()}
         for name, value in _state_in_files(model, adapter, stand_ins).items():
             if (own := names.get(id(value))) is None:
@@ -92,9 +94,7 @@ def computed_tensors(model: nn.Module, computed: frozenset[tuple[str, str]]) -> 
             values = _state_in_files(model, adapter, model.state_dict(), with_ranks=True)
         resized = adapter in _with_ranks(model)
         found |= {
-            (adapter, name): value.detach()
-            for name, value in values.items()
-            if resized or (adapter, name) in computed
+            (adapter, name): value.detach() for name, value in values.items() if resized or (adapter, name) in computed
         }
     return found
 
@@ -188,9 +188,7 @@ def base_names(model: nn.Module, names: Mapping[str, Any]) -> dict[str, str]:
     """Return, for each name of a tensor of the base in the model, its name in the base without adapters."""
     base = inner_model(model)
     prefix = next((f"{path}." for path, module in model.named_modules() if module is base and path), "")
-    return {
-        name: ".".join(each for each in name.removeprefix(prefix).split(".") if each not in BASE) for name in names
-    }
+    return {name: ".".join(each for each in name.removeprefix(prefix).split(".") if each not in BASE) for name in names}
 
 
 # AdaLoRA, which changes the ranks of its matrices while it trains
@@ -250,9 +248,7 @@ def _ranks_change(config: Any) -> bool:
 # What PEFT's files hold
 
 
-def _state_in_files(
-    model: Any, adapter: str, state: Mapping[str, Any], with_ranks: bool = False
-) -> dict[str, Any]:
+def _state_in_files(model: Any, adapter: str, state: Mapping[str, Any], with_ranks: bool = False) -> dict[str, Any]:
     """Return what PEFT writes of an adapter: the tensors of a state dict, and those that are computed.
 
     with_ranks: leave out the rows that AdaLoRA has given up, as PEFT does.
@@ -319,8 +315,7 @@ def _buffers_that_change(model: nn.Module) -> set[str]:
 
 def _is_adapters(model: nn.Module, buffers: set[str]) -> Callable[[str], bool]:
     """Return what says of a tensor's name whether it is not the base's: of an adapter, or one of these `buffers`."""
-    kinds = {path: module for path, module in model.named_modules(remove_duplicate=False)}
-    modules = by_own_names(model, kinds)
+    modules = by_own_names(model, dict(model.named_modules(remove_duplicate=False)))
 
     def is_adapters(name: str) -> bool:
         if name in buffers:

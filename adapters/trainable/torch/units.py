@@ -9,7 +9,6 @@ from torch import nn
 
 from hexloop.domain.errors import ConfigurationError
 
-
 PROMPT_ENCODERS = frozenset({"PrefixEncoder", "PromptEncoder", "PromptEmbedding", "CartridgeEncoder"})
 """The classes of PEFT's modules that compute prompts, which are units of their own, as PEFT recommends.
 

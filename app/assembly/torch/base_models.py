@@ -22,8 +22,11 @@ from hexloop.ports.parallelism import ExportableModel
 class NamedBase:
     """What identifies a base: where it was loaded from, and the digest of its weights.
 
-    The digest is computed by a thread, once, when it is first asked for. The weights of a base do not change while a run
-    trains adapters on it.
+    The digest is computed by a thread, once, when it is first asked for. The weights of a base do not change while a
+    run trains adapters on it.
+
+    name: the path or name that the base was loaded from; None if a program made it. kind: its class. dtype: of most of
+    its weights. quantization: the method by which they are quantized, if any. compute: returns the digest.
     """
 
     name: str | None
@@ -43,7 +46,7 @@ class NamedBase:
         def compute() -> None:
             try:
                 future.set_result(self._compute())
-            except BaseException as error:  # noqa: BLE001 - raised where the digest is needed
+            except BaseException as error:
                 future.set_exception(error)
 
         threading.Thread(target=compute, name="hexloop-base-digest", daemon=True).start()

@@ -21,7 +21,7 @@ from hexloop.app.assembly.storage import split_location, storage_for
 from hexloop.domain.checkpoints.selection import open_checkpoint
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.wording import listed
-from hexloop.ports.state import JSON, Part
+from hexloop.ports.state import Part
 from hexloop.ports.storage import TRAINING_ARGUMENTS, Signatures
 
 CARD = "README.md"
@@ -98,8 +98,8 @@ def _chosen(source: CheckpointFiles, adapters: Sequence[str], checkpoint: object
     chosen = list(adapters) or (found if len(found) == 1 else [adapter_files.DEFAULT])
     if missing := [each for each in chosen if each not in found]:
         raise CheckpointError(
-            f"You chose the adapters {listed(chosen)}, but {checkpoint} has {listed(found)}, and not {listed(missing)}; "
-            "name some of these (--adapter)."
+            f"You chose the adapters {listed(chosen)}, but {checkpoint} does not have {listed(missing)}; name some of "
+            f"{listed(found)} (--adapter)."
         )
     return chosen
 
@@ -112,7 +112,9 @@ def _load_base(location: str, revision: str | None, dtype: str | None) -> Any:
         config = transformers.AutoConfig.from_pretrained(location, revision=revision)
         names = [each for each in getattr(config, "architectures", None) or () if hasattr(transformers, each)]
         if getattr(config, "quantization_config", None) is not None:
-            raise ValueError("its weights are quantized, and adapters are merged into others; name the base before that")
+            raise ValueError(
+                "its weights are quantized, and adapters are merged into others; name the base before that"
+            )
         if not names:
             raise ValueError("its config.json names no class of transformers under architectures")
         kind = getattr(transformers, names[0])
@@ -149,9 +151,8 @@ def _beside(source: CheckpointFiles) -> Iterator[tuple[str, Part]]:
     """Yield the names in the model of the tensors that are kept beside the adapters."""
     for part in source.parts("model"):
         place = adapter_files.placed(part.name)
-        if part.dtype != JSON and place is not None and place[0] == adapter_files.STATE:
-            if not place[1].startswith(f"{ALLOCATOR}."):
-                yield place[1], part
+        if place is not None and place[0] == adapter_files.STATE and not place[1].startswith(f"{ALLOCATOR}."):
+            yield place[1], part
 
 
 def _refuse_other_base(model: Any, source: CheckpointFiles, named: Mapping[str, Any], location: str) -> None:
@@ -191,9 +192,9 @@ def _companions(source: CheckpointFiles, folder: str) -> Iterator[str]:
     """Yield the files of the tokenizer, and others that lie beside the adapters."""
     for path in source.files:
         own = is_run_file(path) or _is_adapters(path) or path in (TRAINING_ARGUMENTS, CARD, "model.json")
-        if not own and "/" not in path and not path.endswith(".safetensors"):
-            if not os.path.lexists(os.path.join(folder, path)):
-                yield path
+        is_new = not os.path.lexists(os.path.join(folder, path))
+        if is_new and not own and "/" not in path and not path.endswith(".safetensors"):
+            yield path
 
 
 def _copy(source: CheckpointFiles, path: str, folder: str) -> None:
@@ -201,4 +202,3 @@ def _copy(source: CheckpointFiles, path: str, folder: str) -> None:
     os.makedirs(os.path.dirname(target), exist_ok=True)
     with open(target, "wb") as file:
         file.writelines(source.read(path))
-

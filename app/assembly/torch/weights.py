@@ -38,7 +38,8 @@ def load_folder_weights(model: torch.nn.Module, folder: str) -> LoadedKeys:
     """Load the weights in a folder into a model; return the keys that were missing or unexpected.
 
     The folder is a checkpoint, or what `save_model` or `save_pretrained` wrote: safetensors, in one file or with an
-    index, or adapters of PEFT. Raises CheckpointError if there are none, or if a shape differs; the model is then unchanged.
+    index, or adapters of PEFT. Raises CheckpointError if there are none, or if a shape differs; the model is then
+    unchanged.
     """
     own = {DEFAULT, *(getattr(model, "peft_config", None) or ())}
     paths = {path: file for path, file in files_below(Path(folder)).items() if adapter_in(path) in (None, *own)}

@@ -74,9 +74,7 @@ KINDS: dict[str, Kind] = {
     "rsLoRA": _of("LoraConfig", r=4, use_rslora=True),
     "PiSSA": _of("LoraConfig", r=2, init_lora_weights="pissa"),
     "OLoRA": _of("LoraConfig", r=2, init_lora_weights="olora"),
-    "AdaLoRA": _of(
-        "AdaLoraConfig", init_r=4, target_r=2, tinit=1, tfinal=1, deltaT=1, total_step=6, beside=True
-    ),
+    "AdaLoRA": _of("AdaLoraConfig", init_r=4, target_r=2, tinit=1, tfinal=1, deltaT=1, total_step=6, beside=True),
     "IA3": _of("IA3Config", target_modules=["k_proj", "v_proj", "down_proj"], feedforward_modules=["down_proj"]),
     "LoHa": _of("LoHaConfig", r=2),
     "LoKr": _of("LoKrConfig", r=2),
