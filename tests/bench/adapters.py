@@ -4,11 +4,11 @@ Run as `python -m tests.bench.adapters [--rounds 3] [--saves 6]`. A model like L
 in 4 bits by bitsandbytes, is trained on the CPU with LoRA. Each run is in a new process, and each round runs the kinds
 of run in the reverse order of the previous one.
 
-A gap is the time between the ends of two updates. The stall of a save is the longest of the three gaps from its copy on,
-minus the run's median gap; the median over the rounds is taken for each save, and the worst of these is reported. The
-cost per save is the wall time of a run with saves minus that of the run without saves in the same round: the median over
-the rounds. It includes the last save up to its last byte, because `train` returns only then. hexloop's saves also flush
-their files to the disk, and it reads the base once, for its digest.
+A gap is the time between the ends of two updates. The stall of a save is the longest of the three gaps from its copy
+on, minus the run's median gap; the median over the rounds is taken for each save, and the worst of these is reported.
+The cost per save is the wall time of a run with saves minus that of the run without saves in the same round: the median
+over the rounds. It includes the last save up to its last byte, because `train` returns only then. hexloop's saves also
+flush their files to the disk, and it reads the base once, for its digest.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def adapted(base: str) -> Any:
 
 
 def train(library: str, base: str, folder: str, saves: int, saving: bool, **further: Any) -> dict[str, Any]:
-    """Return the stalls, the wall time and the size of the last checkpoint of a run that is long enough for the saves."""
+    """Return the stalls, the wall time and the size of the last checkpoint of a run, long enough for so many saves."""
     if library == "hexloop":
         from hexloop import Trainer, TrainerCallback, TrainingArguments
     else:

@@ -18,8 +18,8 @@ BEGIN, END = "<!-- methods -->\n\n", "\n<!-- end of methods -->"
 class Method:
     """How a method of quantization is trained.
 
-    trains: whether it can be; None if that depends on what `condition` says. aware: whether quantization-aware training,
-    without adapters, is possible, under the same condition. tested: whether the tests of hexloop train it.
+    trains: whether it can be; None if that depends on what `condition` says. aware: whether quantization-aware
+    training, without adapters, is possible, under the same condition. tested: whether the tests of hexloop train it.
     trained_with, refused_with: options of the method's configuration with which it is trained, and is not.
     """
 

@@ -110,7 +110,7 @@ def test_a_base_of_another_type_is_refused(base: Path, tmp_path: Path) -> None:
     """Its numbers are other numbers; the message names both types."""
     trainer_of("LoRA", base, tmp_path).train()
     model = adapted(KINDS["LoRA"], tiny_llama(base).to(torch.bfloat16))
-    with pytest.raises(CheckpointError, match="float32.*bfloat16"):
+    with pytest.raises(CheckpointError, match=r"float32.*bfloat16"):
         run_of(model, tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 
 
