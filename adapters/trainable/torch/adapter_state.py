@@ -142,7 +142,7 @@ class AdapterState:
             yield from self._whole.export()
             return
         tensors = self._tensors
-        self._names.update(trained_names(self._layout.state(self._model)))
+        self._names.update(trained_names(self._model))
         computed = {} if not self._layout.whole else computed_tensors(self._model, tensors.computed)
         by_owner: dict[str, list[str]] = {}
         for (adapter, name), owner in tensors.files.items():
@@ -232,7 +232,7 @@ class AdapterState:
             )
         names = self._names.copy()
         try:
-            self._names.update(self._tensors.kept, trained_names(self._layout.state(self._model)), saved.own)
+            self._names.update(self._tensors.kept, trained_names(self._model), saved.own)
             if not saved.whole:
                 self._names.intersection_update({*saved.own, *self._in_files(saved)})
             return problems + self._kept.differences([*saved.own.values(), *saved.extra], types)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from attrs import evolve
@@ -56,13 +57,14 @@ class ModelState:
 
     def export(self) -> Iterator[Part]:
         """Export every tensor of the state dict once, and each extra state as a JSON document and its tensors."""
-        tensors = self.named_tensors()
+        state = self._layout.state(self._model)
+        tensors = self._owned(self._tensors_of(state))
         if self._layout.whole:
             yield from (tensor_part(name, tensor) for name, tensor in tensors.items())
         else:
             entries = [entry_of(name, tensor, tensor, self._layout) for name, tensor in tensors.items()]
             yield from assigned_parts(entries, self._layout, self._writers)
-        for name, value in self._extra().items():
+        for name, value in self._extra_of(state).items():
             encoder = StateEncoder(type(unwrapped(self._model)).__qualname__)
             document = encoder.encode(value, f"{name}.value")
             for inner, tensor in encoder.tensors.items():
@@ -71,7 +73,9 @@ class ModelState:
 
     def named_tensors(self) -> dict[str, Tensor]:
         """Return the tensors to export, by name."""
-        state = self._state()
+        return self._owned(self._state())
+
+    def _owned(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: state[name] for name, owner in owners(self._model, state).items() if name == owner}
 
     def load(self, parts: Iterable[Part]) -> None:
@@ -175,7 +179,9 @@ class ModelState:
         return [(name, found[name], own[name]) for name in sorted(own) if name in found and found[name].dtype != JSON]
 
     def _state(self) -> dict[str, Tensor]:
-        state = self._layout.state(self._model)
+        return self._tensors_of(self._layout.state(self._model))
+
+    def _tensors_of(self, state: Mapping[str, Any]) -> dict[str, Tensor]:
         found = {name: value for name, value in state.items() if isinstance(value, Tensor) and not is_extra(name)}
         if self._kept is None:
             return found
@@ -183,7 +189,10 @@ class ModelState:
         return {name: value for name, value in found.items() if self._kept(owner_of[name])}
 
     def _extra(self) -> dict[str, object]:
-        state, kept = self._layout.state(self._model), self._kept
+        return self._extra_of(self._layout.state(self._model))
+
+    def _extra_of(self, state: Mapping[str, Any]) -> dict[str, object]:
+        kept = self._kept
         return {name: value for name, value in state.items() if is_extra(name) and (kept is None or kept(name))}
 
 

@@ -77,9 +77,10 @@ def adapter_tensors(model: nn.Module, state: Mapping[str, Any]) -> AdapterTensor
     return AdapterTensors(files, frozenset(computed), frozenset(kept | set(files.values())))
 
 
-def trained_names(state: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of the tensors of a state dict that are trained now."""
-    return (name for name, each in state.items() if isinstance(each, Tensor) and each.requires_grad)
+def trained_names(model: nn.Module) -> list[str]:
+    """Return the names of the parameters that are trained now, a tied one under each of its names."""
+    trained = {name: each for name, each in model.named_parameters(remove_duplicate=False) if each.requires_grad}
+    return list(by_own_names(model, trained))
 
 
 def computed_tensors(model: nn.Module, computed: frozenset[tuple[str, str]]) -> dict[tuple[str, str], Tensor]:

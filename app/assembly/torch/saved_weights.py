@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Protocol
+from weakref import WeakKeyDictionary
 
 from attrs import frozen
 from safetensors.torch import save_file
@@ -252,14 +253,26 @@ class AdaptersAlone(AdaptersBeside):
     def write_beside(self, parts: TrainerParts, folder: str) -> None:
         """Write the adapters' configurations and their card; with `save_full_model` the adapters, too."""
         if not parts.args.save_full_model:
-            self.write_configuration(folder)
+            self._write_adapter_configurations(folder)
+            if self.model not in _CARDS:
+                self._write_card(folder)
+                _CARDS[self.model] = _text_of(os.path.join(folder, CARD))
+            elif (card := _CARDS[self.model]) is not None:
+                with open(os.path.join(folder, CARD), "w", encoding="utf-8") as file:
+                    file.write(card)
         elif not self._cannot_save_itself:
             super().write_beside(parts, folder)
 
     def write_configuration(self, folder: str) -> None:
         """Write the configuration of each adapter, and PEFT's card of the model."""
+        self._write_card(folder)
+        self._write_adapter_configurations(folder)
+
+    def _write_card(self, folder: str) -> None:
         if hasattr(self.model, "create_or_update_model_card") and not self._cannot_save_itself:
             self.model.create_or_update_model_card(folder)
+
+    def _write_adapter_configurations(self, folder: str) -> None:
         for adapter in self.model.peft_config:
             path = os.path.join(folder, self._paths.of(adapter, adapter_files.CONFIGURATION))
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -293,6 +306,21 @@ class AdaptersAlone(AdaptersBeside):
         plain = bool(getattr(self.model, "_hf_peft_config_loaded", False))
         alone = plain and len(adapters) == 1
         return AdapterPaths(adapters[0] if alone else adapter_files.DEFAULT)
+
+
+CARD = "README.md"
+"""PEFT's card of a model."""
+
+_CARDS = WeakKeyDictionary[Any, str | None]()
+"""The cards that were written into checkpoints, by model: PEFT takes longer to make one than a small adapter to save."""
+
+
+def _text_of(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
 
 
 @frozen
