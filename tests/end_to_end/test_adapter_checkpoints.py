@@ -16,6 +16,7 @@ from torch import nn
 
 import hexloop
 from hexloop import Trainer, TrainerCallback
+from hexloop.adapters.hub import MemoryHub
 from hexloop.app.command_line import main
 from hexloop.domain.errors import CheckpointError, ConfigurationError
 from tests.end_to_end.parity.runs import BOTH
@@ -196,6 +197,21 @@ def test_overridden_saves_write_no_adapters_twice(base: Path, tmp_path: Path) ->
     changed = load_file(tmp_path / "changing" / "checkpoint-2" / "adapter_model.safetensors")
     own = load_file(tmp_path / "saving" / "checkpoint-2" / "adapter_model.safetensors")
     assert all(torch.equal(changed[name], 2 * own[name]) for name in own)
+
+
+def test_adapters_are_published(base: Path, tmp_path: Path) -> None:
+    """Without the base, the state of the run, and what only a run needs of the model."""
+    hub = MemoryHub()
+    saving = {"push_to_hub": True, "hub_model_id": "me/adapters", "max_steps": 2, "save_steps": 1}
+    trainer = run_of(
+        adapted(KINDS["p-tuning"], tiny_llama(base)), tmp_path, parts={"hub": hub}, **saving, hub_always_push=True
+    )
+    trainer.train()
+    assert (tmp_path / "checkpoint-2" / "adapter_state.safetensors").exists()
+    published = hub.versions["me/adapters"][-1].files
+    assert published.keys() == {"adapter_model.safetensors", "adapter_config.json", "training_args.json", "README.md"}
+    trainer.push_to_hub()
+    assert "model.safetensors" not in hub.versions["me/adapters"][-1].files
 
 
 # Several adapters

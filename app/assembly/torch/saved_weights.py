@@ -312,7 +312,7 @@ CARD = "README.md"
 """PEFT's card of a model."""
 
 _CARDS = WeakKeyDictionary[Any, str | None]()
-"""The cards that were written into checkpoints, by model: PEFT takes longer to make one than a small adapter to save."""
+"""The cards in checkpoints, by model: PEFT takes longer to make one than a small adapter to save."""
 
 
 def _text_of(path: str) -> str | None:
