@@ -17,8 +17,10 @@ from torch import nn
 import hexloop
 from hexloop import Trainer, TrainerCallback
 from hexloop.adapters.hub import MemoryHub
+from hexloop.app.assembly.torch.saved_weights import AdaptersAlone
 from hexloop.app.command_line import main
 from hexloop.domain.errors import CheckpointError, ConfigurationError
+from hexloop.domain.json_documents import json_part, json_value
 from tests.end_to_end.parity.runs import BOTH
 from tests.end_to_end.small.adapters import KINDS, SAVING, adapted, logits_of, tiny_llama, token_rows
 from tests.end_to_end.small.models import Net, net, rows
@@ -272,10 +274,41 @@ def test_patterns_of_a_checkpoint_are_not_run(base: Path, tmp_path: Path) -> Non
     model = peft.get_peft_model(tiny_llama(base), lora())
     model.add_adapter("other", lora(target_modules=".*q_proj"))
     run_of(model, tmp_path).train()
-    with pytest.raises(CheckpointError, match="selects its modules by a pattern"):
+    with pytest.raises(CheckpointError, match=r"has target_modules='\.\*q_proj', and patterns and names of a file"):
         run_of(peft.get_peft_model(tiny_llama(base), lora()), tmp_path).train(
             resume_from_checkpoint=str(tmp_path / "checkpoint-2")
         )
+
+
+HARMFUL: dict[str, tuple[str, dict[str, Any]]] = {
+    "a pattern of ranks": ("other", {"rank_pattern": {"(a+)+$": 3}}),
+    "a module to import": ("other", {"megatron_config": {"a": 1}}),
+    "another kind": ("other", {"peft_type": "XLORA"}),
+    "layers by a text": ("other", {"exclude_modules": ".*"}),
+    "a path": ("../other", {}),
+    "a hidden folder": (".other", {}),
+}
+
+
+@pytest.mark.parametrize("name", HARMFUL)
+def test_configurations_of_others_do_nothing(name: str, base: Path) -> None:
+    """What an adapter that would be added has beside its sizes is refused before anything is loaded."""
+    adapter, entries = HARMFUL[name]
+    model = peft.get_peft_model(tiny_llama(base), lora())
+    state = AdaptersAlone(model).own_state()
+    parts = list(state.export())
+    document = json_value(next(part for part in parts if part.name == "adapters"))
+    document["configurations"][adapter] = {**document["configurations"]["default"], **entries}
+    changed = [part for part in parts if part.name != "adapters"] + [json_part("adapters", document)]
+    try:
+        problems = state.differences(changed)
+    except CheckpointError as error:
+        problems = [str(error)]
+    assert len(problems) == 1
+    assert adapter in problems[0]
+    with pytest.raises((CheckpointError, ValueError), match="other"):
+        state.load(changed)
+    assert list(model.peft_config) == ["default"]
 
 
 def test_mixed_models_resume(base: Path, tmp_path: Path) -> None:

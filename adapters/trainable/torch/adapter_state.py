@@ -10,19 +10,18 @@ from torch import Tensor, nn
 
 from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout
 from hexloop.adapters.trainable.torch.model_state import ModelState
+from hexloop.adapters.trainable.torch.peft_configurations import add_frozen, check_name, configuration, harmless
 from hexloop.adapters.trainable.torch.peft_tensors import (
     IMPORTANCES,
     AdapterTensors,
     adapter_tensors,
-    add_frozen,
     allocators,
     computed_tensors,
-    configuration,
     set_from_files,
     trained_names,
 )
 from hexloop.adapters.trainable.torch.serialization import read_tensor, tensor_part
-from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.errors import CheckpointError, ConfigurationError
 from hexloop.domain.json_documents import json_part, json_value
 from hexloop.ports.parallelism import ExportableModel
 from hexloop.ports.state import JSON, Part
@@ -230,6 +229,11 @@ class AdapterState:
                 f"the checkpoint has the adapter {missing[0]!r}, which can only be added to a model that is not "
                 "sharded; add it before you resume"
             )
+        for adapter in self._lacking(saved):
+            try:
+                harmless(self._model, adapter, saved.configurations[adapter])
+            except ValueError as error:
+                problems.append(str(error))
         names = self._names.copy()
         try:
             self._names.update(self._tensors.kept, trained_names(self._model), saved.own)
@@ -254,8 +258,8 @@ class AdapterState:
         found = document if isinstance(document, dict) else {}
         configurations, ranks = found.get("configurations", {}), found.get("ranks", {})
         if not isinstance(configurations, dict) or not isinstance(ranks, dict):
-            raise ValueError("the document of the adapters is invalid")
-        lacking = {name for name in configurations if name not in self._adapters_of_model()}
+            raise CheckpointError("The checkpoint's document of the adapters is not one.")
+        lacking = {check_name(name) for name in configurations if name not in self._adapters_of_model()}
         tensors, own, importances = self._tensors, dict[str, Part](), dict[str, Part]()
         files: dict[str, dict[str, Part]] = {}
         for part in parts:
@@ -307,7 +311,10 @@ class AdapterState:
         """Restore what AdaLoRA has measured and decided on."""
         for adapter, allocator in allocators(self._model).items():
             config: Any = self._model.peft_config[adapter]  # type: ignore[index]
-            config.rank_pattern = saved.ranks.get(adapter)
+            ranks = saved.ranks.get(adapter)
+            if ranks is not None and not _are_ranks(ranks):
+                raise ValueError(f"the ranks of the adapter {adapter!r} are not lists of truth values")
+            config.rank_pattern = ranks
             for kind in IMPORTANCES:
                 prefix = f"{ALLOCATOR}.{adapter}.{kind}."
                 held = {
@@ -323,3 +330,10 @@ class AdapterState:
                     kind,
                     {name: read_tensor(part).to(own[name].device).clone() for name, part in held.items()},
                 )
+
+
+def _are_ranks(value: Any) -> bool:
+    """Return whether a value says, for each matrix of AdaLoRA, which of its ranks are left."""
+    return isinstance(value, Mapping) and all(
+        isinstance(each, list) and all(isinstance(kept, bool) for kept in each) for each in value.values()
+    )

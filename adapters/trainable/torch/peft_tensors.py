@@ -7,10 +7,8 @@ processes hold.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -118,63 +116,6 @@ def set_from_files(model: nn.Module, adapter: str, tensors: Mapping[str, Tensor]
         raise ValueError(f"the adapter {adapter!r} does not fit the model: {error}.{advice}") from error
     if (unexpected := getattr(result, "unexpected_keys", None)) and not prompts:
         raise ValueError(f"the adapter {adapter!r} has tensors that the model lacks: {', '.join(unexpected[:8])}")
-
-
-# Configurations
-
-
-def configuration(model: Any, adapter: str) -> dict[str, Any]:
-    """Return the content of an adapter's `adapter_config.json`, as PEFT writes it."""
-    config = model.peft_config[adapter]
-    base = inner_model(model)
-    name = config.base_model_name_or_path or getattr(base, "name_or_path", None) or None
-    mapping = None
-    if config.task_type is None:
-        mapping = {"base_model_class": type(base).__name__, "parent_library": type(base).__module__}
-    with tempfile.TemporaryDirectory() as folder:
-        config.save_pretrained(folder, **({} if mapping is None else {"auto_mapping_dict": mapping}))
-        with open(os.path.join(folder, "adapter_config.json"), "rb") as file:
-            found: dict[str, Any] = read_json(file.read())
-    found |= {"base_model_name_or_path": name, "inference_mode": True}
-    if ranks := found.get("rank_pattern"):
-        found["rank_pattern"] = {key.replace(f".{adapter}", ""): value for key, value in ranks.items()}
-    return found
-
-
-def add_frozen(model: Any, adapter: str, values: Mapping[str, Any]) -> None:
-    """Add an adapter, which is not trained, from the content of its configuration file.
-
-    The adapters that are active, and what of them is trained, stay as they are. Raises ValueError if the configuration
-    is not one of PEFT's, or selects modules by a pattern.
-    """
-    from peft import PeftConfig
-
-    targets = values.get("target_modules")
-    if isinstance(targets, str) and targets != "all-linear":
-        raise ValueError(
-            f"the adapter {adapter!r} of the checkpoint, which the model does not have, selects its modules by a "
-            "pattern, and patterns of a file are not run; add the adapter to the model before you resume"
-        )
-    known = {**values, "inference_mode": True}
-    if isinstance(known.get("init_lora_weights"), str):
-        known["init_lora_weights"] = False  # what it would do to the base is in the checkpoint of the base
-    with tempfile.TemporaryDirectory() as folder:
-        with open(os.path.join(folder, "adapter_config.json"), "w", encoding="utf-8") as file:
-            json.dump(known, file)
-        try:
-            config = PeftConfig.from_pretrained(folder)
-        except (TypeError, ValueError, KeyError) as error:
-            raise ValueError(f"the configuration of the adapter {adapter!r} is invalid: {error}") from error
-    before = {name: each.requires_grad for name, each in model.named_parameters()}
-    with torch.random.fork_rng():  # its first weights are drawn, and replaced
-        if getattr(model, "_hf_peft_config_loaded", False):  # the newest adapter becomes the active one
-            active = model.active_adapters()
-            model.add_adapter(config, adapter)
-            model.set_adapter(active)
-        else:
-            model.add_adapter(adapter, config)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(before.get(name, False))
 
 
 def inner_model(model: Any) -> Any:

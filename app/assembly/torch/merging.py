@@ -14,12 +14,14 @@ from hexloop.adapters.contents import adapter_files
 from hexloop.adapters.trainable.torch.adapter_state import ALLOCATOR
 from hexloop.adapters.trainable.torch.base_digest import digest_of
 from hexloop.adapters.trainable.torch.model_state import ModelState
+from hexloop.adapters.trainable.torch.peft_configurations import loads_more
 from hexloop.adapters.trainable.torch.peft_tensors import adapter_tensors, base_names
 from hexloop.adapters.trainable.torch.serialization import read_tensor
 from hexloop.app.assembly.checkpoint_files import CheckpointFiles, is_run_file
 from hexloop.app.assembly.storage import split_location, storage_for
 from hexloop.domain.checkpoints.selection import open_checkpoint
 from hexloop.domain.errors import CheckpointError
+from hexloop.domain.json_documents import read_json
 from hexloop.domain.wording import listed
 from hexloop.ports.state import Part
 from hexloop.ports.storage import TRAINING_ARGUMENTS, Signatures
@@ -64,6 +66,11 @@ def merge_adapters(
     staging = tempfile.mkdtemp(prefix=".unfinished-", dir=os.path.dirname(os.path.abspath(target)))
     try:
         with tempfile.TemporaryDirectory() as folder:
+            lacking = [
+                each for each in chosen if adapter_files.path_of(each, adapter_files.CONFIGURATION) not in source.files
+            ]
+            if lacking:
+                raise CheckpointError(f"{checkpoint} has no configuration of the adapters {listed(lacking)}.")
             for path in filter(_is_adapters, source.files):
                 _copy(source, path, folder)
             revision = named.get("revision") if base is None else None
@@ -131,6 +138,12 @@ def _with_adapters(base: Any, folder: str, adapters: Sequence[str], source: Chec
     from peft.config import PeftConfig
 
     folders = [folder if each == adapter_files.DEFAULT else os.path.join(folder, each) for each in adapters]
+    for each in folders:
+        with open(os.path.join(each, adapter_files.CONFIGURATION), "rb") as file:
+            if entry := loads_more(read_json(file.read())):
+                raise CheckpointError(
+                    f"The adapters cannot be merged: by {entry}, PEFT would load other files or code."
+                )
     try:
         kinds = {PeftConfig.from_pretrained(each).peft_type for each in folders}
         wrap = PeftModel if len(kinds) == 1 else PeftMixedModel

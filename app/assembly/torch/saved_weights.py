@@ -22,7 +22,8 @@ from hexloop.adapters.contents.adapter_files import is_adapter_file
 from hexloop.adapters.contents.safetensors_files import is_weights
 from hexloop.adapters.trainable.torch.adapter_state import AdapterState
 from hexloop.adapters.trainable.torch.model_state import ModelState
-from hexloop.adapters.trainable.torch.peft_tensors import base_names, configuration, has_peft_adapters
+from hexloop.adapters.trainable.torch.peft_configurations import configuration
+from hexloop.adapters.trainable.torch.peft_tensors import base_names, has_peft_adapters
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.state import is_sharded
