@@ -205,8 +205,6 @@ class HexloopArguments(
     Fp8Arguments,
     LossArguments,
     PackingArguments,
-    PackingArguments,
-    LossArguments,
 ):
     """hexloop's own.
 

@@ -163,7 +163,7 @@ class RunSetup:
         parts, optimizer, mesh = self._parts, self._parts.optimizer, self._parts.adapters.mesh
         framework = parts.adapters.framework
         buckets, packing = framework.buckets(self._run.batches), framework.packing(self._run.batches)
-        buckets, saved_as = framework.buckets(self._run.batches), self._weights.saved_as(parts.args)
+        saved_as = self._weights.saved_as(parts.args)
         groups = zip(optimizer.param_groups, framework.group_sizes(parts), strict=True)
         return {
             "model": framework.own_class(parts.unwrapped_model).__qualname__,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
@@ -29,16 +29,17 @@ class DocumentLengths:
 
     length_column: the column with the lengths, if the data have it; otherwise they are those of `input_ids`.
     For a table of `datasets` whose columns are those of its samples they are read from Arrow's offsets or values, chunk
-    by chunk, without reading the tokens. Other documents are read, with random streams that depend on their index.
+    by chunk, without reading the tokens. A data set may have `stored_lengths`, a function that does the same, or None.
+    Other documents are read, with random streams that depend on their index.
     """
 
     dataset: Any
     length_column: str
-    _table: ColumnLengths | None = field(init=False)
+    _table: Callable[[Sequence[int]], list[int]] | None = field(init=False)
 
     @_table.default
-    def _find_table(self) -> ColumnLengths | None:
-        return column_lengths(self.dataset, self.length_column)
+    def _find_table(self) -> Callable[[Sequence[int]], list[int]] | None:
+        return getattr(self.dataset, "stored_lengths", None) or column_lengths(self.dataset, self.length_column)
 
     @property
     def are_cheap(self) -> bool:

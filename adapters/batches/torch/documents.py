@@ -40,50 +40,6 @@ Integers = NDArray[np.int64]
 
 
 # Samples
-# Lengths
-
-
-@define(eq=False)
-class DocumentLengths:
-    """The lengths of the documents of a data set with indices, in tokens.
-
-    length_column: the column with the lengths, if the data have it; otherwise they are those of `input_ids`.
-    For a table of `datasets` whose columns are those of its samples they are read from Arrow's offsets or values, chunk
-    by chunk, without reading the tokens. A data set may have `stored_lengths`, a function that does the same, or None.
-    Other documents are read, with random streams that depend on their index.
-    """
-
-    dataset: Any
-    length_column: str
-    _table: Callable[[Sequence[int]], list[int]] | None = field(init=False)
-
-    @_table.default
-    def _find_table(self) -> Callable[[Sequence[int]], list[int]] | None:
-        return getattr(self.dataset, "stored_lengths", None) or column_lengths(self.dataset, self.length_column)
-
-    @property
-    def are_cheap(self) -> bool:
-        """Whether the lengths of all documents may be read at once: they are stored as such, or in memory, or few."""
-        stored = self._table is not None or type(self.dataset) in (list, tuple)
-        return stored or len(self.dataset) <= 8 * WINDOW
-
-    def __call__(self, indices: Sequence[int]) -> list[int]:
-        """Return the lengths of the documents at some indices. Raises DataError if one has none."""
-        if self._table is not None:
-            return self._table(indices)
-        dataset, found = self.dataset, list[int]()
-        if only_stored(dataset):
-            fetch = getattr(dataset, "__getitems__", None)
-            for start in range(0, len(indices), 512):
-                some = list(indices[start : start + 512])
-                documents = fetch(some) if fetch else [dataset[index] for index in some]
-                found += [length_of_document(each, self.length_column) for each in documents]
-            return found
-        with preserved_rng_states():
-            for index in indices:
-                seed_streams(index)
-                found.append(length_of_document(dataset[index], self.length_column))
-        return found
 
 
 def length_of_document(document: Any, length_column: str) -> int:
