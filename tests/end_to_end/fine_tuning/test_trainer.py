@@ -29,6 +29,7 @@ from tests.end_to_end.fine_tuning.small import (
     tokenizer,
 )
 
+
 def config(folder: Path, **given: Any) -> SFTConfig:
     usual: dict[str, Any] = {
         "max_steps": 4,
