@@ -80,6 +80,8 @@ FEATURES: Mapping[str, Chosen] = {
     "`fp8`": {"fp8": "torchao"},
     "`torch_compile`": {"torch_compile": True},
     "`capture_step`": {"capture_step": True},
+    "`chunked_loss`, `loss_type`": {"chunked_loss": True},
+    "`log_token_accuracy`": {"log_token_accuracy": True},
     "AdamW, SGD and the like": {"optim": "adamw_torch"},
     "Adafactor": {"optim": "adafactor"},
     "StableAdamW": {"optim": "stable_adamw"},
