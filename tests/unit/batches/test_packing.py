@@ -248,7 +248,8 @@ def test_documents_without_labels() -> None:
 
 def test_flattening_collator_of_transformers() -> None:
     """It gets the documents of all rows, and makes the same batch."""
-    theirs = plain(JoinedRows(DataCollatorWithFlattening(), without_cache=True)([[A, B], [B]]))
+    flattening: Any = DataCollatorWithFlattening
+    theirs = plain(JoinedRows(flattening(), without_cache=True)([[A, B], [B]]))
     assert theirs == plain(DocumentCollate("flat")([[A, B], [B]]))
 
 
@@ -352,7 +353,8 @@ def test_the_place_of_another_epoch_or_plan_is_left_out() -> None:
     reading = loader()
     next(reading.parts_from(0, 0))
     state = stored(reading)
-    for position, options in ((0, {}), (16, {"strategy": "wrapped"})):
+    cases: list[tuple[int, dict[str, Any]]] = [(0, {}), (16, {"strategy": "wrapped"})]
+    for position, options in cases:
         other = loader(**options)
         other.load_position(state)
         assert read(other, 0, position) == read(loader(**options), 0, position)
