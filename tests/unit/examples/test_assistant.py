@@ -81,9 +81,7 @@ def test_the_tokenizer_keeps_every_text() -> None:
 def small_model() -> LlamaForCausalLM:
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
-    return LlamaForCausalLM(
-        LlamaConfig(vocab_size=600, num_attention_heads=2, pad_token_id=0, eos_token_id=1, **sizes)
-    )
+    return LlamaForCausalLM(LlamaConfig(vocab_size=600, num_attention_heads=2, pad_token_id=0, eos_token_id=1, **sizes))
 
 
 def test_answers_have_a_longest_length() -> None:
