@@ -176,8 +176,8 @@ class Planner:
     """Plans the units of a window.
 
     shuffles: rows come in a random order; otherwise in that of their earliest documents. grouped: rows of similar
-    lengths share a unit, and the units come in a random order, the longest of an epoch's first window first. window: the
-    documents of a whole window.
+    lengths share a unit, and the units come in a random order, the longest of an epoch's first window first.
+    window: the documents of a whole window.
     """
 
     packing: Packing
@@ -210,7 +210,7 @@ class Planner:
             elif self.packing.strategy != WRAPPED:
                 places = {document: place for place, document in enumerate(documents)}
                 rows.sort(key=lambda row: min(places[piece.document] for piece in row))
-        units = [(row,) for row in rows] if self.budget is None else self.budget.units(rows)
+        units: list[Unit] = [(row,) for row in rows] if self.budget is None else self.budget.units(rows)
         if not self.grouped:
             return units
         ranking = list(random_order(len(units), "units", *name))

@@ -71,7 +71,9 @@ def _sampling(arguments: Any) -> str:
 
 @argument_group
 class PackingArguments(ArgumentGroup):
-    """Packing, with the names of trl's SFTConfig. A document is a sample of the data set.
+    """Sequences of different lengths.
+
+    The names are those of trl's SFTConfig. A document is a sample of the data set.
 
     packing: several documents share a row of at most `max_length` tokens. Attention stays within each document, and no
         token is predicted from the document before its own. The order of rows is a function of seed, epoch and
@@ -104,7 +106,7 @@ class PackingArguments(ArgumentGroup):
     )
     padding_free: bool = argument(
         default=False,
-        help="join the samples of a batch in one row without padding; packing with bfd turns it on with flash attention",
+        help="join the samples of a batch in one row without padding; with flash attention, bfd packing turns it on",
     )
     tokens_per_batch: int | None = argument(
         default=None,

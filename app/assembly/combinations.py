@@ -16,6 +16,7 @@ from hexloop.app.arguments.data import AcceleratorConfig
 from hexloop.app.arguments.declaration import default_of
 from hexloop.app.arguments.formats import TORCHAO, TRANSFORMER_ENGINE, Fp8Recipe
 from hexloop.app.arguments.losses import DFT, loss_wanted
+from hexloop.app.arguments.packing import own_value
 from hexloop.app.assembly.fp8 import INSTALL, is_computed, is_missing, recipe_in_use
 from hexloop.app.assembly.framework import Framework
 from hexloop.app.devices import runtime_report
@@ -155,6 +156,12 @@ REFUSALS = (
         "capture_step=True with torch_compile_mode={args.torch_compile_mode}",
         "the compiler then records the model by itself",
         "leave the mode out, or choose 'max-autotune-no-cudagraphs'",
+    ),
+    Refusal(
+        lambda setting: setting.parallelism.several_devices and own_value(setting.args, "padding_free"),
+        "padding_free=True with the parallelism {parallelism.name}",
+        "it splits batches by their rows, and such a batch is one row",
+        "start one process for each device, as with `torchrun --nproc-per-node 2`, or use one device",
     ),
     Refusal(
         lambda setting: setting.args.bf16_full_eval and "bf16" not in setting.device.precisions,
@@ -513,6 +520,11 @@ INEFFECTIVE = (
         "it is for the optimizers GaLore and APOLLO",
     ),
     Ineffective(
+        ("packing_strategy",),
+        lambda args: not (own_value(args, "packing") or own_value(args, "eval_packing")),
+        "it is for packing, and packing is not set",
+    ),
+    Ineffective(
         ("debug",),
         lambda args: args.debug == [DebugOption.TPU_METRICS_DEBUG] and runtime_report(args.device_name) is None,
         "tpu_metrics_debug is for devices of XLA",
@@ -549,6 +561,9 @@ NEEDS = {
     "auto_find_batch_size": "kept_on_host",
     "capture_step": "compiled",
     "chunked_loss": "patched",
+    "packing": "packing",
+    "padding_free": "packing",
+    "tokens_per_batch": "packing",
     "compile_buckets": "buckets",
     "full_determinism": "flags",
     "include_num_input_tokens_seen": "counters",

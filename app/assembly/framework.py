@@ -285,6 +285,13 @@ class Framework(ABC, Generic[Parts]):
         """
         return None
 
+    def packing(self, batches: Batches[Any]) -> str | None:
+        """Return by what the rows of a run's batches are planned from the lengths of documents; None if they are not.
+
+        Such batches have any number of samples.
+        """
+        return None
+
     def batch_preparation(self, parts: Parts) -> tuple[Prepare, Inspect]:
         """Return what moves a batch to the device, and what checks the first one before."""
         return lambda batch: batch, lambda _batch: None

@@ -50,6 +50,7 @@ class SavedSetup:
     mesh: dict[str, BatchSize] | None = None
     weights: str | None = None
     buckets: SavedBuckets | None = None
+    packing: str | None = None
     optimizer: SavedOptimizer | None = None
     imported_from: str | None = None
 

@@ -150,15 +150,15 @@ class RunSetup:
             self._move(state, moved_by, "; ".join(text for _, text in self._named_differences(saved, state)))
         elif state.global_batch_size != own:
             state.global_batch_size = own
-            self._count_batches(state)
+            self._count_batches(saved, state)
             self._stretch_plan(state)
         elif self._differs(saved, "batch_size"):
-            self._count_batches(state)  # the same step size from other micro-batches
+            self._count_batches(saved, state)  # the same step size from other micro-batches
 
     def _description(self) -> dict[str, Any]:
         parts, optimizer, mesh = self._parts, self._parts.optimizer, self._parts.adapters.mesh
         framework = parts.adapters.framework
-        buckets = framework.buckets(self._run.batches)
+        buckets, packing = framework.buckets(self._run.batches), framework.packing(self._run.batches)
         groups = zip(optimizer.param_groups, framework.group_sizes(parts), strict=True)
         return {
             "model": framework.own_class(parts.unwrapped_model).__qualname__,
@@ -171,6 +171,7 @@ class RunSetup:
             **({} if mesh.data.size == mesh.size else {"mesh": mesh.sizes}),
             **({"weights": self._weights.name} if self._weights.name else {}),
             **({} if buckets is None else {"buckets": dict(buckets)}),
+            **({} if packing is None else {"packing": packing}),
             "optimizer": {
                 "class": type(optimizer).__qualname__,
                 "by_arguments": parts.makes_optimizer or optimizer is parts.standard_optimizer,
@@ -190,7 +191,7 @@ class RunSetup:
         if self._differs(saved, "samples_per_epoch"):
             then, now = _count(saved["samples_per_epoch"]), _count(here["samples_per_epoch"])
             yield "data_length", f"its data had {then} in an epoch, and the data of this run has {now}"
-        elif difference := _bucket_difference(saved, here):
+        elif difference := _bucket_difference(saved, here) or _packing_difference(saved, here):
             yield "data_length", difference
         then, now = state.global_batch_size, here["global_batch_size"]
         if then != now:
@@ -250,9 +251,12 @@ class RunSetup:
                 f"skipped or repeated; resume_despite={list(moved_by)!r} continues at the sample of the checkpoint.",
             )
 
-    def _count_batches(self, state: RunState) -> None:
+    def _count_batches(self, saved: Mapping[str, Any], state: RunState) -> None:
         """Count the samples read in the current epoch in batches of this run's size."""
         plan, samples, size = self._run.plan, self._document["samples_per_epoch"], self._document["batch_size"]
+        if "packing" in self._document:  # sizes are those in rows, of which each has any number of samples
+            state.batches = math.ceil(state.batches * (saved.get("batch_size") or size) / size)
+            return
         if plan.batches_per_epoch is None or samples is None:
             state.batches = math.ceil(state.position / size)
             return
@@ -303,6 +307,17 @@ def _bucket_difference(saved: Mapping[str, Any], here: Mapping[str, Any]) -> str
     if then["most"] != now["most"]:
         return f"it was written with compile_buckets={then['most']}, and this run has {now['most']}"
     return "the samples of its data had other lengths than those of this run, so that batches are padded differently"
+
+
+def _packing_difference(saved: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
+    """Return how the documents of rows differ in the run and the checkpoint's; None if they are the same."""
+    then, now = saved.get("packing"), here.get("packing")
+    if "imported_from" in saved or then == now:
+        return None
+    return (
+        f"its batches were planned by {then or 'numbers of samples'}, and those of this run by "
+        f"{now or 'numbers of samples'}, so that other documents share a batch"
+    )
 
 
 def _optimizer_difference(then: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str | None:

@@ -16,6 +16,7 @@ PARTS = {
     "imports": "tests.bench.imports",
     "first_batch": "tests.bench.first_batch",
     "order": "tests.bench.order",
+    "packing": "tests.bench.packing",
     "resume_cost": "tests.bench.resume_cost",
     "domain_loop": "tests.bench.domain_loop",
     "host_cost": "tests.bench.host_cost",

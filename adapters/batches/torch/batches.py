@@ -198,7 +198,12 @@ class LoaderBatches(TorchBatches):
     def pads(self) -> bool:
         """See `TorchBatches.pads`. With several workers it is not known: each has an incomplete batch."""
         samples, loader = self.samples_per_epoch(), self.loader
-        if samples is None or loader.counts_documents or loader.leaves_out_rest or (loader.reads_all and loader.num_workers > 1):
+        if (
+            samples is None
+            or loader.counts_documents
+            or loader.leaves_out_rest
+            or (loader.reads_all and loader.num_workers > 1)
+        ):
             return False
         return 0 < samples % loader.cursor.batch_size < self.sharing.ranks.size
 

@@ -224,6 +224,7 @@ class ReadPosition:
     last: the reader that returned the last batch, or -1. ended: whether each reader reached the end of its rows before
     its last batch was full. states: the dataset's state in each reader after its last batch; None if it has none.
     streams: the states of the random streams at the start of the epoch, if this process reads a dataset without state.
+    documents: the documents among the samples, if these are packed rows, of which one may have none that is counted.
 
     The names of the fields are those of the document in a checkpoint.
     """
@@ -236,6 +237,7 @@ class ReadPosition:
     samples: Count = 0
     last: Updates = -1
     streams: Any = None
+    documents: Count | None = None
 
     @classmethod
     def saved(cls, document: Any, path: str) -> Self:
@@ -267,13 +269,20 @@ class ReadPosition:
         last = (batches - 1) % readers if batches else -1
         return cls(epoch, batch_size, counts, [False] * readers, [None] * readers, samples, last)
 
-    def note(self, reader: int, samples: int, state: Any = None) -> None:
+    def note(self, reader: int, samples: int, state: Any = None, documents: int | None = None) -> None:
         """Count a batch that a reader returned."""
+        if documents is not None:
+            self.documents = (self.documents or 0) + documents
         self.counts[reader] += 1
         self.ended[reader] = samples < self.batch_size
         self.samples += samples
         self.last = reader
         self.states[reader] = state
+
+    @property
+    def has_counted(self) -> bool:
+        """Whether the position in samples, as a run counts them, is not 0."""
+        return bool(self.samples if self.documents is None else self.documents)
 
     @property
     def plain_states(self) -> list[Any]:
@@ -282,7 +291,10 @@ class ReadPosition:
 
     def document(self) -> dict[str, Any]:
         """Return all fields by name."""
-        return {**asdict(self, recurse=False), "states": self.plain_states}
+        document = {**asdict(self, recurse=False), "states": self.plain_states}
+        if self.documents is None:
+            del document["documents"]
+        return document
 
 
 @define
@@ -308,7 +320,7 @@ class ReadCursor:
         """
         saved, self.saved = self.saved, None
         same_readers = saved is not None and len(saved.counts) == self.readers
-        if saved is not None and saved.epoch == epoch and (position or not saved.samples):
+        if saved is not None and saved.epoch == epoch and (position or not saved.has_counted):
             if same_readers and (self.readers == 1 or saved.batch_size == self.batch_size):
                 self.current = evolve(saved, batch_size=self.batch_size)
                 return self.current, False

@@ -8,22 +8,18 @@ their documents start.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
-from attrs import define, field, frozen
+from attrs import frozen
 from numpy.typing import NDArray
 from torch import Tensor
 
 from hexloop.adapters.batches.torch.collate import TOKENIZE, Collate
-from hexloop.adapters.batches.torch.loader import has_own_columns
-from hexloop.adapters.batches.torch.order import only_stored
-from hexloop.adapters.batches.torch.random_streams import preserved_rng_states, seed_streams
 from hexloop.domain.errors import DataError
-from hexloop.domain.packing import WINDOW, Row
+from hexloop.domain.packing import Row
 
 INPUT = "input_ids"
 
@@ -43,50 +39,7 @@ DOCUMENT_COLUMNS = frozenset({INPUT, LABELS, "attention_mask", *MASKS, *BOUNDARI
 Integers = NDArray[np.int64]
 
 
-# Lengths
-
-
-@define(eq=False)
-class DocumentLengths:
-    """The lengths of the documents of a data set with indices, in tokens.
-
-    length_column: the column with the lengths, if the data have it; otherwise they are those of `input_ids`.
-    For a table of `datasets` whose columns are those of its samples they are read from Arrow's offsets or values, chunk
-    by chunk, without reading the tokens. A data set may have `stored_lengths`, a function that does the same, or None.
-    Other documents are read, with random streams that depend on their index.
-    """
-
-    dataset: Any
-    length_column: str
-    _table: Callable[[Sequence[int]], list[int]] | None = field(init=False)
-
-    @_table.default
-    def _find_table(self) -> Callable[[Sequence[int]], list[int]] | None:
-        return getattr(self.dataset, "stored_lengths", None) or column_lengths(self.dataset, self.length_column)
-
-    @property
-    def are_cheap(self) -> bool:
-        """Whether the lengths of all documents may be read at once: they are stored as such, or in memory, or few."""
-        stored = self._table is not None or type(self.dataset) in (list, tuple)
-        return stored or len(self.dataset) <= 8 * WINDOW
-
-    def __call__(self, indices: Sequence[int]) -> list[int]:
-        """Return the lengths of the documents at some indices. Raises DataError if one has none."""
-        if self._table is not None:
-            return self._table(indices)
-        dataset, found = self.dataset, list[int]()
-        if only_stored(dataset):
-            fetch = getattr(dataset, "__getitems__", None)
-            for start in range(0, len(indices), 512):
-                some = list(indices[start : start + 512])
-                documents = fetch(some) if fetch else [dataset[index] for index in some]
-                found += [length_of_document(each, self.length_column) for each in documents]
-            return found
-        with preserved_rng_states():
-            for index in indices:
-                seed_streams(index)
-                found.append(length_of_document(dataset[index], self.length_column))
-        return found
+# Samples
 
 
 def length_of_document(document: Any, length_column: str) -> int:
@@ -113,69 +66,6 @@ def no_document(sample: Any) -> DataError:
         f"A sample has {', '.join(map(str, sample)) or 'no column'}, but packing, padding_free, max_length and "
         f"tokens_per_batch need {INPUT!r}. {step}"
     )
-
-
-@define(eq=False)
-class ColumnLengths:
-    """The lengths in a column of an Arrow table: its values, or those of its lists.
-
-    chunks: of the column. rows: maps the index of a sample to its row in the table, if they differ.
-    """
-
-    chunks: Sequence[Any]
-    rows: ColumnLengths | None = None
-    _starts: Integers = field(init=False)
-    _known: dict[int, tuple[Integers, bool]] = field(factory=dict, init=False)
-
-    @_starts.default
-    def _make_starts(self) -> Integers:
-        return np.cumsum([0, *map(len, self.chunks)])
-
-    def __call__(self, indices: Sequence[int]) -> list[int]:
-        """Return the lengths of the samples at some indices."""
-        wanted: Any = np.asarray(self.rows(indices) if self.rows is not None else indices, dtype=np.int64)
-        where = np.searchsorted(self._starts, wanted, side="right") - 1
-        within = wanted - self._starts[where]
-        by_chunk = np.argsort(where, kind="stable")
-        bounds = np.flatnonzero(np.diff(where[by_chunk], prepend=-1, append=len(self.chunks)))
-        found = np.empty(len(wanted), dtype=np.int64)
-        for first, last in zip(bounds, bounds[1:], strict=False):
-            places = by_chunk[first:last]
-            values, are_offsets = self._values(int(where[places[0]]))
-            at = within[places]
-            found[places] = values[at + 1] - values[at] if are_offsets else values[at]
-        lengths: list[int] = found.tolist()
-        return lengths
-
-    def _values(self, number: int) -> tuple[Integers, bool]:
-        """Return the offsets of the lists of a chunk, or its values; both without a copy where Arrow allows that."""
-        if number not in self._known:
-            chunk = self.chunks[number]
-            offsets = getattr(chunk, "offsets", None)
-            values = chunk if offsets is None else offsets
-            self._known[number] = values.to_numpy(zero_copy_only=False), offsets is not None
-        return self._known[number]
-
-
-def column_lengths(dataset: Any, length_column: str) -> ColumnLengths | None:
-    """Return the lengths of a table of `datasets`; None if it is not one, or its columns are not read as stored."""
-    if not has_own_columns(dataset):
-        return None
-    with suppress(Exception):  # another release of datasets, or a column of another kind: samples are read instead
-        import pyarrow as pa
-
-        table, name = dataset.data.table, length_column if length_column in dataset.column_names else INPUT
-        column = table.column(name)
-        is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
-        if column.null_count or not (is_list or pa.types.is_integer(column.type)):
-            return None
-        own_order = dataset._indices
-        rows = None if own_order is None else ColumnLengths(own_order.table.column(0).chunks)
-        return ColumnLengths(column.chunks, rows)
-    return None
-
-
-# Reading
 
 
 def pieces_of(documents: Mapping[int, Any] | Sequence[Any], row: Row) -> list[Any]:
@@ -292,13 +182,21 @@ class DocumentCollate:
                     f"Row 0 of a batch has {', '.join(names)}, and row {number} has {', '.join(each.columns)}; give "
                     "every document the same columns."
                 )
-        batch: dict[str, Any] = {name: _stacked([each.columns[name] for each in made], width, self._pad(name)) for name in names}
+        batch: dict[str, Any] = {
+            name: _stacked([each.columns[name] for each in made], width, self._pad(name)) for name in names
+        }
         if not packed:
             batch["attention_mask"] = _stacked([np.ones(len(each.columns[INPUT]), np.int64) for each in made], width, 0)
             return batch
-        batch["position_ids"] = self._positions([each.starts for each in made], [len(each.columns[INPUT]) for each in made], width)
+        batch["position_ids"] = self._positions(
+            [each.starts for each in made], [len(each.columns[INPUT]) for each in made], width
+        )
         if self.boundaries and self.layout == "flat":
-            ends = [*made[0].starts.tolist(), *([len(made[0].columns[INPUT])] if len(made[0].columns[INPUT]) < width else []), width]
+            ends = [
+                *made[0].starts.tolist(),
+                *([len(made[0].columns[INPUT])] if len(made[0].columns[INPUT]) < width else []),
+                width,
+            ]
             seams = torch.tensor(ends, dtype=torch.int32)
             most = int(np.diff(ends).max())
             batch |= {"cu_seq_lens_q": seams, "cu_seq_lens_k": seams, "max_length_q": most, "max_length_k": most}
@@ -307,7 +205,7 @@ class DocumentCollate:
         return batch
 
     def _row(self, documents: Sequence[Any], packed: bool) -> RowColumns:
-        """Return the joined columns of the documents of a row, and where documents start, also inside of packed rows."""
+        """Return the joined columns of the documents of a row, and where documents start, also in packed rows."""
         columns: dict[str, list[Integers]] = {}
         starts, at = list[int](), 0
         for document in documents:
@@ -339,7 +237,9 @@ class DocumentCollate:
             if (mask := document.get(name)) is not None and LABELS in found:
                 kept = _of_length(as_integers(mask), name, len(tokens)) != 0
                 found[LABELS] = np.where(kept, found[LABELS], IGNORED)
-        if (mask := document.get("attention_mask")) is not None and not _of_length(as_integers(mask), "attention_mask", len(tokens)).all():
+        if (mask := document.get("attention_mask")) is not None and not _of_length(
+            as_integers(mask), "attention_mask", len(tokens)
+        ).all():
             raise DataError(
                 "A document has padding: its attention_mask has zeros. Tokenize the documents without padding (with "
                 "padding=False), because batches are padded when they are made."
@@ -355,9 +255,9 @@ class DocumentCollate:
     def _positions(self, starts: Sequence[Integers], lengths: Sequence[int], width: int) -> Tensor:
         """Return the position of each token in its document; those of padding are another document."""
         positions = np.tile(np.arange(width, dtype=np.int64), (len(starts), 1))
-        for row, begins, length in zip(positions, starts, lengths, strict=True):
-            begins = np.append(begins, length) if length < width or not len(begins) else begins
-            row -= np.repeat(begins, np.diff(begins, append=width))
+        for number, (own, length) in enumerate(zip(starts, lengths, strict=True)):
+            begins = np.append(own, length) if length < width or not len(own) else own
+            positions[number] -= np.repeat(begins, np.diff(begins, append=width))
         return torch.from_numpy(positions + self.first_position)
 
 

@@ -24,6 +24,7 @@ from hexloop.adapters.batches.torch.order import only_stored
 from hexloop.adapters.batches.torch.random_streams import seed_streams
 from hexloop.adapters.batches.torch.shares import RANK_KEY_FACTOR, CollatedShares, SharesOfRanks
 from hexloop.adapters.batches.torch.stream import restarted, set_epoch
+from hexloop.adapters.batches.torch.workers import load_state
 from hexloop.domain.order import ALL, WORD, Shard, sample_key
 from hexloop.domain.packing import Division, Planner, Row, Unit, UnitOrder, UnitPlace, documents_of
 from hexloop.domain.ranges import Between, Count
@@ -318,10 +319,12 @@ Key = Annotated[int, Between(0, WORD)]
 class StreamPlace:
     """Where a packed stream is: in which window, after how many units; the random streams' key when it was read.
 
+    plan: by what its rows are planned; see `Planner.described`.
     data, rows: the states of the data set and its iterator before the window was read. In the first window of a pass
     that is the state before the pass.
     """
 
+    plan: str
     window: Count = 0
     unit: Count = 0
     key: Key | None = None
@@ -340,7 +343,7 @@ class PackedStream(IterableDataset[PackedUnit]):
         self.dataset, self.planner, self.length_column, self.seed = dataset, planner, length_column, seed
         self.epoch = 0
         self._cut_off = cut_off
-        self._place = StreamPlace()
+        self._place = StreamPlace(planner.described)
         self._resumes: StreamPlace | None = None
 
     def set_epoch(self, epoch: int) -> None:
@@ -351,14 +354,13 @@ class PackedStream(IterableDataset[PackedUnit]):
     def __iter__(self) -> Iterator[PackedUnit]:
         at, self._resumes = self._resumes, None
         if at is None:
-            at = StreamPlace(data=self._state_of(self.dataset))
+            at = StreamPlace(self.planner.described, data=self._state_of(self.dataset))
             documents = iter(self.dataset)
         elif at.window == 0:
             documents = restarted(self.dataset)
         else:
             documents = iter(self.dataset)
-            if at.rows is not None and is_stateful(documents):
-                documents.load_state_dict(at.rows)  # type: ignore[attr-defined]
+            load_state(documents, {"rows": at.rows} if at.rows is not None else None, "rows")
         while True:
             key = torch.default_generator.initial_seed() & WORD  # what reads the rows has seeded the streams
             if at.key is not None:  # the window is read once more, with the streams of the first time
@@ -371,7 +373,8 @@ class PackedStream(IterableDataset[PackedUnit]):
             lengths = [length_of_document(each, self.length_column) for each in read]
             self._note_lengths(lengths)
             units = self.planner.units(range(len(read)), lengths, self.seed, self.epoch, at.window)
-            after = StreamPlace(at.window + 1, 0, None, self._state_of(self.dataset), self._state_of(documents))
+            data, rows = self._state_of(self.dataset), self._state_of(documents)
+            after = StreamPlace(at.plan, at.window + 1, data=data, rows=rows)
             for number in range(at.unit, len(units)):
                 self._place = evolve(at, unit=number + 1, key=key if at.key is None else at.key)
                 unit = units[number]
@@ -398,8 +401,13 @@ class StatefulPackedStream(PackedStream):
         return asdict(self._place, recurse=False)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next pass start at a place."""
-        place = structured(state, StreamPlace, "packed")
+        """Let the next pass start at a place; at the start of its window if rows are planned otherwise.
+
+        Raises ValueError for a state that is not one of packed rows.
+        """
+        place, plan = structured(state, StreamPlace, "packed"), self.planner.described
+        if place.plan != plan:
+            place = evolve(place, plan=plan, unit=0)
         self._resumes = self._place = place
         if place.data is not None:
             self.dataset.load_state_dict(place.data)

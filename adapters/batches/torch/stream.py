@@ -67,7 +67,7 @@ class StreamLoader(ResumableLoader):
         self._shards = shards
         several = shards[0].ranks.size > 1
         self.turns = shards[0].ranks.size if in_turns else 1
-        self.counts_documents = count is not len
+        self.packed = self.counts_documents = count is not len
         own = (ALL,) if in_turns else shards
         self._collate_shares = ShareCollate(collate_fn, batch_size, own, first_row=several, count=count)
         self._progress, self._stateful = progress, is_stateful(dataset)
@@ -186,12 +186,16 @@ class StreamLoader(ResumableLoader):
     def _collated(self, current: ReadPosition, rows: Iterator[Any]) -> Iterator[tuple[Share, ...]]:
         size = self.cursor.batch_size
         while len(batch := list(islice(rows, size))) == size:
-            current.note(0, size)
+            current.note(0, size, documents=self._documents_in(batch))
             yield self._collate(batch)
         current.ended[0] = True
         if batch and not self.drop_last:
-            current.note(0, len(batch))
+            current.note(0, len(batch), documents=self._documents_in(batch))
             yield self._collate(batch)
+
+    def _documents_in(self, rows: list[Any]) -> int | None:
+        """Return the documents in packed rows; None if a row is a sample."""
+        return self._collate_shares.count(rows) if self.packed else None
 
     def _collate(self, rows: list[Any]) -> tuple[Share, ...]:
         shares = self._collate_shares(rows, self.rows.last_key)
@@ -234,7 +238,8 @@ class StreamLoader(ResumableLoader):
                 skipped = min(skipped + each.skipped, total)
                 self._progress(skipped, total)
             if each.samples:
-                current.note(each.worker, each.samples, each.state)
+                documents = each.shares.samples if self.packed else None
+                current.note(each.worker, each.samples, each.state, documents)
                 yield each.shares.by_rank(each.shares.samples)
         current.ended = [True] * self.num_workers
 

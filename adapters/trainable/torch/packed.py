@@ -14,14 +14,32 @@ from hexloop.adapters.trainable.torch.forward import forward_parameters, shifts_
 from hexloop.adapters.trainable.torch.names import unwrapped
 
 MASK_MAKERS = frozenset(
-    {"create_causal_mask", "create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate"}
+    {
+        "create_causal_mask",
+        "create_sliding_window_causal_mask",
+        "create_chunked_causal_mask",
+        "create_masks_for_generate",
+    }
 )
 """Functions of transformers that keep attention within documents, whose positions restart in a row."""
 
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
 """The kinds of layers, as configurations of transformers name them, that look at other tokens by attention alone."""
 
-RECURRENT = ("mamba", "recurrent", "rwkv", "xlstm", "mlstm", "slstm", "deltanet", "shortconv", "linearattention", "lightning", "ssm", "hyena")
+RECURRENT = (
+    "mamba",
+    "recurrent",
+    "rwkv",
+    "xlstm",
+    "mlstm",
+    "slstm",
+    "deltanet",
+    "shortconv",
+    "linearattention",
+    "lightning",
+    "ssm",
+    "hyena",
+)
 """Parts of the names of modules whose state goes from one token to the next, whatever the positions are."""
 
 FLASH = "flash_attention"
@@ -72,7 +90,9 @@ def why_not_packed(model: Any) -> str | None:
     if getattr(getattr(own, "config", None), "is_encoder_decoder", False):
         return f"{name} has an encoder, which attends to all documents of a row"
     if not shifts_labels(own):
-        return f"{name} is not a causal language model: its tokens attend to those after them, or its labels are of rows"
+        return (
+            f"{name} is not a causal language model: its tokens attend to those after them, or its labels are of rows"
+        )
     if "position_ids" not in taken:
         return f"the forward of {name} takes no position_ids, from which it would know where documents start"
     if {"cu_seq_lens_q", "seq_idx"} & {*taken}:

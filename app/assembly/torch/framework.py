@@ -24,6 +24,7 @@ from hexloop.app.assembly.torch import (
     learner,
     losses,
     meters,
+    packing,
     state,
     tensors,
 )
@@ -103,6 +104,7 @@ class TorchFramework(Framework[TrainerParts]):
     loader = staticmethod(data.make_loader)
     batches = staticmethod(run_batches.training_data)
     buckets = staticmethod(buckets.described)
+    packing = staticmethod(packing.described)
     batch_preparation = staticmethod(batch_preparation)
     collator = staticmethod(data.default_collator)
     kept_loaders = staticmethod(KeptLoaders)

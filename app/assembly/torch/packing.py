@@ -9,13 +9,14 @@ from typing import Any
 
 from attrs import define, evolve, field, frozen
 
+from hexloop.adapters.batches.torch.batches import TorchBatches
 from hexloop.adapters.batches.torch.collate import Collate, DataCollatorWithPadding, default_data_collator
 from hexloop.adapters.batches.torch.data_state import Progress, is_stateful
+from hexloop.adapters.batches.torch.document_lengths import DocumentLengths
 from hexloop.adapters.batches.torch.documents import (
     DOCUMENT_COLUMNS,
     CutSamples,
     DocumentCollate,
-    DocumentLengths,
     JoinedRows,
     first_documents,
     no_document,
@@ -25,6 +26,7 @@ from hexloop.adapters.batches.torch.order import SampleOrders
 from hexloop.adapters.batches.torch.packing import (
     PackedBatchSampler,
     PackedLoader,
+    PackedStream,
     UnitCollate,
     documents_in,
     packed_stream,
@@ -126,7 +128,11 @@ def sequences_of(
     value = partial(own_value, args)
     training, evaluation = bool(value("packing")), value("eval_packing")
     packs = training if trains or evaluation is None else bool(evaluation)
-    tokens, most, multiple = value("tokens_per_batch") if trains else None, value("max_length"), value("pad_to_multiple_of")
+    tokens, most, multiple = (
+        value("tokens_per_batch") if trains else None,
+        value("max_length"),
+        value("pad_to_multiple_of"),
+    )
     padding_free, theirs = bool(value("padding_free")), flattens(collate)
     if not (packs or padding_free or theirs or tokens is not None or most is not None or multiple is not None):
         return None
@@ -167,7 +173,9 @@ def _collate(
         return given
     if not joins and not is_default:
         return None
-    return document_collate(model, processing_class, "flat" if flat else "rows" if joins else "padded", multiple, inputs)
+    return document_collate(
+        model, processing_class, "flat" if flat else "rows" if joins else "padded", multiple, inputs
+    )
 
 
 def document_collate(
@@ -279,7 +287,9 @@ def packed_loader(
     return PackedLoader(dataset, batches, sequences.collate, **options)
 
 
-def _epochs_ahead(args: TrainingArguments, lengths: DocumentLengths, make: Callable[[int], UnitOrder], size: int) -> int:
+def _epochs_ahead(
+    args: TrainingArguments, lengths: DocumentLengths, make: Callable[[int], UnitOrder], size: int
+) -> int:
     """Return how many epochs to plan before the first step, to know how many steps they have.
 
     With `max_steps` none. Raises ConfigurationError, with the steps to expect, where that would take long.
@@ -290,15 +300,20 @@ def _epochs_ahead(args: TrainingArguments, lengths: DocumentLengths, make: Calla
     documents = len(lengths.dataset) * epochs
     if lengths.are_cheap and documents <= MOST_AHEAD:
         return epochs
-    order = make(0)
-    units = len(order.window(0)) * len(order.order) / min(len(order.order), WINDOW)
+    order, count = make(0), len(lengths.dataset)
+    seen = min(count, WINDOW)
+    units = len(order.window(0)) * count / seen
     steps = max(1, round(units * args.num_train_epochs / size / args.gradient_accumulation_steps))
-    why = "would have to be read" if not lengths.are_cheap else "would have to be packed"
+    why = "would have to be packed" if lengths.are_cheap else "would have to be read"
     raise ConfigurationError(
-        f"num_train_epochs={args.num_train_epochs:g} ends after a number of steps that depends on how {len(lengths.dataset)} "
-        f"documents are packed, and all of them {why} before the first step; set max_steps (about {steps}, going by "
-        f"the first {min(len(order.order), WINDOW)} documents)"
-        + ("" if lengths.are_cheap else f", or add a column {args.length_column_name!r} with the length of each document")
+        f"num_train_epochs={args.num_train_epochs:g} ends after a number of steps that depends on how {count} "
+        f"documents are packed, and all of them {why} before the first step; set max_steps (about {steps}, by the "
+        f"first {seen} documents)"
+        + (
+            ""
+            if lengths.are_cheap
+            else f", or add a column {args.length_column_name!r} with the length of each document"
+        )
         + "."
     )
 
@@ -337,8 +352,8 @@ def refuse_stateful(dataset: Any) -> None:
     """Raise ConfigurationError for data with indices and a state of their own, which could not be restored."""
     if is_stateful(dataset) and not is_iterable(dataset):
         raise ConfigurationError(
-            f"{type(dataset).__name__} has indices and a state_dict, and packed documents are read in an order in which "
-            "that state cannot be restored; leave the state out, or pass it as an IterableDataset."
+            f"{type(dataset).__name__} has indices and a state_dict, and packed documents are read in an order in "
+            "which that state cannot be restored; leave the state out, or pass it as an IterableDataset."
         )
 
 
@@ -360,3 +375,11 @@ def sample_orders(orders: SampleOrders, grouped: bool) -> Callable[[int], Order]
         return orders
     return evolve(orders, sampling="random")
 
+
+def described(batches: object) -> str | None:
+    """See `Framework.packing`."""
+    loader = batches.loader if isinstance(batches, TorchBatches) else None
+    if isinstance(loader, PackedLoader):
+        return loader.order.plan
+    stream = loader.user_dataset if isinstance(loader, StreamLoader) else None
+    return stream.planner.described if isinstance(stream, PackedStream) else None

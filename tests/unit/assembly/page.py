@@ -80,6 +80,8 @@ FEATURES: Mapping[str, Chosen] = {
     "`fp8`": {"fp8": "torchao"},
     "`torch_compile`": {"torch_compile": True},
     "`capture_step`": {"capture_step": True},
+    "`packing`, `tokens_per_batch`": {"packing": True, "max_length": 2048, "tokens_per_batch": 4096},
+    "`padding_free`": {"padding_free": True},
     "AdamW, SGD and the like": {"optim": "adamw_torch"},
     "Adafactor": {"optim": "adafactor"},
     "StableAdamW": {"optim": "stable_adamw"},

@@ -79,7 +79,9 @@ def test_each_document_is_in_rows_once(strategy: str | None, lengths: list[int],
 def test_whole_documents_stay_whole(lengths: list[int], most: int) -> None:
     """`bfd` never divides a document; `bfd_split` only those that are longer than a row."""
     for strategy in (BFD, BFD_SPLIT):
-        pieces = Counter(piece.document for row in Packing(most, strategy).rows(range(len(lengths)), lengths) for piece in row)
+        pieces = Counter(
+            piece.document for row in Packing(most, strategy).rows(range(len(lengths)), lengths) for piece in row
+        )
         for document, length in enumerate(lengths):
             assert pieces[document] == (1 if strategy == BFD else max(1, -(-length // most)))
 
@@ -94,7 +96,7 @@ def test_wrapped_rows_are_full(lengths: list[int], most: int) -> None:
 
 @given(lengths=lengths, most=st.integers(1, 20))
 def test_a_piece_is_put_where_it_leaves_the_least_room(lengths: list[int], most: int) -> None:
-    """`bfd` puts each document, the longest first, into the fullest row that takes it, like the textbook's algorithm."""
+    """`bfd` puts each document, the longest first, into the fullest row that takes it."""
     expected: list[list[int]] = []
     for document in sorted(range(len(lengths)), key=lambda each: -min(lengths[each], most)):
         size = min(lengths[document], most)
@@ -155,7 +157,7 @@ def test_units_fit_the_budget(lengths: list[int], tokens: int, padded: bool, mul
 
 def test_a_row_beyond_the_budget_is_refused() -> None:
     """The message says how long it is, and what to set."""
-    with pytest.raises(DataError, match="A sample has 9 tokens, and tokens_per_batch=8 .* set max_length"):
+    with pytest.raises(DataError, match=r"A sample has 9 tokens, and tokens_per_batch=8 .* set max_length"):
         TokenBudget(8).units(Packing().rows([0, 1], [3, 9]))
 
 
@@ -186,7 +188,13 @@ def test_an_epoch_has_each_document_once(count: int, strategy: str | None, seed:
     """Over all windows, whatever the strategy and the budget are; windows hold neighbors of the order."""
     budget = TokenBudget(24) if grouped else None
     units = order(count, strategy, seed, budget=budget, grouped=grouped and strategy is None)
-    found = [(place, piece.document) for place, unit in units.units_from(START) for row in unit for piece in row if piece.ends]
+    found = [
+        (place, piece.document)
+        for place, unit in units.units_from(START)
+        for row in unit
+        for piece in row
+        if piece.ends
+    ]
     assert sorted(document for _, document in found) == list(range(count))
     for window in range(units.windows):
         start = 16 * window
@@ -216,7 +224,10 @@ def test_a_position_is_the_place_after_so_many_documents(count: int, grouped: bo
 def test_other_seeds_and_epochs_pack_other_documents_together() -> None:
     """The rows of two epochs differ, and not only their order."""
     rows = [
-        {frozenset(piece.document for piece in row) for _, (row,) in order(64, seed=seed, epoch=epoch).units_from(START)}
+        {
+            frozenset(piece.document for piece in row)
+            for _, (row,) in order(64, seed=seed, epoch=epoch).units_from(START)
+        }
         for seed, epoch in ((0, 0), (0, 1), (1, 0))
     ]
     assert all(len(one & other) < len(one) / 2 for one, other in pairwise(rows))
@@ -226,7 +237,9 @@ def test_only_the_window_of_a_place_is_read() -> None:
     """The lengths of earlier and later windows are not asked for."""
     asked: list[int] = []
     units = order(1600)
-    watching = UnitOrder(units.order, units.planner, lambda some: asked.append(len(some)) or units.lengths_of(some), 0, 0)
+    watching = UnitOrder(
+        units.order, units.planner, lambda some: asked.append(len(some)) or units.lengths_of(some), 0, 0
+    )
     next(watching.units_from(watching.place_at(48 * 16)))
     assert asked == [16]
 
