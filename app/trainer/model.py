@@ -49,6 +49,8 @@ class TrainerModel(TrainerAttributes):
         if self.model_init is not None and not (rules_of(self.args).keeps_fresh_model and self.state.global_step == 0):
             with seeded(self.adapters.device, self.args.seed):
                 self.model = self.model_wrapped = self.call_model_init(self._trial)
+            framework = self.adapters.framework
+            framework.receive(framework.unwrapped(self.model), self.args)
             self.optimizer = self.lr_scheduler = None  # also one that the user set: it holds the old model
 
     @standard

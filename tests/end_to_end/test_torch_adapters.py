@@ -21,6 +21,7 @@ from hexloop.adapters.precision.autocast import Bf16Precision, Fp16Precision
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
 from hexloop.adapters.trainable.torch.serialization import DTYPES, read_tensor, tensor_part
+from hexloop.domain.json_documents import json_part
 from hexloop.ports.batches import Padding
 from hexloop.ports.learner import Optimizer
 
@@ -64,6 +65,50 @@ def test_adding_a_loss_does_not_synchronize() -> None:
     losses = TorchLosses("meta")
     for _ in range(2 * BLOCK):
         losses.add(torch.zeros((), device="meta"))
+        losses.add_component("part", torch.zeros((), device="meta"))
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_components_are_restored(ranks: int) -> None:
+    """The sums of several former ranks are added, and rounding is the same as without an export."""
+    plain, every = TorchLosses(), []
+    for rank in range(ranks):
+        one = TorchLosses()
+        for number in range(BLOCK + rank):
+            for losses in (plain, one):
+                losses.add(torch.tensor(1.0))
+                losses.add_component("part", torch.tensor(0.1 * number))
+            one.add_component(f"of rank {rank}", torch.tensor(2.0))
+        every += list(one.export())
+    restored = TorchLosses()
+    restored.load(every)
+    assert restored.drain() == plain.drain() == sum(BLOCK + rank for rank in range(ranks))
+    found = restored.drain_components()
+    assert found.pop("part") == pytest.approx(plain.drain_components()["part"], rel=0 if ranks == 1 else 1e-6)
+    assert found == {f"of rank {rank}": 2.0 * (BLOCK + rank) for rank in range(ranks)}
+    assert restored.drain_components() == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ([], "components: .* is not a dictionary"),
+        ({str(number): {} for number in range(300)}, "of at most 256 entries"),
+        ({"part": {"sum": 1.0}}, "components"),
+        (
+            {"part": {"sum": 1.0, "finite": 2, "added": 1, "waiting": [], "dtype": "float32"}},
+            "is more than the 1 losses",
+        ),
+    ],
+)
+def test_damaged_components_change_nothing(value: Any, problem: str) -> None:
+    """They are refused, and the losses stay as they were."""
+    losses = added(TorchLosses(), [1.0, 2.0])
+    losses.add_component("part", torch.tensor(5.0))
+    with pytest.raises(ValueError, match=problem):
+        losses.load([*TorchLosses().export(), json_part("components", value)])
+    assert losses.drain() == 3.0
+    assert losses.drain_components() == {"part": 5.0}
 
 
 # Precision

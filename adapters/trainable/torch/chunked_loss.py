@@ -1,6 +1,6 @@
 """The cross entropy of a language model, computed over a few positions at a time from its last hidden states.
 
-While a loss is computed, the output layer of the model returns `PendingLogits` in place of logits. Cross entropy of those
+While a loss is computed, the output layer of the model returns `PendingLogits` in place of logits. Their cross entropy
 makes the logits of a chunk of positions, and the gradients from them, before the logits of the next chunk exist.
 """
 
@@ -42,8 +42,8 @@ def required_output_layer(model: Any) -> nn.Module:
     if layer is None:
         raise ConfigurationError(
             "chunked_loss=True, or loss_type, needs the layer that computes the logits, but "
-            f"{type(unwrapped(model)).__name__} has neither get_output_embeddings() nor lm_head; add one of them to the "
-            "model, or leave the argument out."
+            f"{type(unwrapped(model)).__name__} has neither get_output_embeddings() nor lm_head; add one of them to "
+            "the model, or leave the argument out."
         )
     return layer
 
@@ -234,7 +234,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             for start in range(0, len(used), work.rows):
                 part = slice(start, start + work.rows)
                 logits, loss = chunks.take(part, labels[part], work.loss)
-                total += loss
+                total = total + loss if start else loss
                 if work.counts is not None:
                     correct += (logits.argmax(-1) == labels[part]).sum()
                 del logits

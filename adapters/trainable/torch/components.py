@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hexloop.adapters.trainable.torch.chunked_loss import PendingLogits, TokenCounts
+from hexloop.adapters.trainable.torch.chunked_loss import TokenCounts
+from hexloop.adapters.trainable.torch.pending_logits import PendingLogits
 from hexloop.domain.errors import DataError
 
 IGNORED_LABEL = -100

@@ -10,7 +10,7 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
-from hexloop.adapters.trainable.torch.chunked_loss import PendingLogits
+from hexloop.adapters.trainable.torch.pending_logits import PendingLogits
 from hexloop.adapters.trainable.torch.trainable import IGNORED_LABEL, Count, Inputs, Seen, not_seen
 from hexloop.domain.errors import DataError
 

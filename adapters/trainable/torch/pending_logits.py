@@ -1,7 +1,7 @@
 """Logits that are not computed: they stand in for those of a model until a loss asks for them.
 
-What models do to logits before the loss (shift, reshape, scale, cap) is noted here, and done to a few positions at a time
-when cross entropy is computed. Anything else raises an error, so that no model gets another loss than its own.
+What models do to logits before the loss (shift, reshape, scale, cap) is noted here, and done to a few positions at a
+time when cross entropy is computed. Anything else raises an error, so that no model gets another loss than its own.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class PendingLayer(Protocol):
 
 
 def unsupported(what: str) -> ConfigurationError:
+    """Return the error that a model or a loss does what is not possible with pending logits."""
     return ConfigurationError(
         f"chunked_loss=True, or loss_type, cannot be used with this model or loss, which {what}: the logits of all "
         "positions never exist at once. Leave the argument out."

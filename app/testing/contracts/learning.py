@@ -254,6 +254,12 @@ class LossesContract(Generic[Loss]):
         losses.add(self.loss(4.0))
         assert losses.drain() == 4
 
+    def test_there_are_no_components_unless_some_are_added(self, losses: Losses[Loss]) -> None:
+        """A drain of losses alone finds no scalars beside them."""
+        losses.add(self.loss(3.0))
+        losses.drain()
+        assert dict(losses.drain_components()) == {}
+
     @pytest.mark.parametrize("added", [0, 1, 70])
     def test_a_sum_can_be_restored(self, losses: Losses[Loss], added: int) -> None:
         """Another adapter that loads the export continues from the same sum, and exports the same."""

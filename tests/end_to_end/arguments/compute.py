@@ -14,6 +14,8 @@ from hexloop.adapters.device.torch import CpuDevice
 from hexloop.domain.errors import NotFiniteError
 from hexloop.testing import SimulatedDevice
 from tests.end_to_end.arguments.bench import Bench, Recording, shows
+from tests.end_to_end.small.decoders import llama, sentences
+from tests.end_to_end.small.models import net
 from tests.end_to_end.small.recording import RecordingCpu
 from tests.end_to_end.small.trainers import same_weights, weights
 from tests.unit.precision.models import wide
@@ -179,6 +181,18 @@ def _(bench: Bench) -> None:
     assert device.replayed > 0
     assert same_weights(found, bench.weights(optim="adamw_torch_fused", num_train_epochs=3))
     assert "capture_step=True on the device cpu, but it cannot record operations" in bench.refusal(capture_step=True)
+
+
+@shows("chunked_loss", "loss_type")
+def _(bench: Bench) -> None:
+    def losses(**given: Any) -> list[float]:
+        parts = {"model": llama(), "train_dataset": sentences(8)}
+        return [loss for _, loss in bench.logged("loss", parts, **given)]
+
+    assert losses(chunked_loss=True) == pytest.approx(losses(), rel=1e-6)
+    assert losses(loss_type="chunked_nll") == losses(chunked_loss=True)
+    assert all(weighted < loss for weighted, loss in zip(losses(loss_type="dft"), losses(), strict=True))
+    assert "Net has neither get_output_embeddings() nor lm_head" in bench.refusal({"model": net()}, chunked_loss=True)
 
 
 @shows("use_liger_kernel")

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from hexloop.domain.errors import NotFiniteError
 from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation
 from tests.end_to_end.arguments.bench import Bench, Recording, shows
 from tests.end_to_end.arguments.optimization import Words, sentences
+from tests.end_to_end.small import decoders
 from tests.end_to_end.small.trainers import weights
 
 
@@ -98,6 +100,17 @@ def _(bench: Bench) -> None:
     assert bench.steps_of("goodput", log_goodput=True) == [1, 2, 3, 4]
     assert all(share > 0 for _, share in bench.logged("mfu", log_goodput=True, peak_flops=1e12))
     assert bench.logged("goodput") == []
+
+
+@shows("log_token_accuracy")
+def _(bench: Bench) -> None:
+    def logged(**given: Any) -> list[float]:
+        parts = {"model": decoders.llama(), "train_dataset": decoders.sentences(16)}
+        return [share for _, share in bench.logged("token_accuracy", parts, **given)]
+
+    assert len(logged(log_token_accuracy=True)) == 4
+    assert all(0 <= share <= 1 for share in logged(log_token_accuracy=True))
+    assert logged() == []
 
 
 @shows("profile")

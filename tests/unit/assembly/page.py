@@ -82,6 +82,8 @@ FEATURES: Mapping[str, Chosen] = {
     "`capture_step`": {"capture_step": True},
     "`packing`, `tokens_per_batch`": {"packing": True, "max_length": 2048, "tokens_per_batch": 4096},
     "`padding_free`": {"padding_free": True},
+    "`chunked_loss`, `loss_type`": {"chunked_loss": True},
+    "`log_token_accuracy`": {"log_token_accuracy": True},
     "AdamW, SGD and the like": {"optim": "adamw_torch"},
     "Adafactor": {"optim": "adafactor"},
     "StableAdamW": {"optim": "stable_adamw"},

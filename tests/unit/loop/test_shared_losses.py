@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,3 +50,32 @@ def test_each_process_keeps_its_own_share() -> None:
         return shared.drain()
 
     assert SimulatedWorld(3).run(resume) == [3111.0] * 3
+
+
+class WithComponents(PlainLosses):
+    """Losses that have found some components."""
+
+    def __init__(self, components: dict[str, float]) -> None:
+        super().__init__()
+        self._found = components
+
+    def drain_components(self) -> dict[str, float]:
+        """Return the components once."""
+        found, self._found = self._found, {}
+        return found
+
+
+def test_components_are_summed_by_name() -> None:
+    """Ranks may have different ones, or none, and values that are not finite."""
+    own: list[dict[str, float]] = [{"a": 1.0, "b": math.nan}, {}, {"a": 2.5, "c": 1e300}]
+
+    def drain(ranks: Collectives) -> list[object]:
+        shared = SharedLosses(WithComponents(own[ranks.rank]), ranks)
+        shared.add(1.0)
+        found = [shared.drain(), shared.drain_components(), shared.drain_components()]
+        return [*found, shared.drain(), shared.drain_components()]
+
+    for total, components, *rest in SimulatedWorld(3).run(drain):
+        assert total == 3.0
+        assert components == pytest.approx({"a": 3.5, "b": math.nan, "c": 1e300}, nan_ok=True)
+        assert rest == [{}, 0.0, {}]

@@ -167,6 +167,13 @@ def drawn() -> float:
     return random.random() + float(np.random.random()) + float(torch.rand(()))
 
 
+def of_components() -> Component:
+    losses = TorchLosses()
+    for number in range(3):
+        losses.add_component("part", torch.tensor(float(number)))
+    return of_losses(losses)
+
+
 COMPONENTS: dict[str, Callable[[], Component]] = {
     "adamw": lambda: of_optimizer(AdamW),
     "fused adamw": lambda: of_optimizer(AdamW, fused=True, amsgrad=True),
@@ -174,6 +181,7 @@ COMPONENTS: dict[str, Callable[[], Component]] = {
     "scaler": lambda: Component("scaler", (made := Fp16Precision("cpu")), lambda: made.scale(torch.ones(()))),
     "simulated scaler": lambda: Component("scaler", SimulatedScaling(), bool),
     "losses": lambda: of_losses(TorchLosses()),
+    "losses with components": of_components,
     "running loss": lambda: of_losses(RunningLoss("cpu", True, lambda: 1)),
     "plain losses": lambda: of_losses(PlainLosses()),
     "cpu": lambda: Component("random", CpuDevice(), drawn),
