@@ -43,8 +43,9 @@ class SFTConfig(TrainingArguments):
         `dtype` among them the weights are loaded in float32.
     chat_template_path: a file with a Jinja template, or a folder or the name of a model whose tokenizer has one. Tokens
         that only that tokenizer has are added to the tokenizer and to the model.
-    dataset_kwargs: `skip_prepare_dataset=True` passes samples to the collator as they are; then `max_length` is unset
-        unless it is given, as the samples may have no tokens.
+    max_length: as in `TrainingArguments`. It is unset with `reproduce`, and if the preparation of data is skipped,
+        unless another length than 1024 is given.
+    dataset_kwargs: `skip_prepare_dataset=True` passes samples to the collator as they are.
     dataset_num_proc: processes that tokenize data with indices before the Trainer is ready, and keep the tokens in
         `token_cache`. If neither is set, samples are tokenized when they are read, and nothing is written. Streams are
         always tokenized as they are read.
@@ -132,5 +133,6 @@ class SFTConfig(TrainingArguments):
 
     def _derive(self) -> None:
         super()._derive()
-        if self.skips_preparation and not (self.packing or self.eval_packing) and self.max_length == LONGEST:
+        cuts_nothing = self.skips_preparation or self.reproduce is not None
+        if cuts_nothing and not (self.packing or self.eval_packing) and self.max_length == LONGEST:
             self.max_length = None

@@ -77,7 +77,8 @@ class Preparation:
 
     def _cache(self) -> TokenCache:
         folder = default_folder() if self.cache_folder is None else Path(self.cache_folder).expanduser()
-        return TokenCache(folder.absolute(), len(self.tokenization.tokenizer))
+        words = max(self.tokenization.tokenizer.get_vocab().values(), default=-1) + 1
+        return TokenCache(folder.absolute(), words)
 
 
 class TokenizedDataset:

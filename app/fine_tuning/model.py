@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from collections.abc import Iterator
@@ -68,16 +69,26 @@ class Base:
                 "peft_config to train its adapters, or merge them into it first (merge_and_unload)."
             )
 
-    def load(self, args: SFTConfig, words: int) -> Any:
-        """Return the model, with adapters if there is a `peft_config`, and embeddings for `words` tokens at least.
+    def load(self, args: SFTConfig, words: int, grows: bool) -> Any:
+        """Return the model, with adapters if there is a `peft_config`.
 
+        words: tokens of the tokenizer. grows: whether the model gets embeddings of all, if it has fewer.
         Weights that are drawn at random are those of the seed. Collective with ZeRO 3. Raises ConfigurationError if it
         cannot be loaded.
         """
         with seeded(choose_device(args), args.seed):
             model = self._from_pretrained(args) if self.is_named else self.model
-            if (embeddings := _embeddings(model)) is not None and words > embeddings.weight.shape[0]:
-                model.resize_token_embeddings(words)
+            embedded = _embedded_words(model)
+            if embedded is not None and words > embedded:
+                if not grows:
+                    logging.getLogger("hexloop").warning(
+                        "The tokenizer has %d tokens, and the model has embeddings of %d, so a text with one of the "
+                        "others cannot be trained on; call model.resize_token_embeddings(len(tokenizer)) before.",
+                        words,
+                        embedded,
+                    )
+                else:
+                    model.resize_token_embeddings(words)
             return model if self.peft_config is None else self._with_adapters(model, args)
 
     def _from_pretrained(self, args: SFTConfig) -> Any:
@@ -110,12 +121,12 @@ class Base:
             return peft.get_peft_model(model, self.peft_config)
 
 
-def _embeddings(model: Any) -> Any:
-    """Return the embeddings of a model's input; None if it does not say which they are."""
-    try:
-        return model.get_input_embeddings()
-    except (AttributeError, NotImplementedError):
-        return None
+def _embedded_words(model: Any) -> int | None:
+    """Return how many tokens a model of transformers has embeddings of; None if its configuration does not say."""
+    config = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    words = getattr(text, "vocab_size", None)
+    return words if isinstance(words, int) else None
 
 
 def _keywords(args: SFTConfig) -> dict[str, Any]:
@@ -144,6 +155,8 @@ def tokenizer_of(base: Base, processing_class: Any, args: SFTConfig) -> Any:
             raise ConfigurationError(
                 f"processing_class is {shown(processing_class)}, which is not a tokenizer; pass one of transformers."
             )
+        if tokenizer.chat_template is None:
+            tokenizer.chat_template = getattr(processing_class, "chat_template", None)  # of a processor
         return tokenizer
     if not base.name:
         raise ConfigurationError(

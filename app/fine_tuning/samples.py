@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any
 
 from attrs import define, field, frozen
+from jinja2 import TemplateError
 
 from hexloop.domain.errors import DataError
 from hexloop.domain.wording import RefusalError, enumeration
@@ -81,7 +82,7 @@ def form_of(sample: Any, text_field: str) -> Form:
             f"A sample has {enumeration(images)}, but SFTTrainer fine-tunes on text alone; use Trainer with a "
             "data_collator that calls the model's processor."
         )
-    if "prompt" in sample and "completion" in sample:
+    if sample.get("prompt") is not None and sample.get("completion") is not None:
         kinds = {_is_conversation(sample["prompt"]), _is_conversation(sample["completion"])}
         if kinds == {True}:
             return Form.ANSWER
@@ -101,7 +102,8 @@ def form_of(sample: Any, text_field: str) -> Form:
         return Form.CONVERSATION
     if isinstance(sample.get(text_field), str):
         return Form.TEXT
-    columns = enumeration(map(repr, sample)) if sample else "no columns"
+    named = [repr(name) for name, value in sample.items() if value is not None]
+    columns = enumeration(named) if named else "no columns"
     raise DataError(
         f"A sample has {columns}, but none of the forms that fine-tuning knows: a text in the column {text_field!r} "
         "(dataset_text_field names another), prompt and completion, messages, or input_ids; rename a column, or pass a "
@@ -215,7 +217,7 @@ class Tokenization:
             form = form_of(sample, self._text_field)
         except DataError as error:
             return [str(error)]
-        return [_sentence(each) for each in refusals(form, sample, self.choices, self.template)]
+        return [_sentence(each) for each in self._refusals(form, sample)]
 
     @property
     def template(self) -> str | None:
@@ -245,8 +247,17 @@ class Tokenization:
             )
         return _Formatted(text=text)
 
+    def _refusals(self, form: Form, sample: Mapping[str, Any]) -> Iterator[RefusalError]:
+        yield from refusals(form, sample, self.choices, self.template)
+        if self.choices.assistant_only and form in CHATS and not getattr(self.tokenizer, "is_fast", True):
+            yield RefusalError(
+                "assistant_only_loss=True needs a tokenizer that knows where in the text its tokens are, and "
+                f"{type(self.tokenizer).__name__} is written in Python",
+                "pass a fast one, or pass prompt and completion, whose prompts are left out of the loss",
+            )
+
     def _refuse(self, form: Form, sample: Mapping[str, Any]) -> None:
-        for refusal in refusals(form, sample, self.choices, self.template):
+        for refusal in self._refusals(form, sample):
             raise DataError(_sentence(refusal))
 
     def _tokens(self, form: Form, samples: Sequence[Mapping[str, Any]]) -> list[Tokens]:
@@ -316,9 +327,16 @@ class Tokenization:
         return ids, spoken
 
     def _rendered(self, messages: list[dict[str, Any]], **options: Any) -> Any:
-        return self.tokenizer.apply_chat_template(
-            messages, chat_template=self.choices.template, tokenize=True, return_dict=True, **options
-        )
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages, chat_template=self.choices.template, tokenize=True, return_dict=True, **options
+            )
+        except TemplateError as error:
+            roles = enumeration(repr(message.get("role")) for message in messages)
+            raise DataError(
+                f"The chat template refuses a conversation with the roles {roles}: {error}. Correct the data, or "
+                "choose another template with chat_template_path."
+            ) from error
 
     def _after_prompt(self, prompt: list[int], ids: list[int], spoken: list[bool] | None) -> Tokens:
         """Return the tokens of a prompt and its completion, of which those of the completion count, as chosen.

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.arguments import from_transformers
 from hexloop.app.arguments.fine_tuning import SFTConfig
+from hexloop.app.assembly.adapters import Injected
 from hexloop.app.assembly.torch.packing import document_collate
 from hexloop.app.fine_tuning.data import Preparation
 from hexloop.app.fine_tuning.model import Base, adopt_template, adopt_tokens, refuse_untrained_tokens, tokenizer_of
@@ -64,12 +65,16 @@ class SFTTrainer(Trainer):
         quantization_config: Any = None,
         peft_config: Any = None,
         formatting_func: Callable[[Any], str] | None = None,
-        **injected: Any,
+        *,
+        tokenizer: Any = None,
+        **injected: Unpack[Injected],
     ) -> None:
         base = Base(model, peft_config, quantization_config)
         config = _config(args, base)
         if model is None:
             raise ConfigurationError("SFTTrainer needs a model; pass one, or the name or folder of one.")
+        if tokenizer is not None:
+            processing_class = self.take_tokenizer(tokenizer, processing_class)
         tokenizer = tokenizer_of(base, processing_class, config)
         added: list[str] = []
         with Refusals() as refusals:
@@ -86,7 +91,7 @@ class SFTTrainer(Trainer):
             if problems := [] if self._to_tokens is None else prepare.problems(train_dataset, eval_dataset):
                 raise ConfigurationError(problems)
         refusals.settle()
-        loaded = base.load(config, len(tokenizer) if added else 0)
+        loaded = base.load(config, len(tokenizer), grows=bool(added))
         super().__init__(
             loaded,
             config,

@@ -440,6 +440,44 @@ def test_defaults_of_trl() -> None:
     assert SFTConfig("out", pad_to_multiple_of="auto").pad_to_multiple_of is None
 
 
+def test_lengths_that_are_unset() -> None:
+    """Where nothing is cut off, the default length is not in force; another one is."""
+    skips = {"skip_prepare_dataset": True}
+    assert SFTConfig("out", dataset_kwargs=skips).max_length is None
+    assert SFTConfig("out", dataset_kwargs=skips, max_length=9).max_length == 9
+    assert SFTConfig("out", reproduce="transformers").max_length is None
+
+
+def test_tokens_without_embeddings_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A tokenizer with more tokens than the model embeds is named before training."""
+    with caplog.at_level(logging.WARNING, "hexloop"):
+        trainer(tmp_path, texts(), model=llama(words=339))
+    assert "The tokenizer has 340 tokens, and the model has embeddings of 339" in caplog.text
+
+
+def test_reproduced_fine_tuning(tmp_path: Path) -> None:
+    """With `reproduce` the losses are those of transformers' Trainer on the same rows."""
+    options: dict[str, Any] = {"max_steps": 3, "per_device_train_batch_size": 2, "learning_rate": 1e-2}
+    options |= {"logging_steps": 1, "save_strategy": "no", "report_to": "none", "use_cpu": True, "disable_tqdm": True}
+    theirs = transformers.Trainer(
+        llama(),
+        transformers.TrainingArguments(str(tmp_path / "theirs"), **options),
+        transformers.DataCollatorForSeq2Seq(tokenizer()),
+        by_hand("prompts"),
+        processing_class=tokenizer(),
+    )
+    theirs.train()
+    expected = [entry["loss"] for entry in theirs.state.log_history if "loss" in entry]
+    assert losses(trainer(tmp_path, prompts(), max_steps=3, reproduce="transformers")) == expected
+
+
+def test_the_tokenizer_by_its_old_name(tmp_path: Path) -> None:
+    """`tokenizer` is processing_class, with a warning."""
+    with pytest.warns(FutureWarning, match="processing_class"):
+        made = SFTTrainer(llama(), config(tmp_path), train_dataset=texts(), tokenizer=tokenizer())
+    assert made.processing_class.eos_token == END
+
+
 def problems(folder: Path, data: Any, **given: Any) -> list[str]:
     with pytest.raises(ConfigurationError) as caught:
         trainer(folder, data, **given)

@@ -47,6 +47,7 @@ def read(tokens: Any) -> tuple[str, str]:
         (conversations(1)[0], Form.CONVERSATION),
         ({"conversations": [{"from": "user", "value": "a"}]}, Form.CONVERSATION),
         ({"input_ids": [1], "text": "a"}, Form.TOKENS),
+        ({"prompt": None, "completion": None, "messages": None, "text": "a"}, Form.TEXT),
     ],
 )
 def test_forms(sample: dict[str, Any], form: Form) -> None:
@@ -61,6 +62,7 @@ def test_forms(sample: dict[str, Any], form: Form) -> None:
         ({"story": "a"}, "A sample has 'story', but none of the forms"),
         ({}, "A sample has no columns, but none of the forms"),
         ({"text": 3}, "A sample has 'text', but none of the forms"),
+        ({"prompt": None, "story": "a"}, "A sample has 'story', but none of the forms"),
         ({"prompt": "a"}, "A sample has 'prompt', but none of the forms"),
         (
             {"prompt": "a", "completion": [{"role": "user"}]},
@@ -253,3 +255,21 @@ def test_choices_that_samples_allow() -> None:
     problem, *others = tokenization(None, formatting=lambda sample: "a", completion_only=True).problems(prompts(1)[0])
     assert "formatting_func makes one text of a sample" in problem
     assert not others
+
+
+def test_conversations_that_the_template_refuses() -> None:
+    """The error has the roles and the template's own reason."""
+    template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(DataError, match=r"with the roles 'user' and 'assistant': roles must alternate\. Correct"):
+        tokenization(template)(conversations(1))
+
+
+def test_tokenizers_that_do_not_know_where_tokens_are() -> None:
+    """assistant_only needs a fast one."""
+    convert = tokenization(assistant_only=True)
+
+    class Slow:
+        is_fast, chat_template = False, TEMPLATE
+
+    (problem,) = Tokenization(Slow(), convert.choices).problems(conversations(1)[0])
+    assert "Slow is written in Python" in problem
