@@ -149,4 +149,9 @@ def is_run_file(path: str) -> bool:
 
 def _order(path: str) -> tuple[bool, bool, bool, str]:
     """Sort the model first, then the optimizer, and the run state last."""
-    return not (is_weights(path) or is_adapter_file(path)), not path.startswith(("optimizer.", "optimizer-")), path == RUN_STATE, path
+    return (
+        not (is_weights(path) or is_adapter_file(path)),
+        not path.startswith(("optimizer.", "optimizer-")),
+        path == RUN_STATE,
+        path,
+    )
