@@ -24,6 +24,7 @@ LIMIT = 240
 
 ENGINES: dict[str, dict[str, Any]] = {
     "DDP": {},
+    "FSDP 1": {"fsdp": "full_shard", "fsdp_config": {"version": 1}},
     "FSDP 2": {"fsdp": "full_shard", "fsdp_config": {"version": 2}},
     "ZeRO 2": {"deepspeed": {"zero_optimization": {"stage": 2}}},
     "ZeRO 3": {"deepspeed": {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}},
@@ -172,14 +173,13 @@ def test_further_kinds_match_one_process(kind: str, engine: str, base: Path, tmp
     assert distance(saved(tmp_path / "2" / "checkpoint-6"), saved(tmp_path / "3" / "checkpoint-6")) == 0.0
 
 
-def test_fsdp_1_is_refused_for_adapters_alone(base: Path, tmp_path: Path) -> None:
-    """It renames the layers that PEFT looks for; the whole model can be saved."""
-    given = {"fsdp": "full_shard", "fsdp_config": {"version": 1}}
-    refused, whole = run(
+def test_whole_models_are_saved_if_asked(base: Path, tmp_path: Path) -> None:
+    """Each process writes its shard of them, and prompts are trained as well."""
+    given = {**ENGINES["FSDP 2"], "save_full_model": True}
+    whole, resumed = run(
         2,
-        phase("LoRA", base, tmp_path / "1", **given),
-        phase("LoRA", base, tmp_path / "2", save_full_model=True, max_steps=2, **given),
+        phase("prompt tuning", base, tmp_path / "1", **given),
+        phase("prompt tuning", base, tmp_path / "2", resume=tmp_path / "1" / "checkpoint-2", **given),
     )
-    assert "choose FSDP version 2, or set save_full_model=True" in refused["error"]
-    assert len(whole["losses"]) == 2
-    assert (tmp_path / "2" / "checkpoint-2" / "model.safetensors.index.json").exists()
+    assert (tmp_path / "1" / "checkpoint-2" / "model.safetensors.index.json").exists()
+    assert resumed["losses"][-2:] == whole["losses"][-2:]

@@ -64,8 +64,8 @@ def _digest(name: str, dtype: str, shape: tuple[int, ...], pieces: Iterable[Any]
 def _bytes_of(tensor: Tensor) -> Iterator[memoryview]:
     """Yield the bytes of a tensor."""
     flat = tensor.contiguous().reshape(-1)
-    for piece in flat.split(PIECE) if flat.numel() else ():
-        yield memoryview(piece.cpu().view(torch.uint8).numpy()).cast("B")
+    for piece in torch.split(flat, PIECE) if flat.numel() else ():
+        yield piece.cpu().view(torch.uint8).numpy().data.cast("B")
 
 
 def _plain(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:

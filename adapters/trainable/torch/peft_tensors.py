@@ -102,7 +102,7 @@ def set_from_files(model: nn.Module, adapter: str, tensors: Mapping[str, Tensor]
     """Load an adapter from the tensors of PEFT's file. Raises ValueError if they do not fit."""
     from peft import set_peft_model_state_dict
 
-    prompts = model.peft_config[adapter].is_prompt_learning  # type: ignore[union-attr, index, operator]
+    prompts = model.peft_config[adapter].is_prompt_learning  # type: ignore[union-attr, index]
     try:
         result = set_peft_model_state_dict(model, dict(tensors), adapter)
     except (RuntimeError, KeyError) as error:
@@ -122,14 +122,14 @@ def inner_model(model: Any) -> Any:
     """Return the base inside PEFT's model, with the layers of the adapters in it; a plain model as it is."""
     if hasattr(model, "get_base_model"):
         return model.get_base_model()
-    tuner = getattr(model, "base_model", None)  # of a mixed model
+    tuner: Any = getattr(model, "base_model", None)  # of a mixed model
     return tuner.model if hasattr(model, "peft_config") and hasattr(tuner, "model") and _is_tuner(tuner) else model
 
 
 def base_names(model: nn.Module, names: Mapping[str, Any]) -> dict[str, str]:
     """Return, for each name of a tensor of the base in the model, its name in the base without adapters."""
     base = inner_model(model)
-    prefix = next((f"{path}." for path, module in model.named_modules() if module is base and path), "")
+    prefix = next((f"{path}." for path, module in named_modules(model) if module is base and path), "")
     return {name: ".".join(each for each in name.removeprefix(prefix).split(".") if each not in BASE) for name in names}
 
 
@@ -138,7 +138,7 @@ def base_names(model: nn.Module, names: Mapping[str, Any]) -> dict[str, str]:
 
 def allocators(model: Any) -> dict[str, Any]:
     """Return, by adapter, what decides on the ranks of AdaLoRA's matrices."""
-    tuner = getattr(model, "base_model", None)
+    tuner: Any = getattr(model, "base_model", None)
     found = getattr(tuner, "rankallocator", None)
     return {} if found is None else {tuner.trainable_adapter_name: found}
 
@@ -206,7 +206,7 @@ def _state_in_files(model: Any, adapter: str, state: Mapping[str, Any], with_ran
             warnings.simplefilter("ignore")
             with _evaluating(getattr(model, "prompt_encoder", None)), torch.no_grad():
                 found = get_peft_model_state_dict(
-                    model, dict(state), adapter, save_embedding_layers=_saves_embeddings(model, config)
+                    AsUnwrapped(model), dict(state), adapter, save_embedding_layers=_saves_embeddings(model, config)
                 )
     finally:
         if ranks is not None:
@@ -248,8 +248,8 @@ def _buffers_that_change(model: nn.Module) -> set[str]:
     A quantized base keeps its weights in buffers.
     """
     quantized = bool(getattr(inner_model(model), "is_quantized", False))
-    found = {}
-    for path, module in model.named_modules(remove_duplicate=False):
+    found = dict[str, bool]()
+    for path, module in named_modules(model):
         if not quantized or getattr(module, "track_running_stats", False):
             found |= {f"{path}.{leaf}" if path else leaf: True for leaf in module._buffers}
     return set(by_own_names(model, found))
@@ -257,7 +257,7 @@ def _buffers_that_change(model: nn.Module) -> set[str]:
 
 def _is_adapters(model: nn.Module, buffers: set[str]) -> Callable[[str], bool]:
     """Return what says of a tensor's name whether it is not the base's: of an adapter, or one of these `buffers`."""
-    modules = by_own_names(model, dict(model.named_modules(remove_duplicate=False)))
+    modules = by_own_names(model, dict(named_modules(model)))
 
     def is_adapters(name: str) -> bool:
         if name in buffers:
@@ -274,6 +274,33 @@ def _is_adapters(model: nn.Module, buffers: set[str]) -> Callable[[str], bool]:
         return below.startswith("prompt_encoder.")
 
     return is_adapters
+
+
+FSDP_1 = "_fsdp_wrapped_module"
+"""The name under which the wrapper of FSDP 1 holds the module that it wraps."""
+
+
+def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield all modules with their names without the wrappers of FSDP 1, a wrapped one after its wrapper."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        yield (".".join(each for each in path.split(".") if each != FSDP_1) if FSDP_1 in path else path), module
+
+
+class AsUnwrapped:
+    """A model for PEFT, which looks for modules by their names, without the wrappers of FSDP 1 in these."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the model has of that name."""
+        return getattr(self._model, name)
+
+    def named_modules(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Module]]:
+        """Yield the modules that are no wrappers, each once."""
+        found = {id(module): (path, module) for path, module in named_modules(self._model)}
+        inner = dict(found.values())
+        return iter(inner.items())
 
 
 def _is_layer(module: object) -> bool:

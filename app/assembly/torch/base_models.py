@@ -22,11 +22,12 @@ from hexloop.ports.parallelism import ExportableModel
 class NamedBase:
     """What identifies a base: where it was loaded from, and the digest of its weights.
 
-    The digest is computed by a thread, once, when it is first asked for. The weights of a base do not change while a
+    The digest is computed once, by a thread, when it is first asked for. The weights of a base do not change while a
     run trains adapters on it.
 
     name: the path or name that the base was loaded from; None if a program made it. kind: its class. dtype: of most of
     its weights. quantization: the method by which they are quantized, if any. compute: returns the digest.
+    collective: all processes compute the digest together, because none has all weights.
     """
 
     name: str | None
@@ -34,14 +35,18 @@ class NamedBase:
     kind: str
     dtype: str
     quantization: str | None
-    _compute: Callable[[], str | None]
-    _digest: Future[str | None] | None = field(default=None, init=False)
+    _compute: Callable[[], str]
+    _collective: bool = False
+    _digest: Future[str] | None = field(default=None, init=False)
 
     def start(self) -> None:
-        """Start to compute the digest, in a thread that does not keep the program from exiting."""
+        """Start to compute the digest, in a thread that does not keep the program from exiting.
+
+        With `collective`, every process calls this, and it returns when the digest is there.
+        """
         if self._digest is not None:
             return
-        self._digest = future = Future[str | None]()
+        self._digest = future = Future[str]()
 
         def compute() -> None:
             try:
@@ -49,17 +54,21 @@ class NamedBase:
             except BaseException as error:
                 future.set_exception(error)
 
-        threading.Thread(target=compute, name="hexloop-base-digest", daemon=True).start()
+        if self._collective:
+            compute()
+            future.result()
+        else:
+            threading.Thread(target=compute, name="hexloop-base-digest", daemon=True).start()
 
     @property
     def digest(self) -> str | None:
-        """The digest; waits until it is computed. None if the base is sharded and the run had no reason to read it."""
-        self.start()
-        assert self._digest is not None
-        return self._digest.result()
+        """The digest; waits until it is computed. None if processes would have to compute it together."""
+        if not self._collective:
+            self.start()
+        return None if self._digest is None else self._digest.result()
 
     def document(self) -> dict[str, Any]:
-        """Return the description of the base in a checkpoint. Waits for the digest."""
+        """Return the description of the base in a checkpoint. Waits for the digest, and not for other processes."""
         return {
             "name": self.name,
             "revision": self.revision,
@@ -72,9 +81,12 @@ class NamedBase:
     def difference(self, saved: Mapping[str, Any]) -> str | None:
         """Return how the base that a checkpoint describes differs from this one; None if it is the same.
 
-        It is not compared if one of them has no digest.
+        It is not compared if the checkpoint has no digest. Collective if the digest is.
         """
-        if saved.get("digest") is None or self.digest is None or saved["digest"] == self.digest:
+        if saved.get("digest") is None:
+            return None
+        self.start()
+        if saved["digest"] == self.digest:
             return None
         return (
             f"its adapters were trained on the base {_named(saved)} with the digest {saved['digest']}, and the base of "
@@ -82,15 +94,18 @@ class NamedBase:
         )
 
 
-def base_of(model: Any, names: Callable[[], list[str]], layout: TorchLayout, compute: Any = None) -> NamedBase:
+def base_of(
+    model: Any, names: Callable[[], list[str]], layout: TorchLayout, together: Callable[[], str] | None = None
+) -> NamedBase:
     """Return what identifies the base of a model with adapters.
 
-    names: returns the names in the model of the base's tensors. compute: returns the digest, if the model is sharded.
+    names: returns the names in the model of the base's tensors. together: returns the digest of a sharded model, if all
+    processes call it.
     """
     base = inner_model(model)
     config = getattr(base, "config", None)
     name = getattr(base, "name_or_path", None) or getattr(config, "_name_or_path", None) or None
-    revisions = {getattr(each, "revision", None) for each in model.peft_config.values()} - {None}
+    revisions = {str(each.revision) for each in model.peft_config.values() if each.revision is not None}
     revision = min(revisions) if len(revisions) == 1 else getattr(config, "_commit_hash", None)
     method = getattr(getattr(getattr(base, "hf_quantizer", None), "quantization_config", None), "quant_method", None)
 
@@ -105,7 +120,8 @@ def base_of(model: Any, names: Callable[[], list[str]], layout: TorchLayout, com
         kind=type(base).__name__,
         dtype=str(getattr(base, "dtype", None)).removeprefix("torch."),
         quantization=None if method is None else str(getattr(method, "value", method)),
-        compute=compute or digest,
+        compute=together or digest,
+        collective=together is not None,
     )
 
 

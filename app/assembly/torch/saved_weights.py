@@ -219,19 +219,21 @@ class AdaptersAlone(AdaptersBeside):
         return AdapterState(self.model, self._paths)
 
     def base(self, parts: TrainerParts) -> NamedBase | None:
-        """Return what identifies the base. That of a sharded model is read here, if the run saves or resumes."""
+        """Return what identifies the base. If the run saves, its digest is computed: here if the model is sharded."""
         if parts.args.save_full_model:
             return None
         layout, state = layout_of(parts), self.state(parts)
-        if layout.whole:
-            found = base_of(self.model, state.base_names, layout)
-            if str(getattr(parts.args.save_strategy, "value", parts.args.save_strategy)) != "no":
-                found.start()
-            return found
-        names = state.base_names()
-        renamed = base_names(self.model, dict.fromkeys(names))
-        digest = sharded_digest(parts, model_state(parts, set(names).__contains__), renamed)
-        return base_of(self.model, lambda: names, layout, lambda: digest)
+
+        def together() -> str:
+            names = state.base_names()
+            renamed = base_names(self.model, dict.fromkeys(names))
+            return sharded_digest(parts, model_state(parts, set(names).__contains__), renamed)
+
+        found = base_of(self.model, state.base_names, layout, None if layout.whole else together)
+        saves = str(getattr(parts.args.save_strategy, "value", parts.args.save_strategy)) != "no"
+        if saves and (parts.adapters.mesh.writes or not layout.whole):
+            found.start()
+        return found
 
     def write(self, parts: TrainerParts, folder: str, state_dict: Mapping[str, Any] | None = None) -> None:
         """Write the adapters' files, and those that `from_pretrained(folder)` needs beside them."""
