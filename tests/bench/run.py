@@ -23,6 +23,7 @@ PARTS = {
     "save_stall": "tests.bench.save_stall",
     "save_often": "tests.bench.save_often",
     "evaluation": "tests.bench.evaluation",
+    "chunked_loss": "tests.bench.chunked_loss",
 }
 
 
