@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 
 import torch
 from attrs import asdict, evolve, frozen
-from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from hexloop.adapters.batches.torch.collate import Collate
 from hexloop.adapters.batches.torch.data_state import DataState, encode_state, is_stateful
@@ -390,11 +390,8 @@ class PackedStream(IterableDataset[PackedUnit]):
         return data.state_dict() if is_stateful(data) else None
 
     def _note_lengths(self, lengths: Sequence[int]) -> None:
-        info = get_worker_info()
-        if info is None or object.__getattribute__(info, "id") == 0:  # unseen by what watches who asks for the worker
-            cut = self.planner.packing.cuts_off(lengths)
-            if cut:
-                self._cut_off(cut, len(lengths))
+        if cut := self.planner.packing.cuts_off(lengths):
+            self._cut_off(cut, len(lengths))
 
 
 class StatefulPackedStream(PackedStream):
