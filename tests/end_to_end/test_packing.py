@@ -459,6 +459,16 @@ def test_models_whose_documents_would_see_each_other(tmp_path: Path, name: str, 
     assert "train it without, such as with train_sampling_strategy='group_by_length'" in problem
 
 
+def test_a_flattening_collator_is_the_choice_of_the_user(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is used with any model; a warning says if its documents see each other."""
+    make, reason = REFUSED_MODELS["bidirectional"]
+    trained(tmp_path, {"model": make(), "data_collator": flattening()}, max_steps=1)
+    assert any(reason in record.getMessage() for record in caplog.records)
+    caplog.clear()
+    trained(tmp_path, {"data_collator": flattening()}, max_steps=1)
+    assert not any("DataCollatorWithFlattening" in record.getMessage() for record in caplog.records)
+
+
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no length": ({}, {"packing": True}, "packing fills rows of max_length tokens; set max_length, such as to 2048"),
     "no length in evaluation": ({}, {"eval_packing": True}, "or set eval_packing=False"),

@@ -1,4 +1,4 @@
-"""Packed documents in real processes: 1, 2 and 4 of them train on the same rows, also after a resume on another number."""
+"""Packed documents in real processes: 1, 2 and 4 train on the same rows, also after a resume on another number."""
 
 from __future__ import annotations
 

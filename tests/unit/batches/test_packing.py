@@ -363,6 +363,16 @@ def test_the_place_of_another_epoch_or_plan_is_left_out() -> None:
     assert read(other, 1, 0) == read(loader(), 1, 0)
 
 
+def test_batches_of_a_budget_are_the_same_on_any_ranks() -> None:
+    """Also at the end of an epoch of fewer units than others: steps of four micro-batches stay what they are."""
+    for epoch in range(3):
+        alone = [rows for rows, _ in read(loader(budget=30, epochs=3), epoch)]
+        parts = [read(loader(budget=30, epochs=3, ranks=Place(rank, 4)), epoch) for rank in range(4)]
+        for number, turn in enumerate(zip(*parts, strict=True)):
+            expected = alone[4 * number : 4 * number + 4]
+            assert [rows for rows, _ in turn][: len(expected)] == expected
+
+
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_epochs_that_are_planned_ahead_have_as_many_batches(drop_last: bool) -> None:
     """`len` is that number; no document is lost unless incomplete batches are dropped."""
