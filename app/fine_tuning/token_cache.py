@@ -68,7 +68,7 @@ class TokenCache:
             return None
 
     def write(self, digest: str, samples: Sequence[Tokens]) -> bool:
-        """Write the samples of a window, unless they are too many. Return whether they are there: a full disk is no error."""
+        """Write the samples of a window, and return whether that was possible: a full disk is no error."""
         lengths = np.asarray([len(each.input_ids) for each in samples], "<u4")
         total = int(lengths.sum(dtype=np.int64))
         if _size(len(samples), total) > limits().token_bytes:
