@@ -145,8 +145,12 @@ class OwnState(Parallelism[Loss_contra], Protocol[Loss_contra]):
     a run may resume with another engine.
     """
 
-    def model_state(self, model: object, writers: int) -> ExportableModel:
-        """Return what exports and loads the weights. writers: how many ranks export tensors of sharded weights."""
+    def model_state(self, model: object, writers: int, kept: Callable[[str], bool] | None = None) -> ExportableModel:
+        """Return what exports and loads the weights. writers: how many ranks export tensors of sharded weights.
+
+        kept: returns whether the tensor of a name in the user's model is exported and loaded, as that of an adapter;
+        all are if None.
+        """
 
     def optimizer_state(self, model: object, optimizer: object) -> Exportable:
         """Return what exports and loads the moments. Raises CheckpointError if the engine's state is unknown."""

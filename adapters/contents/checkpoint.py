@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from attrs import field, frozen
 
+from hexloop.adapters.contents.adapter_files import model_files, model_parts, model_paths, placed
 from hexloop.adapters.contents.documents import encode, encode_parts, encode_state
 from hexloop.adapters.contents.file_names import RANKS_OWN, Inheritance, RankFiles, UserFiles, own_files, renamed
 from hexloop.adapters.contents.run_documents import OPTIMIZER, SETUP, STATE, RunDocuments, documents_file
@@ -21,7 +22,6 @@ from hexloop.adapters.contents.safetensors_files import (
     tensor_of_part,
     tensor_parts,
     tensor_paths,
-    weight_paths,
 )
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import json_part
@@ -39,7 +39,7 @@ class Setup(Protocol):
     """How a run is set up, and what of it may differ from the checkpoint that it resumes: by default, everything."""
 
     def document(self) -> Mapping[str, Any]:
-        """Return the JSON object to write as the document `run_setup`."""
+        """Return the JSON object to write as the document `run_setup`. Also called by the thread that writes files."""
         ...
 
     def check(self, saved: Mapping[str, Any], where: str) -> None:
@@ -121,7 +121,7 @@ class CheckpointContents:
         sharded = self._sharded()
 
         def files() -> Iterator[File]:
-            users, documents = self._user_files(), self._documents(state)
+            users, documents = self._user_files(), self._documents(state) | self._setup_document()
             try:
                 yield from self._companion_files(users)
                 for name, parts in sharded.items():
@@ -154,7 +154,7 @@ class CheckpointContents:
         of_run = self._documents(state)
 
         def files() -> Iterator[File]:
-            documents = dict(of_run)
+            documents = of_run | self._setup_document()
             yield from companions
             for name, parts in exported.items():
                 yield from self._exported(name, parts, users, documents)
@@ -206,7 +206,7 @@ class CheckpointContents:
 
     def restore_weights(self, names: Collection[str], open_file: OpenFile) -> None:
         """Load only the model; see `Contents.restore_weights`."""
-        self._load_model(parts_of(MODEL, names, open_file), sorted(filter(is_weights, names)))
+        self._load_model(parts_of(MODEL, names, open_file), model_paths(names))
 
     def _companion_files(self, users: UserFiles) -> Iterator[File]:
         """Yield the user's files and the extra files, without those whose name the user's or the checkpoint's own have.
@@ -263,7 +263,14 @@ class CheckpointContents:
             files = files_of(self._ranks.file_name(name), parts, self._max_shard_size)
         if not users.take_names_of(name):
             return files
-        return iter(()) if self._are_held(name, parts, users) else map(renamed, files)
+        if self._are_held(name, parts, users):
+            return iter(())
+        if name == MODEL:  # beside the user's, adapters are in the files of a whole model, under their long names
+            held = [part for part in parts if part.dtype != JSON]
+            tensors = [tensor_of_part(part) for part in held] if sharded else join(held)
+            writers = self._ranks.writers(name) if sharded else 1
+            files = tensor_files(MODEL, tensors, self._max_shard_size, rank if sharded else 0, writers)
+        return map(renamed, files)
 
     def _are_held(self, name: str, parts: list[Part], users: UserFiles) -> bool:
         """Return whether the user's files hold the model's tensors, so that they need not be written again."""
@@ -280,16 +287,18 @@ class CheckpointContents:
         return parts
 
     def _documents(self, state: RunState) -> dict[str, bytes]:
-        """Return the run state and the run setup as documents. Rank 0 writes them."""
-        if self._ranks.rank != 0:
-            return {}
-        setup = self._setup.document()
-        return {STATE: encode_state(state)} | ({SETUP: encode(SETUP, setup)} if setup else {})
+        """Return the run state as a document. Rank 0 writes it."""
+        return {STATE: encode_state(state)} if self._ranks.rank == 0 else {}
+
+    def _setup_document(self) -> dict[str, bytes]:
+        """Return the run setup as a document, for which a snapshot does not wait. Rank 0 writes it."""
+        setup = self._setup.document() if self._ranks.rank == 0 else {}
+        return {SETUP: encode(SETUP, setup)} if setup else {}
 
     def _files_of(self, name: str, names: Collection[str], documents: RunDocuments) -> list[str]:
         """Return the files that this process reads a component from."""
         if name == MODEL:
-            return sorted(filter(is_weights, names))
+            return model_paths(names)
         found = [documents.path_of(each) for each in self._ranks.files_read(name, names)]
         return [path for path in dict.fromkeys(found) if path in names] + tensor_paths(name, names)
 
@@ -328,7 +337,10 @@ class CheckpointContents:
         differing = [
             f"{part.name} has shape {part.shape} in the checkpoint and {present[part.name]} in this run"
             for part in saved
-            if part.name in present and part.dtype != JSON and part.shape != present[part.name]
+            if part.name in present
+            and part.dtype != JSON
+            and part.shape != present[part.name]
+            and placed(part.name) is None  # what PEFT's files hold may be computed, and has another shape then
         ]
         if differing:
             raise CheckpointError(f"The checkpoint is of another model: {listed(differing)}.")
@@ -342,10 +354,9 @@ def _read(part: Part) -> Part:
 
 def files_of(name: str, parts: list[Part], max_shard_size: int) -> Iterator[File]:
     """Yield the files with the tensors of a component. Weights are split above `max_shard_size` bytes."""
-    tensors = join(part for part in parts if part.dtype != JSON)
     if name == MODEL:
-        yield from tensor_files(MODEL, tensors, max_shard_size)
-    elif tensors:
+        yield from model_files(parts, max_shard_size)
+    elif tensors := join(part for part in parts if part.dtype != JSON):
         yield tensor_file(f"{name}.safetensors", tensors)
 
 
@@ -354,6 +365,9 @@ def sharded_files_of(name: str, parts: list[Part], max_shard_size: int, rank: in
 
     Parts that are assigned to other processes are empty.
     """
+    if name == MODEL:
+        yield from model_files(parts, max_shard_size, rank, writers)
+        return
     tensors = [tensor_of_part(part) for part in parts if part.dtype != JSON]
     yield from tensor_files(name, tensors, max_shard_size, rank, writers)
 
@@ -374,7 +388,9 @@ def parts_of(
     documents = RunDocuments(names, open_file) if documents is None else documents
     values = documents.read(name)
     names, open_file = own_files(name, names if name == MODEL else documents.names_of(name), open_file)
-    paths = weight_paths(names, open_file) if name == MODEL else tensor_paths(name, names)
-    stream = Stream(open_file)
-    parts = [part for path in paths for part in tensor_parts(stream, path)]
+    if name == MODEL:
+        parts = model_parts(names, open_file)
+    else:
+        stream = Stream(open_file)
+        parts = [part for path in tensor_paths(name, names) for part in tensor_parts(stream, path)]
     return parts + [json_part(part, value) for part, value in values.items()]

@@ -14,7 +14,8 @@ from enum import Enum
 
 from attrs import evolve, field, frozen
 
-from hexloop.adapters.contents.safetensors_files import INDEX, MODEL, Stream, is_weights, tensor_parts, weight_paths
+from hexloop.adapters.contents.adapter_files import is_adapter_file, model_parts
+from hexloop.adapters.contents.safetensors_files import INDEX, MODEL, is_weights
 from hexloop.domain.checkpoints.manifest import MANIFEST, marks_unfinished
 from hexloop.domain.errors import CheckpointError
 from hexloop.ports.mesh import MODEL as MODEL_DIMENSIONS
@@ -151,9 +152,8 @@ class UserFiles:
     def hold(self, tensors: Sequence[Part]) -> bool:
         """Return whether the usual weight files among these hold exactly these tensors, so that no copy is needed."""
         try:
-            weights = [name for name in self.names if is_weights(name)]
-            stream, own = Stream(self.open_file), {part.name: part for part in tensors}
-            found = [part for path in weight_paths(weights, self.open_file) for part in tensor_parts(stream, path)]
+            weights = [name for name in self.names if is_weights(name) or is_adapter_file(name)]
+            own, found = {part.name: part for part in tensors}, model_parts(weights, self.open_file)
             return len(found) == len(own) and all(_same(part, own.get(part.name)) for part in found)
         except (CheckpointError, LookupError):  # files of another layout, or of another process
             return False
@@ -161,7 +161,7 @@ class UserFiles:
     def beside(self, own: Collection[str]) -> Iterator[File]:
         """Return the files, without those of `earlier` that hexloop writes, too: the model's, and those named `own`."""
         for file in self.files:
-            if file.path in self.names or not (file.path in own or is_weights(file.path)):
+            if file.path in self.names or not (file.path in own or is_weights(file.path) or is_adapter_file(file.path)):
                 yield file
 
     def in_memory(self) -> UserFiles:

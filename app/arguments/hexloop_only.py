@@ -233,6 +233,8 @@ class HexloopArguments(
     save_async: write checkpoints in the background instead of making training wait. It takes memory for another copy of
         the weights and the optimizer state. With a callback that overrides `on_save`, or a Trainer that overrides
         `save_model`, training waits regardless.
+    save_full_model: save the whole model in each checkpoint, where otherwise only its adapters of PEFT are saved, and
+        the base that they were trained on is named.
     save_when_busy: what to do when a save is due while an earlier one is still being written: `wait` for it, or `skip`
         the new one, unless it was requested, is that of the best evaluation so far, or is the run's last.
     rendezvous_timeout: seconds that a process waits for the others to start and join the run; then it ends with an
@@ -247,7 +249,8 @@ class HexloopArguments(
     resume_despite: differences from the checkpoint that are accepted when resuming, instead of refused. `precision`:
         the weights are converted. `optimizer`: one of another class or with other groups starts fresh; otherwise
         this run's options apply. `data_length`: the order of samples is that of the new data. `batch_size`: the run
-        continues at the same sample, and a schedule of its own is stretched over the remaining steps.
+        continues at the same sample, and a schedule of its own is stretched over the remaining steps. `base`: the
+        adapters continue on another base than the one that they were trained on.
     """
 
     reproduce: str | None = argument(
@@ -282,6 +285,9 @@ class HexloopArguments(
         "torch_compile, compile clipping and the update",
     )
     save_async: bool = argument(default=True, help="write checkpoints in the background, without making training wait")
+    save_full_model: bool = argument(
+        default=False, help="save the whole model in checkpoints, where otherwise only its adapters of PEFT are saved"
+    )
     save_when_busy: str = argument(
         default="wait", check=one_of("wait", "skip"), help="if a save is due while another runs: wait for it, or skip"
     )
@@ -299,8 +305,9 @@ class HexloopArguments(
     )
     resume_despite: list[str] = argument(
         factory=list,
-        check=each_one_of("precision", "optimizer", "data_length", "batch_size"),
-        help="accepted differences from the checkpoint when resuming: precision, optimizer, data_length, batch_size",
+        check=each_one_of("precision", "optimizer", "data_length", "batch_size", "base"),
+        help="accepted differences from the checkpoint when resuming: precision, optimizer, data_length, batch_size, "
+        "base",
     )
 
     def _derive(self) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import field, frozen
 
 from hexloop.adapters.contents import documents
+from hexloop.adapters.contents.adapter_files import STATE, is_adapter_file
 from hexloop.adapters.contents.checkpoint import documents_of, files_of, parts_of
 from hexloop.adapters.contents.file_names import PREFIX
 from hexloop.adapters.contents.run_documents import SETUP, RunDocuments, is_documents_file
@@ -131,19 +132,26 @@ class CheckpointFiles:
             yield from (File(path, self.read(path)) for path in self.files if not is_run_file(path))
             return
         for path in self.files:
-            if not is_run_file(path) and not is_weights(path) and path != f"{MODEL}.json":
+            if not is_run_file(path) and not is_weights(path) and path != f"{MODEL}.json" and not is_adapter_file(path):
                 yield File(path, self.read(path))
-        parts = self.parts(MODEL)
-        if values := {part.name: json_value(part) for part in documents_of(parts)}:
+        whole, parts = any(map(is_weights, self.files)), self.parts(MODEL)
+        if whole:  # and adapters of PEFT beside it
+            yield from (File(path, self.read(path)) for path in self.files if is_adapter_file(path))
+        if whole and (values := {part.name: json_value(part) for part in documents_of(parts)}):
             yield File(f"{MODEL}{DOCUMENT}", [documents.encode(MODEL, values) + b"\n"])
-        yield from files_of(MODEL, parts, sys.maxsize)
+        yield from (file for file in files_of(MODEL, parts, sys.maxsize) if file.path != STATE)
 
 
 def is_run_file(path: str) -> bool:
     """Return whether a file contains state of the run, and not the model, written by one process or by several."""
-    return path == TRAINER_STATE or is_documents_file(path) or _RUN_FILE.fullmatch(path) is not None
+    return path in (TRAINER_STATE, STATE) or is_documents_file(path) or _RUN_FILE.fullmatch(path) is not None
 
 
 def _order(path: str) -> tuple[bool, bool, bool, str]:
     """Sort the model first, then the optimizer, and the run state last."""
-    return not is_weights(path), not path.startswith(("optimizer.", "optimizer-")), path == RUN_STATE, path
+    return (
+        not (is_weights(path) or is_adapter_file(path)),
+        not path.startswith(("optimizer.", "optimizer-")),
+        path == RUN_STATE,
+        path,
+    )

@@ -101,12 +101,27 @@ class Profiler(Protocol):
         """Return what took longest, as lines of text."""
 
 
+class Base(Protocol):
+    """The model that adapters are trained on, which a checkpoint of the adapters names."""
+
+    def document(self) -> Mapping[str, Any]:
+        """Return its description in a checkpoint: name, revision, and a digest of its weights."""
+
+    def difference(self, saved: Mapping[str, Any]) -> str | None:
+        """Return how the base that a checkpoint describes differs from this one; None if it does not."""
+
+
 class WeightsPolicy(Protocol[Parts_contra]):
     """What is saved of a model, which saving, checkpoints, loggers and model cards ask."""
 
-    @property
-    def name(self) -> str:
-        """The name that a checkpoint notes, so that its files are understood without the model; usually empty."""
+    def saved_as(self, args: TrainingArguments) -> str:
+        """Return the name that a checkpoint notes, so that its files are understood without the model; usually ""."""
+
+    def gathers(self, args: TrainingArguments) -> bool:
+        """Return whether one process writes what is saved of the model, even if the model is sharded."""
+
+    def base(self, parts: Parts_contra) -> Base | None:
+        """Return the base that checkpoints do not hold; None if they hold the whole model. Collective."""
 
     @property
     def has_adapters(self) -> bool:

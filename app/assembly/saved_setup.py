@@ -37,6 +37,18 @@ class SavedBuckets:
 
 
 @frozen
+class SavedBase:
+    """What `Base` describes: the model that the adapters were trained on. digest: of its weights, if it is known."""
+
+    name: str | None
+    revision: str | None
+    kind: str = field(metadata={KEY: "class"})
+    dtype: str
+    quantization: str | None
+    digest: str | None
+
+
+@frozen
 class SavedSetup:
     """What `RunSetup` in `hexloop.app.run.checkpoint_compatibility` writes, or an import; each entry may be absent."""
 
@@ -49,6 +61,7 @@ class SavedSetup:
     asked_accumulation: BatchSize | None = None
     mesh: dict[str, BatchSize] | None = None
     weights: str | None = None
+    base: SavedBase | None = None
     buckets: SavedBuckets | None = None
     packing: str | None = None
     optimizer: SavedOptimizer | None = None

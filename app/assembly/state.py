@@ -78,9 +78,10 @@ def is_sharded(parallelism: Parallelism[Any], model: Any) -> bool:
 
 
 def writers(parts: TrainerParts) -> int:
-    """Return how many processes write sharded weights: all of them, or one if the engine gathers them."""
+    """Return how many processes write sharded weights: all of them, or one if the engine or the policy gathers them."""
     adapters = parts.adapters
-    return 1 if adapters.engine.consolidates(parts.args) else adapters.mesh.size
+    gathered = adapters.framework.weights(parts.unwrapped_model).gathers(parts.args)
+    return 1 if gathered or adapters.engine.consolidates(parts.args) else adapters.mesh.size
 
 
 def own_state(parts: TrainerParts) -> OwnState[Any] | None:

@@ -147,6 +147,13 @@ loaded are refused. training_args.bin is never read: pass the run's arguments ag
 Write a checkpoint as checkpoint-<step> in OUTPUT_DIR, in the format of transformers'
 Trainer, which accepts the folder as resume_from_checkpoint. This is the only place
 where hexloop writes pickled files, as transformers requires them.""",
+    "checkpoints merge": """\
+Merge the adapters of PEFT in a checkpoint into their base, and write the whole model to a
+folder, with the tokenizer if the checkpoint has it. from_pretrained loads it without PEFT.
+
+The base is loaded from where the run had it, or from --base: a folder, or a name on the
+Hub. It must have the weights that the adapters were trained on, unless it was quantized
+then: give the weights before quantization.""",
     "launch": """\
 Run a recipe or a Python script in several processes that train together, on one
 machine or several. A recipe runs as with `hexloop train`, a file that ends in .py as

@@ -57,6 +57,8 @@ COMMANDS = (
             "convert a checkpoint of transformers' Trainer to hexloop's"),
     Command("checkpoints export", "checkpoints.changing:export",
             "write a checkpoint from which transformers' Trainer can resume"),
+    Command("checkpoints merge", "checkpoints.changing:merge",
+            "merge the adapters of a checkpoint into their base, and write the whole model"),
     Command("launch", "launch:run", "run a recipe or a script in several processes"),
     Command("runs", "", "find where two runs diverge"),
     Command("runs diff", "runs:diff", "find the step at which two runs diverge, and what diverges first"),
@@ -76,7 +78,7 @@ LIMITED = [command.name for command in COMMANDS if command.function and command.
 """The commands with `--limit`, which `launch` passes on with the arguments of the recipe."""
 WITH_RECIPE, WITH_WEIGHTS = ["train", "evaluate", "predict"], ["evaluate", "predict"]
 FLUSHING = ["outbox flush", "outbox retry"]
-LIST, VERIFY, SIGN, SHOW, DIFF, PRUNE, CONSOLIDATE, IMPORT, EXPORT = ALL[5:14]
+LIST, VERIFY, SIGN, SHOW, DIFF, PRUNE, CONSOLIDATE, IMPORT, EXPORT, MERGE = ALL[5:15]
 
 WEIGHTS = "weights"
 """The group of options that exclude each other."""
@@ -177,6 +179,7 @@ OPTIONS = (
            {"nargs": "+"}),
     Option([SHOW, CONSOLIDATE], "checkpoint", "CHECKPOINT", "the checkpoint's folder or URL"),
     Option([EXPORT], "checkpoint", "CHECKPOINT", "the checkpoint's folder"),
+    Option([MERGE], "checkpoint", "CHECKPOINT", "the checkpoint's folder or URL"),
     Option([DIFF], "one", "CHECKPOINT", "a checkpoint's folder or URL"),
     Option([DIFF], "other", "CHECKPOINT", "a checkpoint's folder or URL"),
     Option([LIST], "--quick", "", "read manifests only: verify nothing, show no metrics"),
@@ -196,6 +199,11 @@ OPTIONS = (
     Option([IMPORT], "--processes", "N", "the run's number of processes", {"type": int, "default": 1}),
     Option([IMPORT], "--seed", "SEED", "the run's seed (default: 42)", {"type": int, "default": 42}),
     Option([IMPORT], "--data-seed", "DATA_SEED", "the run's data_seed (default: its seed)", {"type": int}),
+    Option([MERGE], "--to", "FOLDER", "the folder to write the model to", {"required": True}),
+    Option([MERGE], "--base", "MODEL", "the folder or name of the base (default: the one that the checkpoint names)"),
+    Option([MERGE], "--adapter", "NAME", "an adapter to merge, if there are several; repeatable",
+           {"dest": "adapters", **SEVERAL}),
+    Option([MERGE], "--despite-digest", "", "merge into a base with other weights than the adapters were trained on"),
     Option([SIGN], "--key", "FILE", "the file with the key: secret, or private in PEM", {"required": True}),
 
     Option(["runs diff"], "one", "RUN", f"a run's output folder or journal; {OF_SEVERAL}"),
@@ -222,7 +230,7 @@ OPTIONS = (
     Option(["outbox drop"], "--all", "", "drop everything"),
 
     Option([LIST, VERIFY, SHOW, DIFF, PRUNE, "runs diff", "outbox list", "doctor"], "--json", "", "print JSON"),
-    Option([VERIFY, CONSOLIDATE, EXPORT], "--key", "FILE", "a key file: refuse what is not signed by it"),
+    Option([VERIFY, CONSOLIDATE, EXPORT, MERGE], "--key", "FILE", "a key file: refuse what is not signed by it"),
 )  # fmt: skip
 """All options, in the order of the help."""
 

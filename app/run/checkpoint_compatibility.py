@@ -85,11 +85,15 @@ class RunSetup:
         self._accepted = frozenset((*parts.args.resume_despite, *found))
         self._weights = parts.adapters.framework.weights(parts.unwrapped_model)
         self.model = self._weights.state(parts)
+        self._base = self._weights.base(parts)
         self._document = self._description()
 
     def document(self) -> Mapping[str, Any]:
-        """Return model, precision, optimizer with its groups' options, samples of an epoch and of an optimizer step."""
-        return self._document
+        """Return model, precision, optimizer with its groups' options, samples of an epoch and of an optimizer step.
+
+        Of adapters also their base, for whose digest this waits.
+        """
+        return self._document if self._base is None else {**self._document, "base": dict(self._base.document())}
 
     def check(self, saved: Mapping[str, Any], where: str) -> None:
         """Raise CheckpointError if that is not the document of a run."""
@@ -159,6 +163,7 @@ class RunSetup:
         parts, optimizer, mesh = self._parts, self._parts.optimizer, self._parts.adapters.mesh
         framework = parts.adapters.framework
         buckets, packing = framework.buckets(self._run.batches), framework.packing(self._run.batches)
+        saved_as = self._weights.saved_as(parts.args)
         groups = zip(optimizer.param_groups, framework.group_sizes(parts), strict=True)
         return {
             "model": framework.own_class(parts.unwrapped_model).__qualname__,
@@ -169,7 +174,7 @@ class RunSetup:
             "batch_size": global_batch_size(parts.args, mesh.data, parts.train_batch_size),
             "asked_accumulation": self._asked_accumulation,
             **({} if mesh.data.size == mesh.size else {"mesh": mesh.sizes}),
-            **({"weights": self._weights.name} if self._weights.name else {}),
+            **({"weights": saved_as} if saved_as else {}),
             **({} if buckets is None else {"buckets": dict(buckets)}),
             **({} if packing is None else {"packing": packing}),
             "optimizer": {
@@ -186,6 +191,8 @@ class RunSetup:
         if self._differs(saved, "precision"):
             then, now = saved["precision"], here["precision"]
             yield "precision", f"it was written with the precision {then}, and this run has {now}"
+        if self._base is not None and (difference := self._base.difference(saved.get("base") or {})):
+            yield "base", difference
         if difference := _optimizer_difference(saved.get("optimizer"), here["optimizer"]):
             yield "optimizer", difference
         if self._differs(saved, "samples_per_epoch"):

@@ -279,43 +279,6 @@ def refuse_unsavable_generation(parts: TrainerParts) -> None:
         ) from error
 
 
-def refuse_untrainable_model(model: Any, framework: Framework[Any]) -> None:
-    """Raise ConfigurationError for a quantized model that cannot be trained, as transformers does.
-
-    Its weights are not parameters that an optimizer can change, so nearly all of it would stay as it is. Trainable are
-    quantized models with adapters, and those of a method that supports quantization-aware training.
-    """
-    if not getattr(model, "is_quantized", False) or getattr(model, "_hf_peft_config_loaded", False):
-        return
-    quantizer = getattr(model, "hf_quantizer", None)
-    method = _quantization_method(model, quantizer)
-    if hasattr(model, "_orig_mod"):
-        problem = (
-            f"The model is quantized ({method}) and compiled, and a compiled quantized model cannot be trained; pass "
-            "the model without torch.compile."
-        )
-    elif not framework.weights(model).has_adapters and not getattr(quantizer, "is_qat_trainable", False):
-        problem = (
-            f"The model is quantized ({method}) and has no trainable adapters, so its quantized weights would not be "
-            "trained; add adapters, with peft.get_peft_model(model, LoraConfig(...)) or model.add_adapter(...), or "
-            "load the model without quantization."
-        )
-    elif not getattr(quantizer, "is_trainable", False):
-        problem = (
-            f"The model is quantized by a method that does not support training ({method}), with adapters or without; "
-            "quantize it by another, such as bitsandbytes, or load it without quantization."
-        )
-    else:
-        return
-    raise ConfigurationError(problem)
-
-
-def _quantization_method(model: Any, quantizer: Any) -> str:
-    configuration = getattr(quantizer, "quantization_config", None)
-    method = getattr(configuration, "quant_method", None) or getattr(model, "quantization_method", None)
-    return str(getattr(method, "value", method) or "by an unknown method")
-
-
 # Consistency of ranks
 
 MAY_DIFFER = frozenset({"local_rank", "log_level", "log_level_replica", "logging_dir", "run_name"})

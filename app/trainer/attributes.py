@@ -23,6 +23,7 @@ from hexloop.app.run import publishing
 from hexloop.app.run.checkpoint_compatibility import AUTO, absolute_name, likely_checkpoint
 from hexloop.app.run.memory_metrics import MemoryStages, memory_stages_for
 from hexloop.app.run.messages import resumed_from
+from hexloop.app.run.quantized_models import cannot_be_replicated, stays_on_its_device
 from hexloop.app.run.session import RunOutcome, Session
 from hexloop.app.trainer.attribute_kinds import made
 from hexloop.domain.errors import RunStateError
@@ -103,13 +104,13 @@ class TrainerAttributes:
         devices = {each for each in (getattr(model, "hf_device_map", None) or {}).values() if each != "disk"}
         parallelized = getattr(model, "is_parallelizable", False) and getattr(model, "model_parallel", False)
         self.is_model_parallel = len(devices - {"cpu"}) > 1 or bool(parallelized)
-        if self.is_model_parallel or getattr(model, "is_loaded_in_8bit", False):
+        if self.is_model_parallel or cannot_be_replicated(model):
             disable_replication(self.adapters, self.args)
         config: Any = getattr(model, "config", None)
         if hasattr(config, "save_pretrained"):
             config.use_cache = self.args.use_cache
         asked = self.args.place_model_on_device
-        self.place_model_on_device = not devices if asked is None else asked
+        self.place_model_on_device = (not devices if asked is None else asked) and not stays_on_its_device(model)
         self.model_accepts_loss_kwargs = framework.takes_item_count(self.model)
         self.can_return_loss = framework.returns_loss(self.model)
 

@@ -27,6 +27,7 @@ from hexloop.app.run import checks, driving
 from hexloop.app.run.checkpoint_folders import make_output_folder
 from hexloop.app.run.memory_metrics import memory_stages_for
 from hexloop.app.run.messages import set_log_level, warn_of_unsmoothed_labels
+from hexloop.app.run.quantized_models import refuse_untrainable_model
 from hexloop.app.run.session import RunHost
 from hexloop.app.run.tracking import make_tracker_loggers
 from hexloop.app.trainer.checkpoints import TrainerCheckpoints
@@ -144,7 +145,7 @@ class Trainer(
         framework.begin(self.args)
         with seeded(self.adapters.device, self.args.seed):
             self.model = self.call_model_init() if model_init is not None else model
-        checks.refuse_untrainable_model(self.model, framework)
+        refuse_untrainable_model(self.model, framework, self.args)
         warn_of_unsmoothed_labels(framework.unwrapped(self.model), self.args, self._notices)
         self.model_wrapped = self.model
         self.note_model()

@@ -52,6 +52,7 @@ from .app.takeover.names import (
 )
 from .app.takeover import Takeover as Takeover, takeover as takeover
 from .domain.limits import reading_limits as reading_limits
+from .app.assembly.torch.merging import merge_adapters as merge_adapters
 from .app.assembly.torch.model import zero3_init as zero3_init
 from .app.assembly.torch.transformers_checkpoints.exporting import export_checkpoint as export_checkpoint
 from .app.assembly.torch.transformers_checkpoints.importing import import_checkpoint as import_checkpoint

@@ -23,6 +23,7 @@ PARTS = {
     "two_processes": "tests.bench.two_processes",
     "save_stall": "tests.bench.save_stall",
     "save_often": "tests.bench.save_often",
+    "adapters": "tests.bench.adapters",
     "evaluation": "tests.bench.evaluation",
 }
 

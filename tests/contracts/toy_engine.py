@@ -44,8 +44,8 @@ class Copied(nn.Module):
 class CopiedState(ModelState):
     """The weights of the user's model; loading them updates the copies."""
 
-    def __init__(self, model: Copied) -> None:
-        super().__init__(model.inner)
+    def __init__(self, model: Copied, kept: Callable[[str], bool] | None = None) -> None:
+        super().__init__(model.inner, kept=kept)
         self._copied = model
 
     def load(self, parts: Iterable[Part]) -> None:
@@ -101,8 +101,8 @@ class Toy:
     def learner(self, model: Any, trainable: Any, before: Callable[[], None], after: Callable[[], None]) -> ToyLearner:
         return ToyLearner(self, model, trainable, before, after)
 
-    def model_state(self, model: Any, writers: int) -> CopiedState:
-        return CopiedState(model)
+    def model_state(self, model: Any, writers: int, kept: Callable[[str], bool] | None = None) -> CopiedState:
+        return CopiedState(model, kept)
 
     def optimizer_state(self, model: Any, optimizer: Any) -> OptimizerState:
         return OptimizerState(model, optimizer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 from transformers import trainer_utils
+from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
 from hexloop import Trainer
 from hexloop.domain.errors import ConfigurationError
+from tests.end_to_end.quantizers import METHODS, PAGE, table
 from tests.end_to_end.small.models import Net, net
 from tests.end_to_end.small.trainers import small_trainer
 
@@ -95,3 +98,37 @@ def test_a_trainable_quantized_model_trains(tmp_path: Path, name: str) -> None:
     validate(TRAINED[name]())
     trainer: Trainer = small_trainer(tmp_path, parts={"model": TRAINED[name]()}, max_steps=1)
     assert trainer.train().global_step == 1
+
+
+# The table of methods in the documentation
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_table_has_transformers_rules(name: str) -> None:
+    """What the table says of a method is what its quantizer says, with the options of the condition and without."""
+    method, kind = METHODS[name], AUTO_QUANTIZER_MAPPING[name]
+
+    def says(options: dict[str, Any]) -> tuple[bool, bool]:
+        quantizer = object.__new__(kind)
+        quantizer.quantization_config = SimpleNamespace(**options)
+        vars(quantizer).update({key: value for key, value in options.items() if key == "use_fp8_kernel"})
+        return bool(quantizer.is_trainable), bool(quantizer.is_qat_trainable)
+
+    if method.trains is not None:
+        assert says({}) == (method.trains, method.aware)
+    elif method.trained_with:
+        assert says(dict(method.trained_with)) == (True, method.aware)
+        assert not says(dict(method.refused_with))[0]
+    elif name == "torchao":
+        eight, four = (type(each, (), {})() for each in ("Int8WeightOnlyConfig", "Int4WeightOnlyConfig"))
+        assert says({"quant_type": eight})[0]
+        assert not says({"quant_type": four})[0]
+    else:  # the version of a package decides
+        with pytest.raises(PackageNotFoundError):
+            says({})
+
+
+def test_the_table_is_complete() -> None:
+    """It has every method that transformers knows, and the page has the table."""
+    assert METHODS.keys() == AUTO_QUANTIZER_MAPPING.keys()
+    assert table() in PAGE.read_text()

@@ -32,6 +32,7 @@ from hexloop.adapters.engines.deepspeed.partitions import (
 from hexloop.adapters.engines.deepspeed.state import ZeroModelState, ZeroOptimizerState, ZeroOwnState, ZeroOwnWeights
 from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
+from hexloop.adapters.trainable.torch.quantized import refuse_divided_quantization
 from hexloop.domain.errors import CollectiveError, ConfigurationError
 from hexloop.ports.device import Device
 from hexloop.ports.engine import Engine, RunFacts
@@ -71,8 +72,11 @@ class DeepSpeed:
     def prepare(self, model: Any, make_optimizer: Callable[[Any], Any]) -> tuple[Any, Any]:
         """Return an engine around the module, and the optimizer inside it, which trains the engine's partitions.
 
-        Raises CollectiveError if the engine does not see the processes of the run.
+        Raises CollectiveError if the engine does not see the processes of the run, and ConfigurationError if it would
+        divide quantized weights.
         """
+        if self.stage == 3:
+            refuse_divided_quantization(model, "ZeRO 3")
         initialize(self.device, self.local_rank)
         import deepspeed
         from deepspeed.runtime import constants
@@ -135,10 +139,10 @@ class DeepSpeed:
             model, trainable, self.synchronise, self.backward, before_optimizer_step, after_optimizer_step
         )
 
-    def model_state(self, model: Any, writers: int) -> ZeroModelState:
+    def model_state(self, model: Any, writers: int, kept: Callable[[str], bool] | None = None) -> ZeroModelState:
         """Return what exports and loads the weights of the engine `model`; full-precision copies are updated too."""
         partitions = ZeroPartitions(model) if wraps_optimizer(model) else None
-        return ZeroModelState(model, self._layout_of(model), partitions, writers)
+        return ZeroModelState(model, self._layout_of(model), partitions, writers, kept)
 
     def optimizer_state(self, model: Any, optimizer: Any) -> Exportable:
         """Return what exports and loads the moments. Raises CheckpointError for an unknown optimizer of DeepSpeed."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from math import prod
 from typing import Any
@@ -318,9 +318,14 @@ class ZeroModelState(ModelState):
     """
 
     def __init__(
-        self, engine: Any, layout: TorchLayout, partitions: ZeroPartitions | None, writers: int | None = None
+        self,
+        engine: Any,
+        layout: TorchLayout,
+        partitions: ZeroPartitions | None,
+        writers: int | None = None,
+        kept: Callable[[str], bool] | None = None,
     ) -> None:
-        super().__init__(engine.module, layout, writers)
+        super().__init__(engine.module, layout, writers, kept)
         self._partitions = partitions
 
     def load(self, parts: Iterable[Part]) -> None:

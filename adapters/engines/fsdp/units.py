@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
+from hexloop.adapters.trainable.torch.quantized import refuse_divided_quantization
 from hexloop.adapters.trainable.torch.units import Units
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.mesh import Dimensions, Mesh
@@ -103,7 +104,11 @@ class Fsdp:
         (loss * self.world_size).backward()  # type: ignore[no-untyped-call]
 
     def units_of(self, model: nn.Module) -> list[nn.Module]:
-        """Return the units of `model`, whose activations are recomputed if the options say so."""
+        """Return the units of `model`, whose activations are recomputed if the options say so.
+
+        Raises ConfigurationError if its weights are quantized.
+        """
+        refuse_divided_quantization(model, "FSDP")
         units = self.options.units.of(model)
         if self.options.recompute:
             for unit in units or [model]:

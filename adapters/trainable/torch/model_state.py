@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from attrs import evolve
@@ -38,22 +39,32 @@ class ModelState:
     Names are those in the model without wrappers; parts with the names of a wrapped model are loaded as well.
     layout: how the tensors are distributed over the ranks. One rank exports a distributed tensor as a whole, the others
     export an empty part of it. writers: the number of ranks that export tensors; all ranks if None.
+    kept: returns whether a tensor or extra state, by its name, is exported and loaded; all are if None. It is called
+    with the name under which a tied tensor is exported.
     """
 
-    def __init__(self, model: nn.Module, layout: TorchLayout = WHOLE, writers: int | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: TorchLayout = WHOLE,
+        writers: int | None = None,
+        kept: Callable[[str], bool] | None = None,
+    ) -> None:
         self._model = model
         self._layout = layout
         self._writers = writers
+        self._kept = kept
 
     def export(self) -> Iterator[Part]:
         """Export every tensor of the state dict once, and each extra state as a JSON document and its tensors."""
-        tensors = self.named_tensors()
+        state = self._layout.state(self._model)
+        tensors = self._owned(self._tensors_of(state))
         if self._layout.whole:
             yield from (tensor_part(name, tensor) for name, tensor in tensors.items())
         else:
             entries = [entry_of(name, tensor, tensor, self._layout) for name, tensor in tensors.items()]
             yield from assigned_parts(entries, self._layout, self._writers)
-        for name, value in self._extra().items():
+        for name, value in self._extra_of(state).items():
             encoder = StateEncoder(type(unwrapped(self._model)).__qualname__)
             document = encoder.encode(value, f"{name}.value")
             for inner, tensor in encoder.tensors.items():
@@ -62,8 +73,10 @@ class ModelState:
 
     def named_tensors(self) -> dict[str, Tensor]:
         """Return the tensors to export, by name."""
-        state = self._state()
-        return {name: state[name] for name, owner in _owners(self._model, state).items() if name == owner}
+        return self._owned(self._state())
+
+    def _owned(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: state[name] for name, owner in owners(self._model, state).items() if name == owner}
 
     def load(self, parts: Iterable[Part]) -> None:
         """Copy the parts into the module's own tensors.
@@ -147,10 +160,10 @@ class ModelState:
     def _unmatched(self, names: Collection[str]) -> tuple[list[str], list[str]]:
         """Return the module's names that are not among `names`, and those of `names` that the module does not have."""
         own, extra = self._state(), self._extra()
-        owners = _owners(self._model, own)
-        held = {owners.get(name, name) for name in names}
+        owner_of = owners(self._model, own)
+        held = {owner_of.get(name, name) for name in names}
         belonging = {name for name in names if any(name == each or name.startswith(f"{each}.") for each in extra)}
-        return sorted({*owners.values(), *extra} - held), sorted({*names} - own.keys() - belonging)
+        return sorted({*owner_of.values(), *extra} - held), sorted({*names} - own.keys() - belonging)
 
     def _other_shapes(self, found: Mapping[str, Part]) -> list[str]:
         both = [(name, part.shape, shape_of(own, own, self._layout)) for name, part, own in self._in_both(found)]
@@ -166,14 +179,25 @@ class ModelState:
         return [(name, found[name], own[name]) for name in sorted(own) if name in found and found[name].dtype != JSON]
 
     def _state(self) -> dict[str, Tensor]:
-        state = self._layout.state(self._model)
-        return {name: value for name, value in state.items() if isinstance(value, Tensor) and not _is_extra(name)}
+        return self._tensors_of(self._layout.state(self._model))
+
+    def _tensors_of(self, state: Mapping[str, Any]) -> dict[str, Tensor]:
+        found = {name: value for name, value in state.items() if isinstance(value, Tensor) and not is_extra(name)}
+        if self._kept is None:
+            return found
+        owner_of = owners(self._model, found)
+        return {name: value for name, value in found.items() if self._kept(owner_of[name])}
 
     def _extra(self) -> dict[str, object]:
-        return {name: value for name, value in self._layout.state(self._model).items() if _is_extra(name)}
+        return self._extra_of(self._layout.state(self._model))
+
+    def _extra_of(self, state: Mapping[str, Any]) -> dict[str, object]:
+        kept = self._kept
+        return {name: value for name, value in state.items() if is_extra(name) and (kept is None or kept(name))}
 
 
-def _is_extra(name: str) -> bool:
+def is_extra(name: str) -> bool:
+    """Return whether a name in a state dict is that of a module's extra state."""
     return name.rpartition(".")[2] == EXTRA
 
 
@@ -182,16 +206,16 @@ def _shortened(problems: list[str]) -> list[str]:
     return problems if left <= 0 else [*problems[:MOST_NAMED], f"and {left} more"]
 
 
-def _owners(model: nn.Module, state: dict[str, Tensor]) -> dict[str, str]:
+def owners(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, str]:
     """Return, for each name of a tensor, the name under which the tensor is exported."""
     names_of: dict[int, list[str]] = {}
     for name, tensor in state.items():
         names_of.setdefault(id(tensor), []).append(name)
-    owners: dict[str, str] = {}
+    found: dict[str, str] = {}
     for names in names_of.values():
         owner = names[0] if len(names) == 1 else next((name for name in names if not is_derived(model, name)), names[0])
-        owners |= dict.fromkeys(names, owner)
-    return owners
+        found |= dict.fromkeys(names, owner)
+    return found
 
 
 def is_derived(model: nn.Module, name: str) -> bool:

@@ -9,6 +9,12 @@ from torch import nn
 
 from hexloop.domain.errors import ConfigurationError
 
+PROMPT_ENCODERS = frozenset({"PrefixEncoder", "PromptEncoder", "PromptEmbedding", "CartridgeEncoder"})
+"""The classes of PEFT's modules that compute prompts, which are units of their own, as PEFT recommends.
+
+Layers of adapters are gathered with the layers that they change: FSDP 2 gathers trained and frozen weights together.
+"""
+
 
 @frozen
 class Units:
@@ -31,7 +37,9 @@ class Units:
         names = set(self.classes or ())
         if self.classes is None:
             names = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
+        names |= PROMPT_ENCODERS if hasattr(model, "prompt_encoder") else set()
         found = [module for module in model.modules() if _class_name(module) in names and module is not model]
+        names -= PROMPT_ENCODERS
         if missing := names - {_class_name(module) for module in model.modules()} if self.classes else set():
             raise ConfigurationError(
                 f"You chose FSDP with transformer_layer_cls_to_wrap={sorted(missing)}, but {type(model).__name__} "

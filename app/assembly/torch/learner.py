@@ -12,6 +12,7 @@ from hexloop.adapters.evaluator.torch.evaluator import Modes
 from hexloop.adapters.losses.torch import RunningLoss, TorchLosses, TorchWindowValues
 from hexloop.adapters.precision.plain import ForwardAlone
 from hexloop.adapters.trainable.torch.capture import CapturedLearner
+from hexloop.adapters.trainable.torch.peft_tensors import RankUpdates
 from hexloop.adapters.trainable.torch.reproduction import TransformersTrainable
 from hexloop.adapters.trainable.torch.trainable import (
     LOCAL_ITEM_SUM,
@@ -59,7 +60,9 @@ def make_learner(parts: TrainerParts, wrapped: Any, choice: LossChoice, after: C
         parts.model.zero_grad(set_to_none=True)
     else:
         trainable.clear_gradients()  # a run may have failed in the middle of a window
-    before = _before_optimizer_step(parts)
+    before, ranks = _before_optimizer_step(parts), _rank_updates(parts)
+    if ranks is not None:
+        before = _both(ranks.before_step, before)
     standard: Learner[Any, Any]
     if parallelism.capabilities.owns_update:
         if parts.backward is not None:
@@ -78,11 +81,47 @@ def make_learner(parts: TrainerParts, wrapped: Any, choice: LossChoice, after: C
             standard = _captured(parts, trainable, before, after)
         else:
             standard = kind(trainable, precision, parallelism, before, after, parts.backward)
+            if ranks is not None:
+                standard.before_clearing = partial(_update_ranks, parts.state, ranks)
 
     def count_items(window: Sequence[Any]) -> object:
         return resolved_count(standard.count_items(window))
 
     return RunLearner(standard, standard, windows, WindowState(), modes, trainable, count_items)
+
+
+def _rank_updates(parts: TrainerParts) -> RankUpdates | None:
+    """Return what AdaLoRA does after each optimizer step, if the model has adapters of it.
+
+    Raises ConfigurationError if it could not: it reads the gradients of whole matrices.
+    """
+    ranks, capabilities = RankUpdates.of(parts.unwrapped_model), parts.adapters.parallelism.capabilities
+    if ranks is None:
+        return None
+    if capabilities.owns_update or capabilities.sharded:
+        raise ConfigurationError(
+            f"AdaLoRA cannot be trained with the parallelism {capabilities.name}: it changes the ranks of its matrices "
+            "by their whole gradients, which no process has; use DDP, or another kind of adapters."
+        )
+    if parts.args.capture_step:
+        raise ConfigurationError(
+            "AdaLoRA cannot be trained with capture_step=True: it decides on ranks in Python after each step, which "
+            "would run only while a step is recorded; leave capture_step out, or use another kind of adapters."
+        )
+    return ranks
+
+
+def _update_ranks(state: Any, ranks: RankUpdates, taken: bool) -> None:
+    if taken:
+        ranks.after_step(state.global_step)
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def call() -> None:
+        first()
+        second()
+
+    return call
 
 
 def _captured(

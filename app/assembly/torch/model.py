@@ -277,7 +277,14 @@ def scheduler_adapter(parts: TrainerParts, learner: RunLearner) -> Scheduler:
         metric = BestMetric(args.metric_for_best_model or "loss", bool(args.greater_is_better))
         adapter = TorchScheduler(lr_scheduler, parts.optimizer, metric)
         if isinstance(learner.standard, StandardLearner):
-            learner.standard.before_clearing = adapter.step_with_gradients
+            earlier = learner.standard.before_clearing
+
+            def before_clearing(taken: bool) -> None:
+                if earlier is not None:
+                    earlier(taken)
+                adapter.step_with_gradients(taken)
+
+            learner.standard.before_clearing = adapter.step_with_gradients if earlier is None else before_clearing
         return adapter
     if isinstance(lr_scheduler, LambdaLR):
         return LambdaScheduler(lr_scheduler)

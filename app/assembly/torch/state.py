@@ -41,12 +41,12 @@ def snapshots(parts: TrainerParts) -> TorchSnapshots:
 # Model and optimizer
 
 
-def model_state(parts: TrainerParts) -> ExportableModel:
-    """Return what exports and loads the weights."""
+def model_state(parts: TrainerParts, kept: Callable[[str], bool] | None = None) -> ExportableModel:
+    """Return what exports and loads the weights, or those for whose names `kept` returns True."""
     count = writers(parts)
     if engine := own_state(parts):
-        return engine.model_state(parts.model_wrapped, count)
-    return ModelState(parts.unwrapped_model, layout_of(parts), count)
+        return engine.model_state(parts.model_wrapped, count, kept)
+    return ModelState(parts.unwrapped_model, layout_of(parts), count, kept)
 
 
 def optimizer_state(parts: TrainerParts) -> Exportable:

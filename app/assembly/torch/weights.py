@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from attrs import frozen
 
+from hexloop.adapters.contents.adapter_files import DEFAULT, adapter_in, model_paths
 from hexloop.adapters.contents.checkpoint import CheckpointContents, parts_of
-from hexloop.adapters.contents.safetensors_files import MODEL, is_weights
+from hexloop.adapters.contents.safetensors_files import MODEL
 from hexloop.adapters.trainable.torch.serialization import TYPES
 from hexloop.app.assembly.checkpoint_files import CheckpointFiles
 from hexloop.app.assembly.storage import chunks_of, files_below
@@ -37,11 +38,15 @@ def load_folder_weights(model: torch.nn.Module, folder: str) -> LoadedKeys:
     """Load the weights in a folder into a model; return the keys that were missing or unexpected.
 
     The folder is a checkpoint, or what `save_model` or `save_pretrained` wrote: safetensors, in one file or with an
-    index. Raises CheckpointError if there are none, or if a shape differs; the model is then unchanged.
+    index, or adapters of PEFT. Raises CheckpointError if there are none, or if a shape differs; the model is then
+    unchanged.
     """
-    paths = files_below(Path(folder))
-    if not any(map(is_weights, paths)):
-        raise CheckpointError(f"{folder} has no weights: it needs model.safetensors, or shards with an index.")
+    own = {DEFAULT, *(getattr(model, "peft_config", None) or ())}
+    paths = {path: file for path, file in files_below(Path(folder)).items() if adapter_in(path) in (None, *own)}
+    if not model_paths(paths):
+        raise CheckpointError(
+            f"{folder} has no weights: it needs model.safetensors, or shards with an index, or adapters of PEFT."
+        )
 
     def open_file(path: str, start: int = 0, /) -> Iterator[memoryview]:
         return chunks_of(paths[path], start)

@@ -1,4 +1,4 @@
-"""`hexloop checkpoints prune`, `consolidate`, `import`, `export` and `sign`: remove, convert and sign checkpoints."""
+"""`hexloop checkpoints prune`, `consolidate`, `import`, `export`, `merge` and `sign`: remove, convert, sign."""
 
 from __future__ import annotations
 
@@ -161,6 +161,23 @@ def export(options: Namespace) -> ExitCode:
     target = export_checkpoint(options.checkpoint, options.to, read_key(options.key, "--key"))
     sources = [f"  {name}: from {source}" for name, source in WRITTEN_FROM.items() if name in os.listdir(target)]
     print_lines(f"Written: {target}", *sources)
+    return ExitCode.DONE
+
+
+def merge(options: Namespace) -> ExitCode:
+    """Merge the adapters of a checkpoint into their base, and print the folder of the whole model."""
+    from hexloop.app.assembly.torch.merging import merge_adapters
+
+    refuse_missing([options.checkpoint])
+    target = merge_adapters(
+        options.checkpoint,
+        options.to,
+        base=options.base,
+        adapters=options.adapters,
+        despite_digest=options.despite_digest,
+        signatures=read_key(options.key, "--key"),
+    )
+    print_lines(f"Written: {target}")
     return ExitCode.DONE
 
 

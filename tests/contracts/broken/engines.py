@@ -105,8 +105,8 @@ class Forgetting(CopiedState):
 
 
 class LoadingHalf(Toy):
-    def model_state(self, model: Any, writers: int) -> CopiedState:
-        return Forgetting(model)
+    def model_state(self, model: Any, writers: int, kept: Any = None) -> CopiedState:
+        return Forgetting(model, kept)
 
 
 class TestLoadingHalf(OnLine):

@@ -55,9 +55,19 @@ class AllWeights:
     """What is saved of a model: all of it."""
 
     model: LinearModel
-    name = ""
     has_adapters = has_files = False
     adapters: Mapping[str, Any] = {}
+
+    def saved_as(self, args: Any) -> str:
+        """Return no name: nothing but this framework reads such checkpoints."""
+        return ""
+
+    def gathers(self, args: Any) -> bool:
+        """Return False: no model is sharded."""
+        return False
+
+    def base(self, parts: TrainerParts) -> None:
+        """Return None: everything is saved."""
 
     def state(self, parts: TrainerParts) -> AllWeights:
         """Return what exports and loads the model: this object."""

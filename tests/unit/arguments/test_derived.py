@@ -128,7 +128,7 @@ def test_dictionaries_equal_transformers() -> None:
     own |= {"rendezvous_timeout", "checkpoint_key", "outbox_grace", "logger_grace", "board_control"}
     own |= {"reproduce", "predictions_folder", "journal", "interrupts", "stop_file", "stop_after", "stop_margin"}
     own |= {"on_nonfinite", "on_spike", "spike_factor", "nonfinite_limit", "dataloader_timeout"}
-    own |= {"capture_step", "compile_buckets"}
+    own |= {"capture_step", "compile_buckets", "save_full_model"}
     own |= {"log_goodput", "peak_flops", "profile"}
     own |= {"fp8"}
     own |= {"packing", "packing_strategy", "max_length", "padding_free", "tokens_per_batch", "eval_packing"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,12 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from hexloop.adapters.contents import adapter_files
 from hexloop.adapters.contents.checkpoint import AnySetup, CheckpointContents, parts_of
 from hexloop.adapters.contents.documents import shard_names
 from hexloop.adapters.contents.safetensors_files import MODEL, Stream, is_weights, tensor_parts
 from hexloop.adapters.device.torch import encode_state
+from hexloop.adapters.trainable.torch.adapter_state import DOCUMENT
 from hexloop.adapters.trainable.torch.parameter_groups import numbered_parts
 from hexloop.adapters.trainable.torch.serialization import tensor_part
 from hexloop.app.assembly.adapters import cpu_device
@@ -86,7 +88,7 @@ def import_checkpoint(
     with pickled_files(source, _pickled_names(source)) as pickled:
         components = _components(source, state, pickled)
     exportables = {name: FixedParts(tuple(parts)) for name, parts in components.items()}
-    policy = policy_for_files(os.listdir(source)).name
+    policy = policy_for_files(_files_in(source)).name
     setup = {"imported_from": "transformers", **({"weights": policy} if policy else {})}
     contents = CheckpointContents(exportables, lambda: _companions(source), setup=AnySetup(setup))
     for event in CheckpointStore(storage, contents).save(state):
@@ -189,10 +191,14 @@ def _read_state(folder: str) -> Any:
 
 
 def _companions(folder: str) -> Iterator[File]:
-    """Yield the files of the model's configuration and tokenizer."""
+    """Yield the files of the model's configuration and tokenizer, and those of its adapters."""
     for path in sorted(Path(folder).iterdir()):
         if path.suffix in COMPANIONS and not path.name.endswith(".index.json"):
             yield File(path.name, _read(folder, path.name, 0))
+    for adapter in adapter_files.adapters_among(_files_in(folder)):
+        name = adapter_files.path_of(adapter, adapter_files.CONFIGURATION)
+        if "/" in name and _has(folder, name):
+            yield File(name, _read(folder, name, 0))
 
 
 def _has(folder: str, name: str) -> bool:
@@ -252,11 +258,13 @@ def weight_parts(folder: str, pickled: PickledFiles) -> list[Part]:
 
     pickled: those of the folder, among them the weights that `pickled_weights` lists.
     """
-    names = os.listdir(folder)
+    names = _files_in(folder)
     if weights := policy_for_files(names).imported(names):
         open_file = partial(_read, folder)
         if any(map(is_weights, weights)):
             return parts_of(MODEL, weights, open_file)
+        if any(map(adapter_files.is_adapter_file, weights)):
+            return [*adapter_files.model_parts(weights, open_file), _adapters_document(folder, weights)]
         stream = Stream(open_file)
         return [part for path in weights for part in tensor_parts(stream, path)]
     state: dict[str, Any] = {}
@@ -266,6 +274,31 @@ def weight_parts(folder: str, pickled: PickledFiles) -> list[Part]:
             raise CheckpointError(f"{name} is not a mapping from names to the weights of a model.")
         state |= shard
     return _distinct(state)
+
+
+def _adapters_document(folder: str, weights: Sequence[str]) -> Part:
+    """Return the document with the configurations of the adapters, by their names."""
+    found: dict[str, Any] = {}
+    for adapter in adapter_files.adapters_among(weights):
+        path = adapter_files.path_of(adapter, adapter_files.CONFIGURATION)
+        if not _has(folder, path):
+            raise CheckpointError(f"{folder} cannot be imported: {path} is missing.")
+        try:
+            found[adapter] = read_json(_bytes_of(folder, path))
+        except ValueError as error:
+            raise CheckpointError(f"{os.path.join(folder, path)} is not a JSON document: {error}.") from error
+    return json_part(DOCUMENT, {"configurations": found})
+
+
+def _files_in(folder: str) -> list[str]:
+    """Return the files in a folder, and those of adapters in folders of their own. No link is followed."""
+    found = []
+    for entry in os.scandir(folder):
+        if entry.is_dir(follow_symlinks=False):
+            found += [f"{entry.name}/{each.name}" for each in os.scandir(entry) if each.is_file(follow_symlinks=False)]
+        else:
+            found.append(entry.name)
+    return [name for name in found if "/" not in name or adapter_files.is_adapter_file(name)]
 
 
 def pickled_weights(folder: str, names: list[str]) -> list[str]:
@@ -278,7 +311,8 @@ def pickled_weights(folder: str, names: list[str]) -> list[str]:
         return _shards(folder, names)
     raise CheckpointError(
         f"{folder} cannot be imported: it has neither model.safetensors nor {WEIGHTS}, in one file or in shards. "
-        "Import a checkpoint with the model's own weights; adapters and checkpoints of sharded runs are not supported."
+        "Import a checkpoint with the model's own weights, or with adapters of PEFT; checkpoints of sharded runs are "
+        "not supported."
     )
 
 

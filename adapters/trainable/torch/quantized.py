@@ -1,0 +1,30 @@
+"""The weights of quantized models: which of them an engine can divide over processes."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from hexloop.domain.errors import ConfigurationError
+
+BITSANDBYTES = "Params4bit", "Int8Params"
+"""The classes of the parameters of bitsandbytes."""
+
+
+def quantized_classes(model: nn.Module) -> set[str]:
+    """Return the names of the classes of a model's quantized parameters."""
+    found = set[str]()
+    for parameter in model.parameters():
+        if type(parameter).__name__ in BITSANDBYTES:
+            found.add(type(parameter).__name__)
+        elif type(parameter.data).__module__.startswith("torchao."):
+            found.add(type(parameter.data).__name__)
+    return found
+
+
+def refuse_divided_quantization(model: nn.Module, engine: str) -> None:
+    """Raise ConfigurationError if an engine would divide quantized weights, whose layers need them whole."""
+    if found := quantized_classes(model):
+        raise ConfigurationError(
+            f"{engine} cannot divide the quantized weights of this model ({', '.join(sorted(found))}) over processes; "
+            "train with DDP or ZeRO 2, which leave the base whole, or load the base without quantization."
+        )
