@@ -62,6 +62,9 @@ class Limits:
     spool_bytes: int = field(
         default=32 * MIB, metadata={"help": "size of the logs of a run that wait for its trackers"}
     )
+    token_bytes: int = field(
+        default=1 << 30, metadata={"help": "size of a file with the tokens of samples that are fine-tuned on"}
+    )
 
 
 _in_force = [Limits()]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from attrs import define, field, frozen
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hexloop.app.assembly.torch.data import is_iterable, only_stored
 from hexloop.app.fine_tuning.samples import Tokenization, Tokens, as_row
@@ -129,7 +129,9 @@ class TokenizedDataset:
         basis = digest_of_tokenization(self.tokenization.tokenizer, self.tokenization.choices)
         windows = _Windows(self.dataset, self.tokenization, cache, basis)
         own_generator = torch.Generator()  # so that torch's generator stays as it is
-        loader = DataLoader(windows, batch_size=None, num_workers=min(processes, len(windows)), generator=own_generator)
+        loader: DataLoader[str] = DataLoader(
+            windows, batch_size=None, num_workers=min(processes, len(windows)), generator=own_generator
+        )
         self._digests = {number: digest for number, digest in enumerate(loader) if digest}
         self._cache = cache
         self._lengths.clear()
@@ -191,14 +193,11 @@ class KeptTokens:
         self._samples, self._total = OrderedDict(), 0
 
 
-@frozen
-class _Windows:
+class _Windows(Dataset[str]):
     """The windows of a data set; reading one puts its tokens into the cache, and returns their digest, "" for none."""
 
-    dataset: Any
-    tokenization: Tokenization
-    cache: TokenCache
-    basis: str
+    def __init__(self, dataset: Any, tokenization: Tokenization, cache: TokenCache, basis: str) -> None:
+        self.dataset, self.tokenization, self.cache, self.basis = dataset, tokenization, cache, basis
 
     def __len__(self) -> int:
         return math.ceil(len(self.dataset) / WINDOW)

@@ -44,7 +44,7 @@ class Base:
     def name(self) -> str:
         """The name or folder of the model; "" for one that was not loaded from anywhere."""
         if self.is_named:
-            return os.fspath(self.model)
+            return str(os.fspath(self.model))
         return str(getattr(getattr(self.model, "config", None), "name_or_path", "") or "")
 
     def problems(self, args: SFTConfig) -> Iterator[str]:
@@ -113,7 +113,7 @@ class Base:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # peft's use
             if getattr(model, "is_quantized", False):
-                model = peft.prepare_model_for_kbit_training(
+                model = peft.prepare_model_for_kbit_training(  # type: ignore[no-untyped-call]
                     model, use_gradient_checkpointing=checkpoints, gradient_checkpointing_kwargs=options
                 )
             elif checkpoints and hasattr(model, "enable_input_require_grads"):
@@ -124,7 +124,7 @@ class Base:
 def _embedded_words(model: Any) -> int | None:
     """Return how many tokens a model of transformers has embeddings of; None if its configuration does not say."""
     config = getattr(model, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text: Any = getattr(config, "get_text_config", lambda: config)()
     words = getattr(text, "vocab_size", None)
     return words if isinstance(words, int) else None
 

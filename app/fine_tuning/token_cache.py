@@ -24,6 +24,7 @@ import numpy as np
 from attrs import asdict, evolve, frozen
 
 from hexloop.app.fine_tuning.samples import NO_LABEL, Choices, Tokens
+from hexloop.domain.limits import limits
 from hexloop.domain.regular_files import open_regular, write_atomically
 
 MAGIC = b"hextoks1"
@@ -31,10 +32,6 @@ HEAD = struct.Struct("<8sQQ")
 
 WINDOW = 512
 """Samples of a file."""
-
-MOST_SAMPLES = 1 << 20
-MOST_TOKENS = 1 << 30
-"""Samples and tokens of a file at most. Windows of more tokens are not kept."""
 
 
 class DamagedTokensError(ValueError):
@@ -71,10 +68,10 @@ class TokenCache:
             return None
 
     def write(self, digest: str, samples: Sequence[Tokens]) -> bool:
-        """Write the samples of a window. Return whether that was possible: a full disk is no error."""
+        """Write the samples of a window, and return whether that was possible: a full disk is no error."""
         lengths = np.asarray([len(each.input_ids) for each in samples], "<u4")
         total = int(lengths.sum(dtype=np.int64))
-        if total > MOST_TOKENS or len(samples) > MOST_SAMPLES:
+        if _size(len(samples), total) > limits().token_bytes:
             return False
         parts = [
             np.fromiter((token for tokens in part for token in tokens), "<i4", total)
@@ -122,10 +119,14 @@ def _head(file: BinaryIO) -> tuple[int, int]:
     if len(data) != HEAD.size:
         raise DamagedTokensError("it is cut off")
     magic, samples, tokens = HEAD.unpack(data)
-    stated = HEAD.size + 4 * (samples + 2 * tokens)
-    if magic != MAGIC or samples > MOST_SAMPLES or tokens > MOST_TOKENS or size != stated:
+    if magic != MAGIC or size > limits().token_bytes or size != _size(samples, tokens):
         raise DamagedTokensError("it is not a file of tokens, or is cut off")
     return samples, tokens
+
+
+def _size(samples: int, tokens: int) -> int:
+    """Return the size of a file."""
+    return HEAD.size + 4 * (samples + 2 * tokens)
 
 
 def _values(file: BinaryIO, offset: int, count: int, kind: str) -> Any:

@@ -114,15 +114,15 @@ def conversations(held_out: bool = False) -> list[dict[str, Any]]:
 
 
 def texts(topics: str, held_out: bool = False) -> list[dict[str, str]]:
-    """Return the English texts on which the decoder is trained first: pieces of the topics, and docstrings.
+    """Return the English texts on which the decoder is trained first: pieces of the topics, and docstrings with names.
 
-    Docstrings that start with a held-out answer are left out; of the others, the last of 20 are for evaluation.
+    Docstrings that start with a held-out answer are left out; of the others, one in 20 is for evaluation.
     """
     answers = {answer for _, answer in _pairs()[True]}
-    docstrings = list(dict.fromkeys(each.text for each in documented() if first_sentence(each.text) not in answers))
-    last = len(docstrings) * 19 // 20
-    found = pieces(topics) + (docstrings[last:] if held_out else docstrings[:last])
-    return [{"text": text.strip()} for text in found if text.strip()]
+    by_text = {each.text: each.name for each in documented() if first_sentence(each.text) not in answers}
+    docstrings = [f"{name}\n\n{text}" for text, name in by_text.items()]
+    kept = [text for number, text in enumerate(docstrings) if (number % HELD_OUT_EVERY == 0) == held_out]
+    return [{"text": text.strip()} for text in pieces(topics) + kept if text.strip()]
 
 
 def pieces(text: str, size: int = 800) -> list[str]:
@@ -136,7 +136,7 @@ def pieces(text: str, size: int = 800) -> list[str]:
 
 
 @cache
-def tokenizer(topics: str, vocabulary_size: int = 4096) -> PreTrainedTokenizerFast:
+def tokenizer(topics: str, vocabulary_size: int = 2048) -> PreTrainedTokenizerFast:
     """Return a byte-level BPE tokenizer that is trained on the English texts, with the chat template."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

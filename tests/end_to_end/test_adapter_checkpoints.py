@@ -450,6 +450,21 @@ def test_checkpoints_of_transformers_are_imported(base: Path, tmp_path: Path) ->
         assert torch.allclose(tensor, other.model.state_dict()[name], atol=1e-6), name
 
 
+def test_adapters_of_plain_models_are_imported(base: Path, tmp_path: Path) -> None:
+    """Whatever the adapter is called: transformers writes it into the checkpoint itself."""
+
+    def plain() -> Any:
+        model = tiny_llama(base)
+        model.add_adapter(lora(), adapter_name="mine")
+        return model
+
+    other = theirs(seeded(plain), tmp_path / "theirs")
+    checkpoint = hexloop.import_checkpoint(tmp_path / "theirs" / "checkpoint-4", tmp_path / "imported")
+    ours = run_of(plain(), tmp_path / "imported")
+    ours.train(resume_from_checkpoint=checkpoint)
+    assert same_weights(weights(ours), dict(other.model.state_dict()))
+
+
 def test_several_adapters_are_imported(base: Path, tmp_path: Path) -> None:
     """Those in folders of their own are added to the model, frozen."""
     other = theirs(seeded(lambda: two_adapters(base)), tmp_path / "theirs")

@@ -39,6 +39,9 @@ class Paths(Protocol):
     def of(self, adapter: str) -> str:
         """Return the path of the file with an adapter's tensors."""
 
+    def named_in_folder(self, name: str) -> str:
+        """Return the adapter that an import has named by the folder of its file."""
+
     @property
     def state(self) -> str:
         """The path of the file with everything else that is kept of the model."""
@@ -256,9 +259,11 @@ class AdapterState:
         """Return what a checkpoint has, by what it is. What an adapter has that the model lacks is left out."""
         document = next((json_value(part) for part in parts if part.name == DOCUMENT), None)
         found = document if isinstance(document, dict) else {}
-        configurations, ranks = found.get("configurations", {}), found.get("ranks", {})
+        configurations, ranks, whole = found.get("configurations", {}), found.get("ranks", {}), "ranks" in found
         if not isinstance(configurations, dict) or not isinstance(ranks, dict):
             raise CheckpointError("The checkpoint's document of the adapters is not one.")
+        if not whole:  # an import names adapters by their folders
+            configurations = {self._paths.named_in_folder(name): its for name, its in configurations.items()}
         lacking = {check_name(name) for name in configurations if name not in self._adapters_of_model()}
         tensors, own, importances = self._tensors, dict[str, Part](), dict[str, Part]()
         files: dict[str, dict[str, Part]] = {}
@@ -278,7 +283,7 @@ class AdapterState:
                 if (owner := tensors.files.get((adapter, name))) is not None and owner not in own:
                     own[owner] = evolve(part, name=owner)
         extra = [part for part in parts if part.dtype == JSON and part.name != DOCUMENT]
-        return SavedAdapters(own, files, importances, configurations, ranks, "ranks" in found, extra)
+        return SavedAdapters(own, files, importances, configurations, ranks, whole, extra)
 
     def _unknown(self, saved: SavedAdapters) -> list[str]:
         """Return the tensors of PEFT's files that the model's adapters do not have."""

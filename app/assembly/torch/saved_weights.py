@@ -340,6 +340,10 @@ class AdapterPaths:
         """Return the path of a file of an adapter."""
         return name if adapter == self.at_root else f"{adapter}/{name}"
 
+    def named_in_folder(self, name: str) -> str:
+        """Return the adapter that an import has named by the folder of its file."""
+        return self.at_root if name == adapter_files.DEFAULT else name
+
     def split(self, name: str) -> tuple[str, str] | None:
         """Return the path and the name in the file; None for the name of a tensor of a whole model."""
         return adapter_files.placed(name)

@@ -49,7 +49,9 @@ def _trained() -> str:
 def tokenizer(template: str | None = TEMPLATE, **options: Any) -> PreTrainedTokenizerFast:
     """Return a byte-level BPE of 340 words."""
     backend = Tokenizer.from_str(_trained())
-    made = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token=PAD, eos_token=END, **options)
+    made = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # its constructor is untyped
+        tokenizer_object=backend, pad_token=PAD, eos_token=END, **options
+    )
     made.chat_template = template
     return made
 

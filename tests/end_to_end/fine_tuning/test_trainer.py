@@ -191,7 +191,7 @@ class Lines(IterableDataset[Any]):
         yield from texts(12)
 
 
-STREAMS = {
+STREAMS: dict[str, Any] = {
     "torch": Lines,
     "datasets": lambda: datasets.Dataset.from_list(texts(12)).to_iterable_dataset(num_shards=2),
 }
@@ -288,7 +288,7 @@ def test_several_sets_are_evaluated(tmp_path: Path) -> None:
     assert {"eval_a_loss", "eval_b_loss"} <= {name for entry in made.state.log_history for name in entry}, last
     predicted = made.predict(prompts(2))
     assert predicted.label_ids.shape[0] == 2
-    assert predicted.metrics["test_loss"] > 0
+    assert (predicted.metrics or {})["test_loss"] > 0
 
 
 # Models and tokenizers by name
@@ -334,6 +334,11 @@ def test_adapters(saved: str, tmp_path: Path) -> None:
     assert found[0][-1] < found[0][0]
 
 
+def four_bits() -> Any:
+    quantized: Any = transformers.BitsAndBytesConfig
+    return quantized(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+
+
 def test_a_quantized_base(saved: str, tmp_path: Path) -> None:
     """Its weights are loaded in 4 bits, and adapters around them are trained."""
     peft = pytest.importorskip("peft")
@@ -342,7 +347,7 @@ def test_a_quantized_base(saved: str, tmp_path: Path) -> None:
         saved,
         config(tmp_path, max_steps=2),
         train_dataset=conversations(),
-        quantization_config=transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4"),
+        quantization_config=four_bits(),
         peft_config=peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"),
     )
     assert made.model.is_loaded_in_4bit
@@ -352,7 +357,7 @@ def test_a_quantized_base(saved: str, tmp_path: Path) -> None:
             saved,
             config(tmp_path),
             train_dataset=conversations(),
-            quantization_config=transformers.BitsAndBytesConfig(load_in_4bit=True),
+            quantization_config=four_bits(),
         )
 
 
@@ -373,7 +378,7 @@ def test_chat_templates_from_files(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text(TEMPLATE.replace("<assistant>", "<system>"))
     for path in (tmp_path, tmp_path / "chat_template.jinja"):
         made = trainer(tmp_path, conversations(), processing_class=tokenizer(None), chat_template_path=str(path))
-        assert tokenizer().decode(made.train_dataset[0]["input_ids"]).startswith("<user>What is list?<assistant>A")
+        assert str(tokenizer().decode(made.train_dataset[0]["input_ids"])).startswith("<user>What is list?<assistant>A")
     assert made.processing_class.chat_template == (tmp_path / "chat_template.jinja").read_text()
 
 
@@ -411,7 +416,8 @@ def test_a_chat_template_of_another_model(tmp_path: Path) -> None:
 def test_other_arguments_are_taken_over(tmp_path: Path) -> None:
     """Those of transformers or of a Trainer keep their values, also the defaults that SFTConfig has others of."""
     options: dict[str, Any] = {"max_steps": 3, "use_cpu": True, "report_to": "none"}
-    for kind in (TrainingArguments, transformers.TrainingArguments):
+    kinds: tuple[Any, ...] = (TrainingArguments, transformers.TrainingArguments)
+    for kind in kinds:
         made = SFTTrainer(llama(), kind(str(tmp_path), **options), None, texts(), processing_class=tokenizer())
         args = made.args
         assert isinstance(args, SFTConfig)
@@ -437,7 +443,8 @@ def test_defaults_of_trl() -> None:
     assert (args.completion_only_loss, args.assistant_only_loss, args.eval_packing) == (None, False, None)
     assert not args.bf16
     assert not args.gradient_checkpointing
-    assert SFTConfig("out", pad_to_multiple_of="auto").pad_to_multiple_of is None
+    of_trl: Any = {"pad_to_multiple_of": "auto"}
+    assert SFTConfig("out", **of_trl).pad_to_multiple_of is None
 
 
 def test_lengths_that_are_unset() -> None:

@@ -100,7 +100,7 @@ def _by_group() -> Iterator[tuple[type, list[str]]]:
 
 def _group(owner: type, names: list[str], cls: type[Any] = Seq2SeqTrainingArguments) -> str:
     """A section with the arguments of these names. cls: the class that has them."""
-    known = declarations(cls)
+    known = declarations(cls)  # type: ignore[arg-type]  # classes can be hashed
     rows = "".join(_argument(cls, name) for name in names if name in known)
     heading = (owner.__doc__ or "").split("\n")[0].rstrip(".")
     if issubclass(owner, TrainingArguments):

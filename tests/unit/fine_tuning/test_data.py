@@ -186,7 +186,7 @@ def test_formatted_samples_are_kept_by_what_they_become(tmp_path: Path) -> None:
         preparation = Preparation(Counting(tokenizer(), Choices(formatting=formatting)), cache_folder=str(tmp_path))
         found = preparation(texts(2))
         preparation.fill(found)
-        assert tokenizer().decode(found[0]["input_ids"]).startswith(word)
+        assert str(tokenizer().decode(found[0]["input_ids"])).startswith(word)
 
 
 @given(read=st.integers(0, 5))

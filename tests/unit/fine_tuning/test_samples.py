@@ -35,7 +35,7 @@ def read(tokens: Any) -> tuple[str, str]:
     """Return all tokens of a sample as text, and those that count."""
     counted = [label for label in tokens.labels if label != NO_LABEL]
     assert all(label in (NO_LABEL, token) for label, token in zip(tokens.labels, tokens.input_ids, strict=True))
-    return WORDS.decode(tokens.input_ids), WORDS.decode(counted)
+    return str(WORDS.decode(tokens.input_ids)), str(WORDS.decode(counted))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.app.fine_tuning import token_cache
 from hexloop.app.fine_tuning.samples import Choices, Tokens
 from hexloop.app.fine_tuning.token_cache import (
     HEAD,
@@ -21,6 +20,7 @@ from hexloop.app.fine_tuning.token_cache import (
     digest_of_samples,
     digest_of_tokenization,
 )
+from hexloop.domain.limits import reading_limits
 from tests.end_to_end.fine_tuning.small import PLAIN, tokenizer
 
 DIGEST = "ab" * 20
@@ -103,14 +103,17 @@ def test_links_and_pipes_are_not_followed(tmp_path: Path) -> None:
     assert not cache.holds(DIGEST)
 
 
-def test_folders_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_that_cannot_be_written(tmp_path: Path) -> None:
     """Nothing is kept, and that is no error; nor is a window of too many tokens."""
     (tmp_path / "file").touch()
     assert not TokenCache(tmp_path / "file", WORDS).write(DIGEST, [Tokens([1], [1])])
-    monkeypatch.setattr(token_cache, "MOST_TOKENS", 3)
     cache = TokenCache(tmp_path, WORDS)
-    assert not cache.write(DIGEST, [Tokens([1, 2], [1, 2])] * 2)
-    assert cache.write(DIGEST, [Tokens([1, 2], [1, 2])])
+    with reading_limits(token_bytes=HEAD.size + 4 * 5):
+        assert not cache.write(DIGEST, [Tokens([1, 2], [1, 2])] * 2)
+        assert cache.write(DIGEST, [Tokens([1, 2], [1, 2])])
+        assert cache.holds(DIGEST)
+    with reading_limits(token_bytes=HEAD.size + 4 * 4):
+        assert not cache.holds(DIGEST)
 
 
 def test_the_digest_of_samples() -> None:
