@@ -30,7 +30,7 @@ from hexloop.domain.errors import CheckpointError, ConfigurationError
 from hexloop.domain.packing import WINDOW
 from hexloop.testing import assert_resume_exact
 from tests.end_to_end.parity.scripts.texts import make_tokenizer
-from tests.end_to_end.small.documents import (
+from tests.end_to_end.small.language_models import (
     MODELS,
     WORDS,
     StatefulStream,
