@@ -30,8 +30,7 @@ from hexloop.domain.errors import CheckpointError, ConfigurationError
 from hexloop.domain.packing import WINDOW
 from hexloop.testing import assert_resume_exact
 from tests.end_to_end.parity.scripts.texts import make_tokenizer
-from tests.end_to_end.small.models import net
-from tests.end_to_end.small.packed_documents import (
+from tests.end_to_end.small.language_models import (
     MODELS,
     WORDS,
     StatefulStream,
@@ -40,6 +39,7 @@ from tests.end_to_end.small.packed_documents import (
     llama,
     loss_of_each,
 )
+from tests.end_to_end.small.models import net
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
 
 flattening: Any = DataCollatorWithFlattening

@@ -15,7 +15,7 @@ import torch
 
 from hexloop import Trainer, TrainingArguments
 from hexloop.ports.batches import Padding
-from tests.end_to_end.small.packed_documents import StatefulStream, Stream, documents, llama
+from tests.end_to_end.small.language_models import StatefulStream, Stream, documents, llama
 
 WORLD = int(os.environ.get("WORLD_SIZE", "1"))
 
