@@ -92,3 +92,41 @@ def test_digits_are_reversed(tmp_path: Path) -> None:
             "evaluate", "docs/examples/reverse_digits.yaml", "--output_dir", tmp_path, *options, folder=ROOT
         )
         assert json.loads(ended.stdout)["eval_exact_match"] > 0.9
+
+
+def in_folder(folder: Path, recipe: str, *words: str) -> list[dict[str, Any]]:
+    """Train a recipe, whose results go to `runs` in a folder; return its log."""
+    options = ["--report_to", "json_lines", "--disable_tqdm", "--logging_steps", "2", *words]
+    ended = hexloop("train", str(ROOT / "docs/examples" / f"{recipe}.yaml"), *options, folder=folder)
+    assert ended.returncode == 0, ended.stderr
+    return [json.loads(line) for line in (folder / "runs" / recipe / "log.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.matrix
+def test_a_shortened_decoder_is_fine_tuned(tmp_path: Path) -> None:
+    """Both recipes learn, and the second one saves its adapters alone and resumes."""
+    first = in_folder(tmp_path, "assistant_base", "--max_steps", "30", "--save_steps", "30", "--eval_strategy", "no")
+    second = in_folder(tmp_path, "assistant", "--max_steps", "20", "--save_strategy", "steps", "--save_steps", "10")
+    for log, least in ((first, 0.9), (second, 0.95)):
+        losses = [line["loss"] for line in log if "loss" in line]
+        assert losses[-1] < least * losses[0], losses
+    found = json.loads((tmp_path / "runs" / "assistant" / "samples.json").read_text())
+    assert len(found) == 8
+    folder = tmp_path / "runs" / "assistant" / "checkpoint-20"
+    assert (folder / "adapter_model.safetensors").exists()
+    assert not (folder / "model.safetensors").exists()
+    resumed = in_folder(tmp_path, "assistant", "--max_steps", "22", "--save_strategy", "no", "--resume", str(folder))
+    assert [line["step"] for line in resumed if "loss" in line][-1] == 22
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(3600)
+def test_the_assistant_learns_to_answer(tmp_path: Path) -> None:
+    """After both full recipes, all answers end as a sentence, differ by question, and are more probable than before."""
+    in_folder(tmp_path, "assistant_base")
+    log = in_folder(tmp_path, "assistant")
+    losses = [line["eval_loss"] for line in log if "eval_loss" in line]
+    assert losses[-1] < 0.85 * losses[0]
+    found = json.loads((tmp_path / "runs" / "assistant" / "samples.json").read_text())
+    assert sum(each["after"].endswith(".<end>") for each in found) >= 7
+    assert len({each["after"] for each in found}) >= 4
