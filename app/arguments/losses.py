@@ -49,7 +49,7 @@ class LossArguments(ArgumentGroup):
 
     @rule("loss_type", "label_smoothing_factor")
     def _one_loss_only(self) -> None:
-        if loss_wanted(self).kind == DFT and getattr(self, "label_smoothing_factor", 0.0):
+        if loss_wanted(self).kind == DFT and getattr(self, "label_smoothing_factor", 0.0) > 0:
             raise RefusalError("each of them changes the loss of a label", "leave one of them out")
 
     @rule("reproduce", "log_token_accuracy")

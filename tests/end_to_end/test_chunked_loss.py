@@ -71,7 +71,8 @@ def bert() -> Any:
 
 
 def t5() -> Any:
-    config = transformers.T5Config(
+    config: Any = transformers.T5Config
+    config = config(
         vocab_size=WORDS,
         d_model=16,
         d_kv=8,
@@ -122,10 +123,10 @@ def assert_alike(one: Any, other: Any) -> None:
         )
         assert len(found) == 4
         assert found == pytest.approx(expected, rel=2e-6)
-    found, expected = weights(one), weights(other)
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
+    mine, theirs = weights(one), weights(other)
+    assert mine.keys() == theirs.keys()
+    for name, value in theirs.items():
+        torch.testing.assert_close(mine[name], value, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("make", MODELS)
@@ -228,7 +229,8 @@ def test_an_overridden_loss(tmp_path: Path) -> None:
 
     def function(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         logits = outputs.logits[:, :-1].flatten(0, 1)
-        return cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum") / num_items_in_batch
+        total: Tensor = cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum")
+        return Tensor.div(total, num_items_in_batch)
 
     parts = {"compute_loss_func": function}
     assert_alike(trained(tmp_path / "c", llama(), parts=parts, chunked_loss=True), plain)
@@ -256,7 +258,7 @@ def test_dynamic_fine_tuning(tmp_path: Path) -> None:
     labels = batch.pop("labels")[:, 1:]
     each = cross_entropy(model(**batch).logits[:, :-1].transpose(1, 2), labels, reduction="none")
     loss = (each * torch.exp(-each.detach())).sum() / (labels != -100).sum()
-    loss.backward()
+    torch.autograd.backward(loss)
     parts = {"train_dataset": rows}
     trainer = trained(tmp_path, llama(), parts=parts, loss_type="dft", max_steps=1, max_grad_norm=0.0)
     assert trainer.state.log_history[0]["loss"] == pytest.approx(loss.item(), rel=1e-6)
@@ -268,7 +270,7 @@ def test_dynamic_fine_tuning(tmp_path: Path) -> None:
 def test_all_logits_never_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The output layer computes no more than a chunk of positions at a time."""
     sizes: list[int] = []
-    linear = chunked_loss.functional.linear
+    linear = torch.nn.functional.linear
 
     def noting(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if weight.shape[0] == WORDS:
@@ -278,7 +280,7 @@ def test_all_logits_never_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(chunked_loss, "LEAST_ROWS", 4)
     monkeypatch.setattr(chunked_loss, "LOGITS_AT_ONCE", 4 * WORDS)
-    monkeypatch.setattr(chunked_loss.functional, "linear", noting)
+    monkeypatch.setattr(torch.nn.functional, "linear", noting)
     trained(tmp_path, llama(), chunked_loss=True)
     assert sizes
     assert max(sizes) <= 24

@@ -81,7 +81,7 @@ def evaluated_on(data: list[dict[str, Tensor]], folder: Path, **given: Any) -> d
 class OwnLoss(Trainer):
     """Computes the loss itself."""
 
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **given: Any) -> Any:
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, *given: Any, **named: Any) -> Any:
         outputs = model(**inputs)
         return (outputs.loss, outputs) if return_outputs else outputs.loss
 

@@ -29,7 +29,8 @@ def samples(count: int = ROWS) -> list[dict[str, Tensor]]:
 
 def errors(model: Any, x: Tensor, labels: Tensor) -> Tensor:
     """Return the errors of the labels that count, in one dimension."""
-    return (model.layer(x) - labels)[labels != -100]
+    found: Tensor = (model.layer(x) - labels)[labels != -100]
+    return found
 
 
 class Composed(nn.Module):
@@ -53,7 +54,7 @@ class Composed(nn.Module):
 class Dividing(Composed):
     """Divides by the number of labels of the window that it is given."""
 
-    def forward(self, x: Tensor, labels: Tensor, num_items_in_batch: Any = None) -> dict[str, Any]:  # type: ignore[override]
+    def forward(self, x: Tensor, labels: Tensor, num_items_in_batch: Any = None) -> dict[str, Any]:
         each = errors(self, x, labels)
         count = len(each) if num_items_in_batch is None else num_items_in_batch
         squared, absolute = each.square().sum() / count, each.abs().sum() / count
@@ -80,7 +81,7 @@ def by_hand(every: int) -> list[dict[str, float]]:
         squared, absolute = each.square().mean(), each.abs().mean()
         loss = squared + 0.1 * absolute
         steps.append({"loss": loss.item(), "squared_loss": squared.item(), "absolute": absolute.item()})
-        loss.backward()
+        torch.autograd.backward(loss)
         with torch.no_grad():
             for parameter in model.parameters():
                 assert parameter.grad is not None
@@ -267,7 +268,7 @@ def test_components_that_are_not_finite(tmp_path: Path) -> None:
 class Pair(Trainer):
     """Returns its outputs beside the loss."""
 
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **given: Any) -> Any:
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, *given: Any, **named: Any) -> Any:
         outputs = model(**inputs)
         return outputs["loss"], {"own_loss": 2 * outputs["loss"].detach()}
 
@@ -275,8 +276,8 @@ class Pair(Trainer):
 class Calling(Trainer):
     """Calls the method that it overrides."""
 
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **given: Any) -> Any:
-        return super().compute_loss(model, inputs, return_outputs, **given)
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, *given: Any, **named: Any) -> Any:
+        return super().compute_loss(model, inputs, return_outputs, *given, **named)
 
 
 def test_overridden_losses(tmp_path: Path) -> None:

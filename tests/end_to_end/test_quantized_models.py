@@ -6,7 +6,7 @@ import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -109,7 +109,7 @@ def test_the_table_has_transformers_rules(name: str) -> None:
     method, kind = METHODS[name], AUTO_QUANTIZER_MAPPING[name]
 
     def says(options: dict[str, Any]) -> tuple[bool, bool]:
-        quantizer = object.__new__(kind)
+        quantizer: Any = object.__new__(cast("type[Any]", kind))
         quantizer.quantization_config = SimpleNamespace(**options)
         vars(quantizer).update({key: value for key, value in options.items() if key == "use_fp8_kernel"})
         return bool(quantizer.is_trainable), bool(quantizer.is_qat_trainable)

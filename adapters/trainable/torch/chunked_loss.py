@@ -80,13 +80,13 @@ class ChunkedLoss:
             yield
             return
         forward = _PendingForward(layer, self, own)
-        layer.forward = forward  # type: ignore[method-assign]
+        layer.forward = forward
         try:
             yield
         finally:
             del layer.forward
             if own is not None:
-                layer.forward = own  # type: ignore[method-assign]
+                layer.forward = own
         if not forward.calls:
             raise ConfigurationError(
                 f"chunked_loss=True, or loss_type, has no effect on {type(unwrapped(model)).__name__}: its forward "
@@ -133,9 +133,11 @@ class _PendingForward:
         """See `PendingLayer`."""
         self._is_open = True
         try:
+            found: Tensor
             if weights:
-                return torch.func.functional_call(self.layer, dict(weights), (hidden,))
-            found: Tensor = self.layer(hidden)
+                found = torch.func.functional_call(self.layer, dict(weights), (hidden,))
+            else:
+                found = self.layer(hidden)
             return found
         finally:
             self._is_open = False

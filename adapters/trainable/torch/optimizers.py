@@ -310,9 +310,7 @@ def build_optimizer(
 
 def _keep_embeddings_in_32_bits(model: nn.Module) -> None:
     """Let bitsandbytes keep 32-bit state of embedding weights, as transformers does: 8 bits are unstable there."""
-    from bitsandbytes.optim import GlobalOptimManager
-
-    manager = GlobalOptimManager.get_instance()
+    manager = resolve_name("bitsandbytes.optim:GlobalOptimManager").get_instance()
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             manager.register_module_override(module, "weight", {"optim_bits": 32})

@@ -21,6 +21,9 @@ from hexloop.domain.errors import ConfigurationError
 
 Operation = Callable[[Tensor], Tensor]
 
+Share = float
+"""A share of one; the class below has a method called float."""
+
 
 @frozen(eq=False)
 class CrossEntropyRules:
@@ -262,7 +265,7 @@ class PendingLogits:
         ignore_index: int = -100,
         reduce: Any = None,
         reduction: str = "mean",
-        label_smoothing: float = 0.0,
+        label_smoothing: Share = 0.0,
     ) -> Tensor:
         """Return torch's cross entropy of the logits, or the loss of another kind if one was chosen."""
         if weight is not None or size_average is not None or reduce is not None or reduction not in ("mean", "sum"):

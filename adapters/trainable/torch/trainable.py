@@ -288,7 +288,7 @@ class TorchTrainable:
             if items is None:
                 return mean
             if not (self._exact or self._normalises):
-                return mean / items
+                return Tensor.div(mean, items)
             return weighted_share(mean, self._items(batch) if counted is None else counted, items)
 
         components.hand_over(torch.zeros_like if isinstance(batch, Padding) else weighed)

@@ -47,7 +47,7 @@ def test_values_that_are_refused(given: dict[str, Any], problem: str) -> None:
 class Preferences(TrainingArguments):
     """Arguments whose `loss_type` is a list of names of their own, as trl's are."""
 
-    loss_type: list[str] = field(default_factory=lambda: ["sigmoid"])
+    loss_type: list[str] = field(default_factory=lambda: ["sigmoid"])  # type: ignore[assignment]
 
 
 @dataclass

@@ -78,6 +78,9 @@ class Sum(Stateless):
         total, self._total = self._total, 0.0
         return total
 
+    def drain_components(self) -> dict[str, float]:
+        return {}
+
 
 class Constant(Stateless):
     """A constant learning rate."""

@@ -237,9 +237,12 @@ def test_only_the_window_of_a_place_is_read() -> None:
     """The lengths of earlier and later windows are not asked for."""
     asked: list[int] = []
     units = order(1600)
-    watching = UnitOrder(
-        units.order, units.planner, lambda some: asked.append(len(some)) or units.lengths_of(some), 0, 0
-    )
+
+    def lengths_of(some: Sequence[int]) -> Sequence[int]:
+        asked.append(len(some))
+        return units.lengths_of(some)
+
+    watching = UnitOrder(units.order, units.planner, lengths_of, 0, 0)
     next(watching.units_from(watching.place_at(48 * 16)))
     assert asked == [16]
 

@@ -138,7 +138,7 @@ def test_without_labels_that_count() -> None:
         loss = model(tokens, labels)
     assert loss.isnan()
     (loss.nan_to_num(0.0) * 0.0).backward()
-    assert all(float(each.grad.abs().sum()) == 0 for each in model.parameters())
+    assert all(each.grad is not None and not each.grad.any() for each in model.parameters())
 
 
 def test_some_labels_that_count_in_one_row() -> None:
@@ -151,7 +151,7 @@ def test_some_labels_that_count_in_one_row() -> None:
 def test_an_output_layer_shared_with_the_embeddings() -> None:
     """The gradients of both uses are added."""
     model = decoder()
-    model.lm_head.weight = model.words.weight  # type: ignore[assignment]
+    model.lm_head.weight = model.words.weight
     assert_same(model, batch(3, 50))
 
 
@@ -160,7 +160,8 @@ def test_accumulated_gradients_and_hooks() -> None:
     torch.manual_seed(0)
     model, inputs = decoder(), batch(3, 100)
     seen: list[Tensor] = []
-    model.lm_head.weight.register_hook(seen.append)  # type: ignore[union-attr]
+    weight: Any = model.lm_head.weight
+    weight.register_hook(seen.append)
     _, once = result(model, inputs)
     first = once["lm_head.weight"].clone()
     with ChunkedLoss(logits_at_once=1).of(model):
@@ -291,7 +292,7 @@ def test_the_layer_is_as_before_afterwards() -> None:
         calls.append(len(hidden))
         return own(hidden)
 
-    model.lm_head.forward = counted  # type: ignore[method-assign]
+    model.lm_head.forward = counted
     with pytest.raises(ConfigurationError), ChunkedLoss().of(model):
         model.lm_head(torch.zeros(1, 2, WIDTH)).cumsum(0)
     assert vars(model.lm_head)["forward"] is counted
