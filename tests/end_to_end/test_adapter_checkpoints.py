@@ -360,7 +360,8 @@ class Normalized(Net):
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__(dropout)
-        width = int(self.get_submodule("layers.0").out_features)  # type: ignore[arg-type]
+        first: Any = self.layers[0]
+        width = first.out_features
         self.layers.insert(1, nn.BatchNorm1d(width))
 
 

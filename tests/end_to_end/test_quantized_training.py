@@ -26,12 +26,12 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 TWO: dict[str, Any] = {**SAVING, "max_steps": 4}
 
 
-OfBits: Any = transformers.BitsAndBytesConfig
+BitsAndBytesConfig: Any = transformers.BitsAndBytesConfig
 
 
 def four_bits() -> Any:
     pytest.importorskip("bitsandbytes")
-    return OfBits(
+    return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
@@ -41,7 +41,7 @@ def four_bits() -> Any:
 
 def eight_bits() -> Any:
     pytest.importorskip("bitsandbytes")
-    return OfBits(load_in_8bit=True)
+    return BitsAndBytesConfig(load_in_8bit=True)
 
 
 def torchao_int8() -> Any:
@@ -159,7 +159,8 @@ def test_quantization_aware_training_resumes(tmp_path: Path) -> None:
 
         def __init__(self, dropout: float = 0.0) -> None:
             super().__init__(dropout)
-            width = int(self.get_submodule("layers.0").in_features)  # type: ignore[arg-type]
+            first: Any = self.layers[0]
+            width = first.in_features
             self.layers.insert(0, nn.Linear(width, width))
 
     def make() -> Any:
