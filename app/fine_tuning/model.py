@@ -113,7 +113,7 @@ class Base:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # peft's use
             if getattr(model, "is_quantized", False):
-                model = peft.prepare_model_for_kbit_training(  # type: ignore[no-untyped-call]
+                model = peft.prepare_model_for_kbit_training(
                     model, use_gradient_checkpointing=checkpoints, gradient_checkpointing_kwargs=options
                 )
             elif checkpoints and hasattr(model, "enable_input_require_grads"):
