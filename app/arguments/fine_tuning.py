@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.conversion import at_least, steps_or_ratio
 from hexloop.app.arguments.declaration import argument, arguments_class, rule
+from hexloop.app.rules import rules_of
 from hexloop.domain.wording import RefusalError, did_you_mean
 
 SKIPS = "skip_prepare_dataset"
@@ -133,6 +134,6 @@ class SFTConfig(TrainingArguments):
 
     def _derive(self) -> None:
         super()._derive()
-        cuts_nothing = self.skips_preparation or self.reproduce is not None
+        cuts_nothing = self.skips_preparation or not rules_of(self).own_order
         if cuts_nothing and not (self.packing or self.eval_packing) and self.max_length == LONGEST:
             self.max_length = None

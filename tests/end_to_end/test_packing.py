@@ -30,7 +30,7 @@ from hexloop.domain.errors import CheckpointError, ConfigurationError
 from hexloop.domain.packing import WINDOW
 from hexloop.testing import assert_resume_exact
 from tests.end_to_end.parity.scripts.texts import make_tokenizer
-from tests.end_to_end.small.documents import (
+from tests.end_to_end.small.language_models import (
     MODELS,
     WORDS,
     StatefulStream,
@@ -41,6 +41,11 @@ from tests.end_to_end.small.documents import (
 )
 from tests.end_to_end.small.models import net
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
+
+flattening: Any = DataCollatorWithFlattening
+
+TO_SEQUENCES: Any = DataCollatorForSeq2Seq
+"""A collate function of whole samples."""
 
 
 class Watching(Trainer):
@@ -91,8 +96,8 @@ WHOLE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "packed by tokens": ({}, {**PACKED, "tokens_per_batch": 60}),
     "padding-free": ({}, {"padding_free": True}),
     "padding-free by tokens": ({}, {"padding_free": True, "tokens_per_batch": 60}),
-    "flattened": ({"data_collator": DataCollatorWithFlattening()}, {}),
-    "flattened and packed": ({"data_collator": DataCollatorWithFlattening()}, PACKED),
+    "flattened": ({"data_collator": flattening()}, {}),
+    "flattened and packed": ({"data_collator": flattening()}, PACKED),
     "padded by tokens": ({}, {"tokens_per_batch": 60, "train_sampling_strategy": "group_by_length"}),
     "padded": ({}, {"max_length": 24, "pad_to_multiple_of": 8}),
 }
@@ -148,7 +153,7 @@ def test_a_model_that_would_keep_a_cache(tmp_path: Path) -> None:
     """With use_cache, transformers takes no boundaries from positions, so that batches turn it off."""
     model = llama()
     expected, _ = loss_of_each(model, documents(40))
-    for collator in ({}, {"data_collator": DataCollatorWithFlattening()}):
+    for collator in ({}, {"data_collator": flattening()}):
         given = {**PACKED, "use_cache": True, "gradient_accumulation_steps": 60}
         trainer = trained(tmp_path, {"model": llama(), **collator}, **given)
         assert trainer.batches[0]["use_cache"] is False
@@ -336,7 +341,8 @@ def test_evaluation_is_packed_like_training(tmp_path: Path) -> None:
     """Unless `eval_packing` says otherwise; the mean loss is that of each document."""
     data = documents(12, seed=1)
     parts = {"eval_dataset": data}
-    for given, packs in (({}, True), ({"eval_packing": False}, False)):
+    cases: list[tuple[dict[str, Any], bool]] = [({}, True), ({"eval_packing": False}, False)]
+    for given, packs in cases:
         trainer = made(tmp_path, parts, per_device_eval_batch_size=60, **PACKED, **given)
         found = trainer.evaluate()
         expected, _ = loss_of_each(trainer.model, data)
@@ -408,7 +414,7 @@ class WithOwnLength(TrainingArguments):
 def test_fields_of_a_subclass_are_its_own(tmp_path: Path) -> None:
     """A class that declares such a field again, as trl's SFTConfig does, gives it to its own code."""
     arguments = WithOwnLength(str(tmp_path), use_cpu=True, report_to="none", max_steps=1, save_strategy="no")
-    trainer = Watching(llama(), arguments, train_dataset=documents(1, 40), data_collator=DataCollatorWithFlattening())
+    trainer = Watching(llama(), arguments, train_dataset=documents(1, 40), data_collator=flattening())
     trainer.train()
     assert trainer.batches[0]["input_ids"].shape[1] == len(documents(1, 40)[0]["input_ids"])
 
@@ -453,6 +459,16 @@ def test_models_whose_documents_would_see_each_other(tmp_path: Path, name: str, 
     assert "train it without, such as with train_sampling_strategy='group_by_length'" in problem
 
 
+def test_a_flattening_collator_is_the_choice_of_the_user(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is used with any model; a warning says if its documents see each other."""
+    make, reason = REFUSED_MODELS["bidirectional"]
+    trained(tmp_path, {"model": make(), "data_collator": flattening()}, max_steps=1)
+    assert any(reason in record.getMessage() for record in caplog.records)
+    caplog.clear()
+    trained(tmp_path, {"data_collator": flattening()}, max_steps=1)
+    assert not any("DataCollatorWithFlattening" in record.getMessage() for record in caplog.records)
+
+
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no length": ({}, {"packing": True}, "packing fills rows of max_length tokens; set max_length, such as to 2048"),
     "no length in evaluation": ({}, {"eval_packing": True}, "or set eval_packing=False"),
@@ -467,12 +483,12 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "buckets": ({}, {**PACKED, "compile_buckets": 2}, "leave compile_buckets out, and set pad_to_multiple_of"),
     "transformers' numbers": ({}, {"padding_free": True, "reproduce": "transformers"}, "leave padding_free out"),
     "another collator": (
-        {"data_collator": DataCollatorForSeq2Seq(None)},
+        {"data_collator": TO_SEQUENCES(None)},
         PACKED,
         "leave data_collator out, or pass transformers'",
     ),
     "a multiple of another collator": (
-        {"data_collator": DataCollatorForSeq2Seq(None)},
+        {"data_collator": TO_SEQUENCES(None)},
         {"pad_to_multiple_of": 8},
         "set the multiple there, and leave pad_to_multiple_of out",
     ),

@@ -7,7 +7,7 @@ their documents start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -302,8 +302,3 @@ def _stacked(rows: Sequence[Integers], width: int, value: int) -> Tensor:
     for row, values in zip(whole, rows, strict=True):
         row[: len(values)] = values
     return torch.from_numpy(whole)
-
-
-def first_documents(dataset: Any, count: int) -> Iterator[Any]:
-    """Return the first samples of a data set with indices."""
-    return (dataset[index] for index in range(min(count, len(dataset))))

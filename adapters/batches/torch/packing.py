@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 
 import torch
 from attrs import asdict, evolve, frozen
-from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from hexloop.adapters.batches.torch.collate import Collate
 from hexloop.adapters.batches.torch.data_state import DataState, encode_state, is_stateful
@@ -87,7 +87,8 @@ class PackedBatchSampler(Sampler[list[Any]]):
 
     size: units of a batch over all ranks, of which this rank reads its `shard`. If the shard is empty, it reads the
     first unit of the batch, which must not be counted. drop_last: leave an incomplete last batch out.
-    epochs: how many epochs are planned ahead, so that all of them get the same number of batches; 0 if none is.
+    epochs: how many epochs are planned ahead, so that all of them get the same number of batches; 0 if none is. With a
+    budget of tokens, epochs of fewer units have fewer batches: what is a batch then does not depend on the ranks.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class PackedBatchSampler(Sampler[list[Any]]):
     ) -> None:
         self.size, self.drop_last, self.shard = size, drop_last, shard
         self._make_order, self._epochs = make_order, epochs
+        self._evens = make_order(0).planner.budget is None
         self._units: list[list[int]] = []  # of each window, by epoch
         self.noted: deque[NextBatch] = deque()
         self.seek(0, UnitPlace(0, 0), 0)
@@ -161,7 +163,9 @@ class PackedBatchSampler(Sampler[list[Any]]):
 
     def _division(self) -> Division | None:
         batches = self.batches
-        if batches is None or self._epoch >= self._epochs:  # an epoch that makes up for steps that were left out
+        if batches is None or not (self._evens or self.drop_last):
+            return None
+        if self._epoch >= self._epochs:  # an epoch that makes up for steps that were left out
             return None
         return Division(sum(self._planned(self._epoch)), batches, self.size)
 
@@ -386,11 +390,8 @@ class PackedStream(IterableDataset[PackedUnit]):
         return data.state_dict() if is_stateful(data) else None
 
     def _note_lengths(self, lengths: Sequence[int]) -> None:
-        info = get_worker_info()
-        if info is None or object.__getattribute__(info, "id") == 0:  # unseen by what watches who asks for the worker
-            cut = self.planner.packing.cuts_off(lengths)
-            if cut:
-                self._cut_off(cut, len(lengths))
+        if cut := self.planner.packing.cuts_off(lengths):
+            self._cut_off(cut, len(lengths))
 
 
 class StatefulPackedStream(PackedStream):

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from attrs import define, evolve, field, frozen
+from torch.utils.data import get_worker_info
 
 from hexloop.adapters.batches.torch.batches import TorchBatches
 from hexloop.adapters.batches.torch.collate import Collate, DataCollatorWithPadding, default_data_collator
@@ -18,7 +19,6 @@ from hexloop.adapters.batches.torch.documents import (
     CutSamples,
     DocumentCollate,
     JoinedRows,
-    first_documents,
     no_document,
 )
 from hexloop.adapters.batches.torch.loader import has_own_columns, is_iterable
@@ -31,6 +31,7 @@ from hexloop.adapters.batches.torch.packing import (
     documents_in,
     packed_stream,
 )
+from hexloop.adapters.batches.torch.random_streams import preserved_rng_states
 from hexloop.adapters.batches.torch.stream import StreamLoader
 from hexloop.adapters.trainable.torch.forward import shifts_labels
 from hexloop.adapters.trainable.torch.names import unwrapped
@@ -65,7 +66,7 @@ class CutOffs:
 
     def __call__(self, cut: int, read: int) -> None:
         """Report that so many of the documents that were read are longer than `max_length`."""
-        if self.reports and not self._done:
+        if self._is_due:
             LOGGER.warning(
                 "%d of the first %d documents that were read %s longer than max_length=%s, and what is beyond it is "
                 "not used; set a larger max_length, or packing_strategy='bfd_split' with packing=True.",
@@ -76,9 +77,16 @@ class CutOffs:
             )
         self._done = True
 
+    @property
+    def _is_due(self) -> bool:
+        """Whether nothing was reported yet, and no other loader worker reports it."""
+        worker = get_worker_info()  # whose id is read unseen by what watches who asks for it
+        first = worker is None or object.__getattribute__(worker, "id") == 0
+        return self.reports and first and not self._done
+
     def noted(self, cut: int) -> None:
         """Report that so many samples of a batch are longer."""
-        if self.reports and not self._done:
+        if self._is_due:
             LOGGER.warning(
                 "%d sample%s of a batch %s longer than max_length=%s, and what is beyond it is not used; set a larger "
                 "max_length, or pack the data with packing=True and packing_strategy='bfd_split'.",
@@ -137,8 +145,10 @@ def sequences_of(
     if not (packs or padding_free or theirs or tokens is not None or most is not None or multiple is not None):
         return None
     joins, inputs = packs or padding_free or theirs, inputs_of(model)
-    if joins and (trains or not theirs):
-        _refuse(args, model, collate, packs, padding_free)
+    if packs or padding_free:
+        _refuse(model, collate, packs)
+    elif theirs and trains and args.should_log and not inputs.takes_boundaries and (reason := why_not_packed(model)):
+        LOGGER.warning("DataCollatorWithFlattening joins the documents of a batch in one row, but %s.", reason)
     strategy = str(value("packing_strategy"))
     long_row = packs and strategy in (BFD, BFD_SPLIT) and inputs.takes_boundaries
     flat = theirs or padding_free or long_row
@@ -207,9 +217,9 @@ def _padding_token(model: Any, processing_class: Any) -> int:
     return 0
 
 
-def _refuse(args: TrainingArguments, model: Any, collate: Collate, packs: bool, padding_free: bool) -> None:
+def _refuse(model: Any, collate: Collate, packs: bool) -> None:
     """Raise ConfigurationError if documents cannot share a row of the model, or the user's function would not join."""
-    chosen = "packing=True" if packs else "padding_free=True" if padding_free else "DataCollatorWithFlattening"
+    chosen = "packing=True" if packs else "padding_free=True"
     problems = list[str]()
     known = isinstance(collate, DataCollatorWithPadding | DocumentCollate) or collate is default_data_collator
     plain = type(collate).__name__ in OWN_COLLATORS and not getattr(collate, "mlm", False)
@@ -361,7 +371,13 @@ def refuse_packed(dataset: Any, sequences: Sequences) -> None:
     """Raise ConfigurationError for rows that were packed before and would be packed again."""
     if not sequences.packs or not len(dataset):
         return
-    names = dataset.column_names if has_own_columns(dataset) else list(next(first_documents(dataset, 1), {}))
+    names: Sequence[str] = ()
+    if has_own_columns(dataset):
+        names = dataset.column_names
+    else:
+        with preserved_rng_states():  # reading may draw random numbers
+            first = dataset[0]
+        names = list(first) if isinstance(first, Mapping) else ()
     if "seq_lengths" in names:
         raise ConfigurationError(
             "The data are packed already: they have the column seq_lengths. Set packing=False, and padding_free=True, "

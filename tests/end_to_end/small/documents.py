@@ -1,122 +1,58 @@
-"""Documents of different lengths, causal language models of transformers that are small, and their losses by hand."""
+"""The JSON documents in a checkpoint's folder: reading and replacing them, together or in a file each."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Sequence
+import json
+from pathlib import Path
 from typing import Any
 
-import torch
-from torch.nn.functional import cross_entropy
-from torch.utils.data import IterableDataset
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from attrs import evolve
 
-WORDS = 60
+from hexloop.adapters.storage.local import LocalStorage
+from hexloop.domain.checkpoints.manifest import Manifest
 
-SMALL: dict[str, Any] = {
-    "vocab_size": WORDS,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
+TOGETHER = "run_state.json"
 
 
-def documents(count: int, longest: int = 24, seed: int = 0, masked: bool = False) -> list[dict[str, list[int]]]:
-    """Return documents of 2 to `longest` tokens, the first of which numbers them; `masked` ones have a completion."""
-    source, made = random.Random(seed), list[dict[str, list[int]]]()
-    for number in range(count):
-        tokens = [number % WORDS, *(source.randrange(1, WORDS) for _ in range(source.randint(1, longest - 1)))]
-        document = {"input_ids": tokens}
-        if masked:
-            document["completion_mask"] = [int(at > len(tokens) // 3) for at in range(len(tokens))]
-        made.append(document)
-    return made
+def document_of(checkpoint: Path, name: str) -> dict[str, Any]:
+    """Return a document, such as "run_state" or "optimizer"."""
+    found = _all(checkpoint)
+    document: dict[str, Any] = json.loads(found[name] if found else (checkpoint / f"{name}.json").read_bytes())
+    return document
 
 
-def llama(attention: str = "sdpa", seed: int = 0) -> Any:
-    """Return a Llama with the same weights every time."""
-    return _made(LlamaForCausalLM, LlamaConfig(**SMALL), attention, seed)
+def documents_of(checkpoint: Path) -> dict[str, Any]:
+    """Return all documents of rank 0 in the file that they have together, by name."""
+    return {name: json.loads(data) for name, data in _all(checkpoint).items()}
 
 
-def gpt2(attention: str = "sdpa") -> Any:
-    """Return a GPT-2 without dropout, whose positions are learned."""
-    config = GPT2Config(
-        vocab_size=WORDS,
-        n_embd=16,
-        n_layer=2,
-        n_head=2,
-        n_positions=64,
-        resid_pdrop=0,
-        embd_pdrop=0,
-        attn_pdrop=0,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    return _made(GPT2LMHeadModel, config, attention)
+def replace_document(checkpoint: Path, name: str, data: bytes) -> None:
+    """Replace a document by these bytes, whether or not they are JSON; the manifest stays as it is."""
+    if not (found := _all(checkpoint)):
+        (checkpoint / f"{name}.json").write_bytes(data)
+        return
+    found[name] = data
+    entries = (json.dumps(each).encode() + b": " + document for each, document in found.items())
+    (checkpoint / TOGETHER).write_bytes(b'{"schema_version": 2, ' + b", ".join(entries) + b"}")
 
 
-def mistral(attention: str = "sdpa") -> Any:
-    """Return a Mistral whose attention looks 5 tokens back."""
-    return _made(MistralForCausalLM, MistralConfig(**SMALL, sliding_window=5), attention)
+def split(checkpoint: Path) -> None:
+    """Give each document a file of its own, as hexloop 0.1 did."""
+    manifest = Manifest.from_json((checkpoint / "manifest.json").read_bytes())
+    documents = _all(checkpoint)
+    for name, data in documents.items():
+        (checkpoint / f"{name}.json").write_bytes(data)
+    storage = LocalStorage(checkpoint.parent)
+    files = {
+        **manifest.files,
+        **{f"{name}.json": storage.digest(f"{checkpoint.name}/{name}.json") for name in documents},
+    }
+    (checkpoint / "manifest.json").write_bytes(evolve(manifest, files=files).to_json())
 
 
-MODELS = {"llama": llama, "gpt2": gpt2, "mistral": mistral}
-
-
-def _made(kind: Any, config: Any, attention: str, seed: int = 0) -> Any:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return kind._from_config(config, attn_implementation=attention)
-
-
-def loss_of_each(model: Any, found: Sequence[dict[str, list[int]]]) -> tuple[float, int]:
-    """Return the mean loss over all predicted tokens of documents, each computed alone, and how many there are."""
-    total, count = 0.0, 0
-    model.config.use_cache = False
-    with torch.no_grad():
-        for document in found:
-            tokens = torch.tensor(document["input_ids"])
-            labels = tokens.clone()
-            if "completion_mask" in document:
-                labels[torch.tensor(document["completion_mask"]) == 0] = -100
-            logits = model(input_ids=tokens[None]).logits[0].double()
-            kept = labels[1:] != -100
-            if kept.any():
-                total += float(cross_entropy(logits[:-1][kept], labels[1:][kept], reduction="sum"))
-            count += int(kept.sum())
-    return total / count, count
-
-
-class Stream(IterableDataset[Any]):
-    """The documents, one after another."""
-
-    def __init__(self, found: Sequence[Any]) -> None:
-        self.found = found
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self.found
-
-
-class StatefulStream(Stream):
-    """The same, with a state."""
-
-    def __init__(self, found: Sequence[Any]) -> None:
-        super().__init__(found)
-        self.read = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        while self.read < len(self.found):
-            self.read += 1
-            yield self.found[self.read - 1]
-        self.read = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"read": self.read}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.read = state["read"]
+def _all(checkpoint: Path) -> dict[str, bytes]:
+    """Return each document as JSON; empty if they are not together."""
+    content = json.loads((checkpoint / TOGETHER).read_bytes())
+    if content.pop("schema_version") == 1:
+        return {}
+    return {name: json.dumps(document).encode() for name, document in content.items()}

@@ -248,7 +248,8 @@ def test_documents_without_labels() -> None:
 
 def test_flattening_collator_of_transformers() -> None:
     """It gets the documents of all rows, and makes the same batch."""
-    theirs = plain(JoinedRows(DataCollatorWithFlattening(), without_cache=True)([[A, B], [B]]))
+    flattening: Any = DataCollatorWithFlattening
+    theirs = plain(JoinedRows(flattening(), without_cache=True)([[A, B], [B]]))
     assert theirs == plain(DocumentCollate("flat")([[A, B], [B]]))
 
 
@@ -352,13 +353,24 @@ def test_the_place_of_another_epoch_or_plan_is_left_out() -> None:
     reading = loader()
     next(reading.parts_from(0, 0))
     state = stored(reading)
-    for position, options in ((0, {}), (16, {"strategy": "wrapped"})):
+    cases: list[tuple[int, dict[str, Any]]] = [(0, {}), (16, {"strategy": "wrapped"})]
+    for position, options in cases:
         other = loader(**options)
         other.load_position(state)
         assert read(other, 0, position) == read(loader(**options), 0, position)
     other = loader()
     other.load_position(state)
     assert read(other, 1, 0) == read(loader(), 1, 0)
+
+
+def test_batches_of_a_budget_are_the_same_on_any_ranks() -> None:
+    """Also at the end of an epoch of fewer units than others: steps of four micro-batches stay what they are."""
+    for epoch in range(3):
+        alone = [rows for rows, _ in read(loader(budget=30, epochs=3), epoch)]
+        parts = [read(loader(budget=30, epochs=3, ranks=Place(rank, 4)), epoch) for rank in range(4)]
+        for number, turn in enumerate(zip(*parts, strict=True)):
+            expected = alone[4 * number : 4 * number + 4]
+            assert [rows for rows, _ in turn][: len(expected)] == expected
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
