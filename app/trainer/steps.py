@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
+from hexloop.app.arguments.losses import loss_wanted
 from hexloop.app.assembly import torch as assembly
 from hexloop.app.hooks import is_overridden, standard
 from hexloop.app.rules import rules_of
@@ -81,7 +82,7 @@ class TrainerSteps(TrainerAttributes):
         values = (
             *(self.model, self.model_accepts_loss_kwargs, self.compute_loss_func, self.label_smoother),
             *(self.args.label_smoothing_factor, self.args.loss_weighting, self.args.average_tokens_across_devices),
-            rules_of(self.args),
+            *(rules_of(self.args), loss_wanted(self.args)),
             tuple(self.label_names),
         )
         if self._standard_loss is None or self._standard_loss[0] != values:

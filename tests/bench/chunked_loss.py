@@ -1,6 +1,6 @@
 """Peak memory and time of a loss in chunks, beside the plain one. Run as `python -m tests.bench.chunked_loss`.
 
-A Llama-like model of one layer, with a vocabulary of 131,072 tokens, takes training steps on one row of each length. Each
+A Llama-like model of one layer, with a vocabulary of 131,072 tokens, takes training steps on one row of each length. A
 figure is from a process of its own; memory is what the process holds at most beyond what it held before the first step.
 The plain loss and the one in chunks take turns. Limits at 2048 positions: a quarter of the plain one's memory, and 1.1
 times its time.

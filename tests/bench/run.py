@@ -25,6 +25,7 @@ PARTS = {
     "save_often": "tests.bench.save_often",
     "adapters": "tests.bench.adapters",
     "evaluation": "tests.bench.evaluation",
+    "chunked_loss": "tests.bench.chunked_loss",
 }
 
 

@@ -76,9 +76,12 @@ def patches_at_once() -> None:
 
     from tests.end_to_end.small.decoders import llama
 
+    def new_llama() -> Any:
+        return llama()
+
     with tempfile.TemporaryDirectory() as folder:
         assert is_patched(trainer(folder).model)
-        made = trainer(folder, model_init=lambda: llama(), max_steps=1)
+        made = trainer(folder, model_init=new_llama, max_steps=1)
         first = made.model
         assert is_patched(first)
         made.train()

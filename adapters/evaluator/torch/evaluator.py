@@ -169,18 +169,20 @@ class BatchLosses:
     def mean(self, finite_only: bool) -> float:
         """Return the mean over all rows, or all items; with `finite_only` over those with a finite loss, if any.
 
-        The loss of a batch without items is a mean of nothing, and is left out.
+        The loss of a batch without items is a mean of nothing, and is left out. If all rows have as many items, both
+        means are the same, and that over rows is bit-identical to transformers'.
         """
         if self._by_items:
-            return self._mean_over_items(finite_only)
+            items, rows = np.asarray(self._items.result(), dtype=np.float64), np.asarray(self._rows)
+            if not items.all() or (items * rows[0] != items[0] * rows).any():
+                return self._mean_over_items(items, finite_only)
         losses = self.by_row()
         finite = np.isfinite(losses)
         if finite_only and finite.any():
             losses = losses[finite]
         return float(losses.mean())
 
-    def _mean_over_items(self, finite_only: bool) -> float:
-        items = np.asarray(self._items.result(), dtype=np.float64)
+    def _mean_over_items(self, items: Array, finite_only: bool) -> float:
         losses, items = self._by_batch[items > 0].astype(np.float64), items[items > 0]
         finite = np.isfinite(losses)
         if finite_only and finite.any():

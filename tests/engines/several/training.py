@@ -234,7 +234,7 @@ def _train(training: Training, folder: str) -> dict[str, Any]:
         trainer.add_callback(_told_of(kind, trainer))
     trainer.train(resume_from_checkpoint=training.resume)
     assert arguments.world_size == training.processes
-    expected = "Reader" if training.processes == 1 else training.engine
+    expected = type(trainer.model).__name__ if training.processes == 1 else training.engine
     assert type(trainer.model_wrapped).__name__ == expected, type(trainer.model_wrapped)
     if training.afterwards is not None:
         training.afterwards(trainer)

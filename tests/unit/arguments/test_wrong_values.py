@@ -83,7 +83,6 @@ WRONG: dict[str, tuple[Any, str]] = {
     "log_level_replica": LEVEL,
     "logging_steps": STEPS,
     "logging_strategy": PERIOD,
-    "loss_type": ("cross_entropy", "there is no such choice; choose 'nll', 'chunked_nll' or 'dft'"),
     "lr_scheduler_kwargs": ({"min_lr": math.nan}, "it must be finite; give a finite number"),
     "lr_scheduler_type": ("linera", "there is no such choice; did you mean 'linear'?"),
     "max_grad_norm": NOT_NEGATIVE,
