@@ -52,7 +52,8 @@ def adapted(base: str) -> Any:
     import peft
     import transformers
 
-    config = transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+    make: Any = transformers.BitsAndBytesConfig
+    config = make(load_in_4bit=True, bnb_4bit_quant_type="nf4")
     model = transformers.AutoModelForCausalLM.from_pretrained(base, quantization_config=config, device_map="cpu")
     model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     return peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules="all-linear"))

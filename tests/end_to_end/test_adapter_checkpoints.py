@@ -151,7 +151,12 @@ def test_a_checkpoint_of_other_adapters_is_refused(base: Path, tmp_path: Path) -
 
 def test_the_best_adapters_are_loaded_at_the_end(base: Path, tmp_path: Path) -> None:
     """The run ends with those of the best checkpoint."""
-    given = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True, "learning_rate": 5.0}
+    given: dict[str, Any] = {
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "load_best_model_at_end": True,
+        "learning_rate": 5.0,
+    }
     trainer = run_of(
         adapted(KINDS["LoRA"], tiny_llama(base)), tmp_path, parts={"eval_dataset": token_rows(8, seed=3)}, **given
     )
@@ -204,7 +209,7 @@ def test_overridden_saves_write_no_adapters_twice(base: Path, tmp_path: Path) ->
 def test_adapters_are_published(base: Path, tmp_path: Path) -> None:
     """Without the base, the state of the run, and what only a run needs of the model."""
     hub = MemoryHub()
-    saving = {"push_to_hub": True, "hub_model_id": "me/adapters", "max_steps": 2, "save_steps": 1}
+    saving: dict[str, Any] = {"push_to_hub": True, "hub_model_id": "me/adapters", "max_steps": 2, "save_steps": 1}
     trainer = run_of(
         adapted(KINDS["p-tuning"], tiny_llama(base)), tmp_path, parts={"hub": hub}, **saving, hub_always_push=True
     )
@@ -355,7 +360,8 @@ class Normalized(Net):
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__(dropout)
-        width = self.layers[0].out_features
+        first: Any = self.layers[0]
+        width = first.out_features
         self.layers.insert(1, nn.BatchNorm1d(width))
 
 
@@ -414,8 +420,9 @@ def test_adalora_changes_ranks_as_in_transformers(own: bool, base: Path, tmp_pat
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs.train()
-    assert same_weights(weights(ours), dict(theirs.model.state_dict()))
-    assert ours.model.peft_config["default"].rank_pattern == theirs.model.peft_config["default"].rank_pattern
+    trained: Any = theirs.model
+    assert same_weights(weights(ours), dict(trained.state_dict()))
+    assert ours.model.peft_config["default"].rank_pattern == trained.peft_config["default"].rank_pattern
 
 
 # transformers' checkpoints

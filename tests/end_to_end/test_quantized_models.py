@@ -106,10 +106,11 @@ def test_a_trainable_quantized_model_trains(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_the_table_has_transformers_rules(name: str) -> None:
     """What the table says of a method is what its quantizer says, with the options of the condition and without."""
-    method, kind = METHODS[name], AUTO_QUANTIZER_MAPPING[name]
+    method = METHODS[name]
+    kind: Any = AUTO_QUANTIZER_MAPPING[name]
 
     def says(options: dict[str, Any]) -> tuple[bool, bool]:
-        quantizer = object.__new__(kind)
+        quantizer: Any = object.__new__(kind)
         quantizer.quantization_config = SimpleNamespace(**options)
         vars(quantizer).update({key: value for key, value in options.items() if key == "use_fp8_kernel"})
         return bool(quantizer.is_trainable), bool(quantizer.is_qat_trainable)

@@ -26,9 +26,12 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 TWO: dict[str, Any] = {**SAVING, "max_steps": 4}
 
 
+BitsAndBytesConfig: Any = transformers.BitsAndBytesConfig
+
+
 def four_bits() -> Any:
     pytest.importorskip("bitsandbytes")
-    return transformers.BitsAndBytesConfig(
+    return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
@@ -38,7 +41,7 @@ def four_bits() -> Any:
 
 def eight_bits() -> Any:
     pytest.importorskip("bitsandbytes")
-    return transformers.BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(load_in_8bit=True)
 
 
 def torchao_int8() -> Any:
@@ -156,13 +159,15 @@ def test_quantization_aware_training_resumes(tmp_path: Path) -> None:
 
         def __init__(self, dropout: float = 0.0) -> None:
             super().__init__(dropout)
-            width = self.layers[0].in_features
+            first: Any = self.layers[0]
+            width = first.in_features
             self.layers.insert(0, nn.Linear(width, width))
 
     def make() -> Any:
         model = net(kind=Wide)
         config = quantization.Int8DynamicActivationIntxWeightConfig(
-            weight_dtype=torch.int4, weight_granularity=quantization.PerGroup(2)
+            weight_dtype=torch.int4,  # type: ignore[attr-defined]
+            weight_granularity=quantization.PerGroup(2),
         )
         quantization.quantize_(model, qat.QATConfig(config, step="prepare"))
         return model
@@ -178,7 +183,12 @@ def test_quantization_aware_training_resumes(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_four_bits_is_small(tmp_path: Path) -> None:
     """Of 20 million parameters: less than a twentieth of a checkpoint of the whole model."""
-    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 4}
+    sizes: dict[str, Any] = {
+        "hidden_size": 256,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 4,
+    }
     whole = tiny_llama(**sizes, num_key_value_heads=4, vocab_size=4000)
     assert sum(each.numel() for each in whole.parameters()) > 18_000_000
     whole.save_pretrained(tmp_path / "base")

@@ -24,7 +24,8 @@ def quantized(base: Path) -> Any:
     import peft
     import transformers
 
-    config = transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.float32)
+    make: Any = transformers.BitsAndBytesConfig
+    config = make(load_in_4bit=True, bnb_4bit_compute_dtype=torch.float32)
     model = transformers.AutoModelForCausalLM.from_pretrained(base, quantization_config=config, device_map="cpu")
     torch.manual_seed(5)
     return peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))

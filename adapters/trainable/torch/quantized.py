@@ -28,3 +28,12 @@ def refuse_divided_quantization(model: nn.Module, engine: str) -> None:
             f"{engine} cannot divide the quantized weights of this model ({', '.join(sorted(found))}) over processes; "
             "train with DDP or ZeRO 2, which leave the base whole, or load the base without quantization."
         )
+
+
+def changed_by_layers(model: nn.Module) -> set[str]:
+    """Return the names of the frozen tensors that a forward pass may convert: the biases of layers of bitsandbytes."""
+    return {
+        f"{path}.bias"
+        for path, module in model.named_modules()
+        if type(getattr(module, "weight", None)).__name__ in BITSANDBYTES and hasattr(module, "bias")
+    }

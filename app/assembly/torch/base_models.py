@@ -14,6 +14,7 @@ from hexloop.adapters.trainable.torch.base_digest import digest_of, digests_of_p
 from hexloop.adapters.trainable.torch.layouts import TorchLayout
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.peft_tensors import base_names, inner_model
+from hexloop.adapters.trainable.torch.quantized import changed_by_layers
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.ports.parallelism import ExportableModel
 
@@ -99,7 +100,8 @@ def base_of(
 ) -> NamedBase:
     """Return what identifies the base of a model with adapters.
 
-    names: returns the names in the model of the base's tensors. together: returns the digest of a sharded model, if all
+    The digest is that of the weights as they are now. names: returns the names in the model of the base's tensors.
+    together: returns the digest of a sharded model, if all
     processes call it.
     """
     base = inner_model(model)
@@ -109,10 +111,16 @@ def base_of(
     revision = min(revisions) if len(revisions) == 1 else getattr(config, "_commit_hash", None)
     method = getattr(getattr(getattr(base, "hf_quantizer", None), "quantization_config", None), "quant_method", None)
 
-    def digest() -> str:
-        own = ModelState(model, layout).named_tensors()
+    held: dict[str, Any] = {}
+    if together is None:  # as they are now: a forward pass may give a layer of 4 bits other tensors
+        own, left_out = ModelState(model, layout).named_tensors(), changed_by_layers(model)
         renamed = base_names(model, own)
-        return digest_of({renamed[each]: own[each] for each in names()})
+        held = {renamed[each]: own[each].detach() for each in names() if each not in left_out}
+
+    def digest() -> str:
+        found = digest_of(held)
+        held.clear()
+        return found
 
     return NamedBase(
         name=None if name is None else (os.path.abspath(name) if os.path.isdir(name) else str(name)),

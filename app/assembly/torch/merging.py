@@ -176,7 +176,7 @@ def _refuse_other_base(model: Any, source: CheckpointFiles, named: Mapping[str, 
     kept = adapter_tensors(model, model.state_dict(keep_vars=True)).kept
     own = {name: each for name, each in ModelState(model).named_tensors().items() if name not in kept | trained}
     names = base_names(model, own)
-    digest = digest_of({names[name]: each for name, each in own.items()})
+    digest = digest_of({names[name]: each.detach() for name, each in own.items()})
     if digest != named["digest"]:
         raise CheckpointError(
             f"The adapters were trained on the base {named.get('name')!r} (revision {named.get('revision')}, digest "

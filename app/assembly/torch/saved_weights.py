@@ -238,7 +238,8 @@ class AdaptersAlone(AdaptersBeside):
     def write(self, parts: TrainerParts, folder: str, state_dict: Mapping[str, Any] | None = None) -> None:
         """Write the adapters' files, and those that `from_pretrained(folder)` needs beside them."""
         sharded = is_sharded(parts.adapters.parallelism, parts.model)
-        if state_dict is not None or not (sharded or self._cannot_save_itself):
+        whole = sharded and parts.args.save_full_model
+        if whole or state_dict is not None or not (sharded or self._cannot_save_itself):
             super().write(parts, folder, state_dict)
             return
         state = AdapterState(self.model, self._paths, partial(model_state, parts), layout_of(parts))
