@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -178,8 +179,10 @@ class KeptTokens:
         return found
 
     def put(self, index: int, tokens: Tokens) -> None:
-        """Keep the tokens of a sample, in place of those that were read least recently."""
-        self._samples[index] = tokens
+        """Keep the tokens of a sample, in 4 bytes each, in place of those that were read least recently."""
+        ids = array("i", tokens.input_ids)
+        labels = ids if tokens.labels is tokens.input_ids else array("i", tokens.labels)
+        self._samples[index] = Tokens(ids, labels)
         self._total += len(tokens.input_ids)
         while self._total > KEPT_TOKENS:
             _, dropped = self._samples.popitem(last=False)

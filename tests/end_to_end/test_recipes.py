@@ -107,7 +107,7 @@ def test_a_shortened_decoder_is_fine_tuned(tmp_path: Path) -> None:
     """Both recipes learn, and the second one saves its adapters alone and resumes."""
     first = in_folder(tmp_path, "assistant_base", "--max_steps", "30", "--save_steps", "30", "--eval_strategy", "no")
     second = in_folder(tmp_path, "assistant", "--max_steps", "20", "--save_strategy", "steps", "--save_steps", "10")
-    for log, least in ((first, 0.9), (second, 0.95)):
+    for log, least in ((first, 0.9), (second, 0.98)):
         losses = [line["loss"] for line in log if "loss" in line]
         assert losses[-1] < least * losses[0], losses
     found = json.loads((tmp_path / "runs" / "assistant" / "samples.json").read_text())
