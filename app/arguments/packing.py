@@ -123,6 +123,11 @@ class PackingArguments(ArgumentGroup):
     _row_length = _needs_length("packing")
     _evaluation_row_length = _needs_length("eval_packing")
 
+    @property
+    def makes_batches(self) -> bool:
+        """Whether these arguments decide how samples become batches."""
+        return any(own_value(self, name) != value for name, value in DEFAULTS.items() if name != "packing_strategy")
+
     @rule("tokens_per_batch", "max_length")
     def _budget_of_a_row(self) -> None:
         budget = own_value(self, "tokens_per_batch")

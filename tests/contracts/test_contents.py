@@ -413,7 +413,8 @@ def test_the_files_of_many_processes_are_found_in_one_search(tmp_path: Path, tog
         contents.restore(names, LocalStorage(folder).read)
         assert loaded.found == ranks
         looked_at.append(Searched.looked_at / len(names))
-    assert looked_at[1] == looked_at[0] < 40
+    assert looked_at[1] == pytest.approx(looked_at[0], rel=0.01)
+    assert looked_at[0] < 40
 
 
 class Summing(Keeper):

@@ -101,6 +101,20 @@ def test_methods_of_the_users_are_weighted_as_well(kind: type[Trainer], tmp_path
     assert "eval_perplexity" not in metrics
 
 
+class TwiceAsMany(Trainer):
+    """Counts each label twice."""
+
+    def _get_num_items_in_batch(self, batch_samples: Any, device: Any) -> Any:
+        return 2 * sum((each["labels"][:, 1:] != -100).sum() for each in batch_samples)
+
+
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_an_own_count_divides_and_weights(size: int, tmp_path: Path) -> None:
+    """Losses are sums over such a count, and weighted by it."""
+    metrics = evaluated(tmp_path, TwiceAsMany, per_device_eval_batch_size=size)
+    assert metrics["eval_loss"] == pytest.approx(mean_over_labels(llama(), ROWS) / 2, rel=1e-6)
+
+
 def test_losses_of_other_things_have_no_perplexity(tmp_path: Path) -> None:
     """Those of a classifier and of a regression, of smoothed labels, and of weighted tokens."""
     sizes: dict[str, Any] = {"vocab_size": 40, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}

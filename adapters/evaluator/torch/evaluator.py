@@ -208,8 +208,9 @@ class EvaluationOptions:
     expected_rows: the number of samples; 0 if unknown. folder: where predictions are kept in mapped files; in memory if
     None. preparation_seconds: the time it took to prepare the model, reported as a metric if not None.
     label_names: the inputs that are labels, for messages. warn: receives why an evaluation has no result.
-    items_in: returns the number of items of a batch that its loss is the mean of, on the device; None if the mean over
-    all data weights batches by their rows. of_tokens: the loss is the mean negative log-likelihood of tokens, whose
+    items_in: is called with a batch before its prediction, and what it returns afterwards: it returns the number of
+    items that the batch's loss is the mean of, on the device. None if the mean over all data weights batches by their
+    rows. of_tokens: the loss is the mean negative log-likelihood of tokens, whose
     exponential, the perplexity, is a metric as well.
     """
 
@@ -229,7 +230,7 @@ class EvaluationOptions:
     preparation_seconds: float | None = None
     label_names: Sequence[str] = ()
     warn: Callable[[str], None] = lambda _message: None
-    items_in: Callable[[Any], Any] | None = None
+    items_in: Callable[[Any], Callable[[], Any]] | None = None
     of_tokens: bool = False
 
     def collector(self) -> Collector:
@@ -312,10 +313,11 @@ class TorchEvaluator:
                 )
             self._input_names = list(map(str, batch)) if isinstance(batch, Mapping) else []
         rows = 0 if isinstance(batch, Padding) else self.count_rows(batch)
-        items = None if options.items_in is None else options.items_in(batch)
+        counted = None if options.items_in is None else options.items_in(batch)
         loss, logits, labels = self.predict(self.model, batch, options.loss_only, ignore_keys=options.ignore_keys)
         if logits is not None:
             logits = self.preprocess_logits(logits, labels)
+        items = None if counted is None else counted()
         parts = self.ranks.parts((logits, labels, self._inputs_of(batch), items), rows, loss)
         weights = self.ranks.loss_weights([count for _, count, _ in parts])
         for ((logits, labels, inputs, items), count, each), weight in zip(parts, weights, strict=True):

@@ -52,6 +52,7 @@ from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.sharing import global_batch_size, sharing_settings
 from hexloop.app.assembly.torch.buckets import Buckets, refuse_stream
 from hexloop.app.assembly.torch.packing import (
+    FLATTENING,
     Sequences,
     needed_columns,
     packed_loader,
@@ -115,6 +116,7 @@ def loaders_of(parts: TrainerParts, collate: Collate | None = None) -> LoaderFac
 
 def _own_loaders(parts: TrainerParts, collate: Collate | None) -> LoaderFactory:
     given = parts.data_collator if collate is None else collate
+    joins = parts.args.makes_batches or any(kind.__name__ == FLATTENING for kind in type(given).__mro__)
     return LoaderFactory(
         args=parts.args,
         ranks=parts.adapters.mesh.data,
@@ -122,7 +124,7 @@ def _own_loaders(parts: TrainerParts, collate: Collate | None) -> LoaderFactory:
         columns=_columns(parts) if collate is None else None,
         torch_options=_torch_options(parts),
         train_batch_size=parts.train_batch_size,
-        sequences=partial(sequences_of, parts.args, parts.model, given, parts.processing_class),
+        sequences=partial(sequences_of, parts.args, parts.model, given, parts.processing_class) if joins else None,
         main_input=parts.main_input_name,
         seed=parts.data_seed,
         splits=parts.splits_batches,
@@ -141,7 +143,7 @@ class LoaderFactory:
     train_batch_size: samples of a micro-batch in training, of one process or with `split_batches` of all. main_input:
     the column whose length is the sample's, if there is no column of lengths.
     seed, splits, dispatches: see `TrainerParts`. plans: keeps those of `compile_buckets`. sequences: returns how
-    documents become batches, in training or evaluation; None if batches are of whole samples.
+    documents become batches, in training or evaluation; None if batches are always of whole samples.
     """
 
     args: TrainingArguments
@@ -155,7 +157,7 @@ class LoaderFactory:
     splits: bool
     dispatches: bool
     plans: KeptLoaders
-    sequences: Callable[[bool], Sequences | None]
+    sequences: Callable[[bool], Sequences | None] | None
 
     def loader(
         self, dataset: Any, batch_size: int, sampler_for: Callable[[Any], Any] | None, trains: bool
@@ -166,7 +168,8 @@ class LoaderFactory:
         """
         together = self._together(batch_size)
         sampler = None if sampler_for is None else sampler_for(dataset)
-        if (sequences := self.sequences(trains)) is not None:
+        sequences = None if self.sequences is None else self.sequences(trains)
+        if sequences is not None:
             if sampler is None and sequences.plans:
                 return self._rows(dataset, together, sequences, trains)
             if sequences.plans:

@@ -107,7 +107,7 @@ def make_evaluator(
     keep: bool,
     step: Callable[..., Any],
     wrap: Callable[[Any], Any],
-    items_in: Callable[[Any], Any] | None = None,
+    items_in: Callable[[Any], Callable[[], Any]] | None = None,
     of_tokens: bool = False,
 ) -> TorchEvaluator:
     """Return the Evaluator adapter for `loader`. keep: keep the predictions even if metrics are computed by batch.

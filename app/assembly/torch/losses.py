@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import define, evolve, frozen
 
 from hexloop.adapters.trainable.torch.chunked_loss import ChunkedLoss, TokenCounts, required_output_layer
 from hexloop.adapters.trainable.torch.components import LossComponents, is_free
@@ -164,18 +164,37 @@ def predicted_items(parts: TrainerParts, loss: LossChoice, inputs: Any) -> Any:
     return item_count(inputs, parts.label_names, loss.shifted) if loss.normalises else None
 
 
-def items_of_predictions(parts: TrainerParts, count: Callable[[list[Any]], Any] | None) -> Callable[[Any], Any] | None:
+@define
+class PredictedCount:
+    """A user's count of the items of a batch, which a prediction calls. last: what it returned last."""
+
+    count: Callable[[list[Any]], Any]
+    last: Any = None
+
+    def __call__(self, samples: list[Any]) -> Any:
+        """Count the items of a batch, in a list."""
+        self.last = self.count(samples)
+        return self.last
+
+
+def items_of_predictions(
+    parts: TrainerParts, count: PredictedCount | None
+) -> Callable[[Any], Callable[[], Any]] | None:
     """Return what counts the items by which the losses of an evaluation's batches are weighted, as in training.
 
-    None if they are weighted by their rows, as in transformers. count: of the user's, if there is one.
+    None if they are weighted by their rows, as in transformers. count: of the user's, if there is one. It is called at
+    the moments at which transformers calls it; where that is never, the labels are counted.
     """
     if not parts.rules.own_losses or parts.args.loss_weighting != "exact":
         return None
     label_names, shifted = parts.label_names, standard_loss(parts).shifted
 
-    def items_in(batch: Any) -> Any:
-        items = None if count is None else count([batch])
-        return number_on_host(item_count(batch, label_names, shifted)) if items is None else items
+    def items_in(batch: Any) -> Callable[[], Any]:
+        labels = number_on_host(item_count(batch, label_names, shifted))
+        if count is None:
+            return lambda: labels
+        count.last = None
+        return lambda: labels if count.last is None else count.last
 
     return items_in
 

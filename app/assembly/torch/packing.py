@@ -47,13 +47,16 @@ LOGGER = logging.getLogger("hexloop")
 MOST_AHEAD = 4_000_000
 """Documents, over all epochs, that are planned before the first step if `num_train_epochs` sets the end of a run."""
 
+FLATTENING = "DataCollatorWithFlattening"
+"""The collate function of transformers that joins the samples of a batch in one row."""
+
 OWN_COLLATORS = ("DataCollatorForLanguageModeling",)
 """Collate functions of transformers and trl that do for a row what `DocumentCollate` does for packed ones."""
 
 
 def flattens(collate: object) -> bool:
     """Return whether a collate function is transformers' DataCollatorWithFlattening."""
-    return any(kind.__name__ == "DataCollatorWithFlattening" for kind in type(collate).__mro__)
+    return any(kind.__name__ == FLATTENING for kind in type(collate).__mro__)
 
 
 @define
