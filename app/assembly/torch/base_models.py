@@ -101,8 +101,7 @@ def base_of(
     """Return what identifies the base of a model with adapters.
 
     The digest is that of the weights as they are now. names: returns the names in the model of the base's tensors.
-    together: returns the digest of a sharded model, if all
-    processes call it.
+    together: returns the digest of a sharded model, if all processes call it.
     """
     base = inner_model(model)
     config = getattr(base, "config", None)

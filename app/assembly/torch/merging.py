@@ -124,8 +124,9 @@ def _load_base(location: str, revision: str | None, dtype: str | None) -> Any:
             )
         if not names:
             raise ValueError("its config.json names no class of transformers under architectures")
-        kind = getattr(transformers, names[0])
-        return kind.from_pretrained(location, revision=revision, dtype=getattr(torch, dtype or "", "auto"))
+        kind, named = getattr(transformers, names[0]), getattr(torch, dtype or "", None)
+        chosen = named if isinstance(named, torch.dtype) else "auto"
+        return kind.from_pretrained(location, revision=revision, dtype=chosen)
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"The base {location!r} cannot be loaded: {error}. Name another folder or model with base=... (--base)."
