@@ -59,4 +59,10 @@ Updates = Annotated[int, Between(-1, MOST)]
 
 Seed = Annotated[int, Between(-(2**63), 2**64 - 1)]
 Finite = Annotated[float, Holding("a finite number", math.isfinite)]
+
+LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
+
+Rate = Annotated[float, Holding("a finite number of 32 bits", lambda value: abs(value) <= LARGEST_FLOAT32)]
+"""A learning rate, by which torch multiplies tensors of 32 bits."""
+
 Positive = Annotated[float, Holding("a finite number above 0", lambda value: 0 < value < math.inf)]

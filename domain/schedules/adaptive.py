@@ -9,7 +9,7 @@ from typing import Annotated, Protocol, TypeVar
 from attrs import evolve, field, frozen
 
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.ranges import Count, Finite
+from hexloop.domain.ranges import Count, Rate
 from hexloop.domain.schedules import checks
 
 BELOW_1 = checks.number("non-negative number below 1", lambda factor: 0 <= factor < 1)
@@ -151,7 +151,7 @@ class GreedyState:
     window, window_sum: the metrics that are averaged, oldest first, and their running sum; empty without `smooth`.
     """
 
-    initial_rates: tuple[Finite, ...]
+    initial_rates: tuple[Rate, ...]
     reset_counter: Count
     best: float | None = None
     num_good_epochs: Count = 0

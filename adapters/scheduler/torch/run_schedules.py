@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.json_documents import json_part
-from hexloop.domain.ranges import Finite, Updates, Whole
+from hexloop.domain.ranges import Rate, Updates, Whole
 from hexloop.domain.schedules import (
     CosineWithMinLr,
     InverseSqrt,
@@ -48,7 +48,7 @@ class SavedPosition:
 class SavedPlateau:
     """The rates and the state of a ReduceLROnPlateau, and the metrics that it has received."""
 
-    rates: tuple[Finite, ...]
+    rates: tuple[Rate, ...]
     state: PlateauState
     measured: Updates | None = None
 
@@ -57,7 +57,7 @@ class SavedPlateau:
 class SavedGreedyMemory:
     """The same of a GreedyLR."""
 
-    rates: tuple[Finite, ...]
+    rates: tuple[Rate, ...]
     state: GreedyState
     measured: Updates | None = None
 
@@ -67,7 +67,7 @@ class SavedGreedy:
     """The state dict of a GreedyLR."""
 
     last_epoch: Updates
-    rates: tuple[Finite, ...] = field(metadata={KEY: "_last_lr"})
+    rates: tuple[Rate, ...] = field(metadata={KEY: "_last_lr"})
     state: GreedyState
 
 

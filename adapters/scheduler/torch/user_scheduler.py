@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.json_documents import json_part, keyed
-from hexloop.domain.ranges import MOST, Finite
+from hexloop.domain.ranges import MOST, Rate
 from hexloop.domain.schemas import read_part, shown
 from hexloop.domain.wording import first_listed
 from hexloop.ports.state import Part
@@ -46,7 +46,7 @@ class SavedSchedule:
     """The exported state of a scheduler: its state dict, and the rates of the optimizer's groups."""
 
     state: Any
-    rates: list[Finite]
+    rates: list[Rate]
 
 
 @define

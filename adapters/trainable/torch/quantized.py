@@ -9,6 +9,9 @@ from hexloop.domain.errors import ConfigurationError
 BITSANDBYTES = "Params4bit", "Int8Params"
 """The classes of the parameters of bitsandbytes."""
 
+FLOAT8 = "torchao.float8."
+"""The package whose weights are whole, and only multiplied in 8 bits."""
+
 
 def quantized_classes(model: nn.Module) -> set[str]:
     """Return the names of the classes of a model's quantized parameters."""
@@ -16,7 +19,9 @@ def quantized_classes(model: nn.Module) -> set[str]:
     for parameter in model.parameters():
         if type(parameter).__name__ in BITSANDBYTES:
             found.add(type(parameter).__name__)
-        elif type(parameter.data).__module__.startswith("torchao."):
+            continue
+        module = type(parameter.data).__module__
+        if module.startswith("torchao.") and not module.startswith(FLOAT8):
             found.add(type(parameter.data).__name__)
     return found
 
