@@ -314,10 +314,10 @@ def test_the_unchanged_document_is_loaded(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["milestones", "restarts"])
 def test_rates_that_torch_cannot_use_are_refused(kind: str) -> None:
     """torch raises OverflowError, or RuntimeError, for one that does not fit into 32 bits."""
-    _, storage = saved(kind)
+    name, storage = saved(kind)
     whole = content(storage)
-    whole["scheduler"]["rates"][0] = 3.41e38
-    spoiled = MemoryStorage()
-    spoiled.write("run_state.json", [documents.to_bytes(whole)])
+    whole[name]["scheduler"]["rates"][0] = 3.41e38
+    storage.remove("run_state.json")
+    storage.write("run_state.json", [documents.to_bytes(whole)])
     with pytest.raises(CheckpointError, match=r"scheduler.*rates.*3\.41e\+38 is not a finite number of 32 bits"):
-        contents_of(COMPONENTS[kind]()).restore(["run_state.json"], spoiled.read)
+        contents_of(COMPONENTS[kind]()).restore([entry.name for entry in storage.list("")], storage.read)
