@@ -313,7 +313,7 @@ def test_the_unchanged_document_is_loaded(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["milestones", "restarts"])
 def test_rates_that_torch_cannot_use_are_refused(kind: str) -> None:
-    """torch raises OverflowError, or RuntimeError, for one that does not fit into 32 bits."""
+    """An optimizer raises RuntimeError for one that does not fit into 32 bits."""
     name, storage = saved(kind)
     whole = content(storage)
     whole[name]["scheduler"]["rates"][0] = 3.41e38
