@@ -72,7 +72,7 @@ BEST_OF_UNKNOWN = {
     "load_best_model_at_end": True,
 }
 EARLY = hexloop.EarlyStoppingCallback
-UNBUILT = ("adamw_bnb_8bit", "lion_8bit", "galore_adamw", "apollo_adamw", "lomo", "schedule_free_adamw", "stable_adamw")
+UNBUILT = ("galore_adamw", "grokadamw", "apollo_adamw", "lomo", "schedule_free_adamw", "stable_adamw")
 
 Case = Callable[[ModuleType, Path], object]
 
