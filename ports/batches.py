@@ -13,6 +13,9 @@ from hexloop.ports.state import Part
 
 Batch = TypeVar("Batch")
 
+IGNORED_LABEL = -100
+"""The label of what does not count in a loss, such as padding. It is the one that torch's cross entropy ignores."""
+
 
 class Padding(dict[str, object]):
     """A batch without samples. It is computed, so that all processes take the same steps, but not counted.

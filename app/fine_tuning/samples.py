@@ -14,9 +14,7 @@ from jinja2 import TemplateError
 
 from hexloop.domain.errors import DataError
 from hexloop.domain.wording import RefusalError, enumeration
-
-NO_LABEL = -100
-"""The label of a token that does not count in the loss."""
+from hexloop.ports.batches import IGNORED_LABEL
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """Matches the statement by which a chat template marks what the assistant says."""
@@ -59,7 +57,7 @@ class Choices:
 
 @frozen
 class Tokens:
-    """The tokens of a sample and their labels: the token itself, or `NO_LABEL` where it does not count in the loss."""
+    """The tokens of a sample and their labels: the token itself, or `IGNORED_LABEL` where it does not count."""
 
     input_ids: Sequence[int]
     labels: Sequence[int]
@@ -369,7 +367,7 @@ class Tokenization:
             if len(labels) != len(ids):
                 raise DataError(
                     f"A sample has {len(ids)} input_ids and {len(labels)} labels; give each token its label, with "
-                    f"{NO_LABEL} for those that do not count."
+                    f"{IGNORED_LABEL} for those that do not count."
                 )
             return Tokens(ids, labels)
         used = {"completion_mask": self.choices.completion_only is not False, "assistant_masks": True}
@@ -383,7 +381,9 @@ class Tokenization:
         length, longest = len(tokens.input_ids), self.choices.longest
         if not length:
             raise DataError("A sample has no tokens: its text is empty; leave it out.")
-        if all(label == NO_LABEL for label in tokens.labels[1:longest]):  # the first token is predicted from nothing
+        if all(
+            label == IGNORED_LABEL for label in tokens.labels[1:longest]
+        ):  # the first token is predicted from nothing
             self._warn(
                 "uncounted",
                 f"A sample of {length:,} tokens has none that counts in the loss, so nothing is learned from it: its "
@@ -405,7 +405,7 @@ def _counted(ids: Sequence[int], *masks: Sequence[int | bool] | None) -> Tokens:
     if not given:
         return Tokens(ids, ids)
     bits = zip(*given, strict=True)
-    return Tokens(ids, [token if all(each) else NO_LABEL for token, each in zip(ids, bits, strict=True)])
+    return Tokens(ids, [token if all(each) else IGNORED_LABEL for token, each in zip(ids, bits, strict=True)])
 
 
 def as_row(tokens: Tokens) -> dict[str, Any]:

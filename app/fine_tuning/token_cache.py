@@ -23,9 +23,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from attrs import asdict, evolve, frozen
 
-from hexloop.app.fine_tuning.samples import NO_LABEL, Choices, Tokens
+from hexloop.app.fine_tuning.samples import Choices, Tokens
 from hexloop.domain.limits import limits
 from hexloop.domain.regular_files import open_regular, write_atomically
+from hexloop.ports.batches import IGNORED_LABEL
 
 MAGIC = b"hextoks1"
 HEAD = struct.Struct("<8sQQ")
@@ -107,7 +108,7 @@ class TokenCache:
         ids = _values(file, first + 4 * start, count, "<i4")
         labels = _values(file, first + 4 * (tokens + start), count, "<i4")
         known = (ids >= 0) & (ids < self.words)
-        labelled = (labels == NO_LABEL) | ((labels >= 0) & (labels < self.words))
+        labelled = (labels == IGNORED_LABEL) | ((labels >= 0) & (labels < self.words))
         if not (count and known.all() and labelled.all()):
             raise DamagedTokensError("the tokens are not of the vocabulary")
         return Tokens(ids.tolist(), labels.tolist())

@@ -20,13 +20,11 @@ from torch import Tensor
 from hexloop.adapters.batches.torch.collate import TOKENIZE, Collate
 from hexloop.domain.errors import DataError
 from hexloop.domain.packing import Row
+from hexloop.ports.batches import IGNORED_LABEL
 
 INPUT = "input_ids"
 
 LABELS = "labels"
-
-IGNORED = -100
-"""The label of a position that has none, as in torch's cross-entropy."""
 
 MASKS = ("completion_mask", "assistant_masks")
 """Columns with 1 for the tokens that are trained on, as in trl."""
@@ -214,7 +212,7 @@ class DocumentCollate:
             if packed and length:
                 inner = _inner_starts(document, length)
                 found[LABELS] = found[LABELS].copy()
-                found[LABELS][inner] = IGNORED
+                found[LABELS][inner] = IGNORED_LABEL
                 starts += (inner + at).tolist()
             for name, values in found.items():
                 columns.setdefault(name, []).append(values)
@@ -236,7 +234,7 @@ class DocumentCollate:
         for name in MASKS:
             if (mask := document.get(name)) is not None and LABELS in found:
                 kept = _of_length(as_integers(mask), name, len(tokens)) != 0
-                found[LABELS] = np.where(kept, found[LABELS], IGNORED)
+                found[LABELS] = np.where(kept, found[LABELS], IGNORED_LABEL)
         if (mask := document.get("attention_mask")) is not None and not _of_length(
             as_integers(mask), "attention_mask", len(tokens)
         ).all():
@@ -250,7 +248,7 @@ class DocumentCollate:
         return found
 
     def _pad(self, name: str) -> int:
-        return self.pad_id if name == INPUT else IGNORED if name == LABELS else 0
+        return self.pad_id if name == INPUT else IGNORED_LABEL if name == LABELS else 0
 
     def _positions(self, starts: Sequence[Integers], lengths: Sequence[int], width: int) -> Tensor:
         """Return the position of each token in its document; those of padding are another document."""

@@ -11,9 +11,7 @@ from torch import Tensor
 from hexloop.adapters.trainable.torch.chunked_loss import TokenCounts
 from hexloop.adapters.trainable.torch.pending_logits import PendingLogits
 from hexloop.domain.errors import DataError
-
-IGNORED_LABEL = -100
-"""The label that does not count."""
+from hexloop.ports.batches import IGNORED_LABEL
 
 LOSS_DICT = "loss_dict"
 """The entry of a model's outputs whose scalars are all logged."""

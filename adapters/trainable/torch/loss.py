@@ -11,8 +11,9 @@ from attrs import frozen
 from torch import Tensor, nn
 
 from hexloop.adapters.trainable.torch.pending_logits import PendingLogits
-from hexloop.adapters.trainable.torch.trainable import IGNORED_LABEL, Count, Inputs, Seen, not_seen
+from hexloop.adapters.trainable.torch.trainable import Count, Inputs, Seen, not_seen
 from hexloop.domain.errors import DataError
+from hexloop.ports.batches import IGNORED_LABEL
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The dtypes of the half formats, by name."""

@@ -15,8 +15,6 @@ from hexloop.adapters.trainable.torch.peft_tensors import inner_model
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import read_json
 
-CONFIGURATION = "adapter_config.json"
-
 _NAME = re.compile(r"\w[\w -]*")
 """The names of adapters that are taken from a checkpoint: they become names of modules and of folders."""
 
@@ -40,6 +38,8 @@ LEFT_OUT = frozenset({"auto_mapping", "megatron_core", "init_lora_weights", "ini
 
 def configuration(model: Any, adapter: str) -> dict[str, Any]:
     """Return the content of an adapter's `adapter_config.json`, as PEFT writes it."""
+    from peft.utils import CONFIG_NAME
+
     config = model.peft_config[adapter]
     base = inner_model(model)
     name = config.base_model_name_or_path or getattr(base, "name_or_path", None) or None
@@ -48,7 +48,7 @@ def configuration(model: Any, adapter: str) -> dict[str, Any]:
         mapping = {"base_model_class": type(base).__name__, "parent_library": type(base).__module__}
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder, **({} if mapping is None else {"auto_mapping_dict": mapping}))
-        with open(os.path.join(folder, CONFIGURATION), "rb") as file:
+        with open(os.path.join(folder, CONFIG_NAME), "rb") as file:
             found: dict[str, Any] = read_json(file.read())
     found |= {"base_model_name_or_path": name, "inference_mode": True}
     if ranks := found.get("rank_pattern"):
@@ -74,10 +74,11 @@ def add_frozen(model: Any, adapter: str, values: Any) -> None:
     model, or that has entries which make PEFT run a pattern or load something.
     """
     from peft import PeftConfig
+    from peft.utils import CONFIG_NAME
 
     known = harmless(model, adapter, values)
     with tempfile.TemporaryDirectory() as folder:
-        with open(os.path.join(folder, CONFIGURATION), "w", encoding="utf-8") as file:
+        with open(os.path.join(folder, CONFIG_NAME), "w", encoding="utf-8") as file:
             json.dump(known, file)
         try:
             config = PeftConfig.from_pretrained(folder)

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from hexloop.adapters.trainable.torch.trainable import (
-    IGNORED_LABEL,
     LOCAL_ITEM_SUM,
     Count,
     Inputs,
@@ -25,6 +24,7 @@ from hexloop.adapters.trainable.torch.trainable import (
     loss_from_outputs,
     resolved_count,
 )
+from hexloop.ports.batches import IGNORED_LABEL
 
 
 @frozen

@@ -18,7 +18,7 @@ from hexloop.adapters.trainable.torch.components import LossComponents
 from hexloop.adapters.trainable.torch.forward import missing_loss_advice
 from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout
 from hexloop.domain.errors import DataError
-from hexloop.ports.batches import Padding
+from hexloop.ports.batches import IGNORED_LABEL, Padding
 from hexloop.ports.collectives import Collectives, Reduction
 
 Count = Tensor | int
@@ -380,9 +380,6 @@ def _are_uniform(gradients: list[Tensor]) -> bool:
 
 
 # Items: what a loss is the mean of (label tokens if there are labels, rows otherwise)
-
-IGNORED_LABEL = -100
-"""The label that torch's cross entropy ignores."""
 
 
 def item_count(batch: Any, label_names: Sequence[str], shifted: bool) -> Count:

@@ -18,7 +18,6 @@ from transformers import DataCollatorWithFlattening
 from hexloop.adapters.batches.torch.data_state import decode_state
 from hexloop.adapters.batches.torch.document_lengths import DocumentLengths
 from hexloop.adapters.batches.torch.documents import (
-    IGNORED,
     DocumentCollate,
     JoinedRows,
     cut,
@@ -36,6 +35,7 @@ from hexloop.adapters.batches.torch.stream import StreamLoader
 from hexloop.domain.errors import DataError
 from hexloop.domain.order import KeyedPermutation, Sequential, Shard
 from hexloop.domain.packing import Packing, Planner, TokenBudget, UnitOrder
+from hexloop.ports.batches import IGNORED_LABEL
 from hexloop.ports.mesh import Place
 
 
@@ -213,9 +213,9 @@ def test_every_token_has_its_position(rows: list[list[int]], multiple: int, layo
     assert batch["input_ids"][kept].tolist() == [token for each in tokens for token in each]
     assert batch["position_ids"][kept].tolist() == [at for each in tokens for at in range(len(each))]
     assert batch["labels"][kept].tolist() == [
-        token if at else IGNORED for each in tokens for at, token in enumerate(each)
+        token if at else IGNORED_LABEL for each in tokens for at, token in enumerate(each)
     ]
-    assert (batch["labels"][~kept] == IGNORED).all()
+    assert (batch["labels"][~kept] == IGNORED_LABEL).all()
     assert batch["input_ids"].shape[1] % multiple == 0
     assert batch["input_ids"].shape[1] >= 1
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.app.fine_tuning.samples import NO_LABEL, Choices, Form, Tokenization, form_of
+from hexloop.app.fine_tuning.samples import Choices, Form, Tokenization, form_of
 from hexloop.domain.errors import DataError
+from hexloop.ports.batches import IGNORED_LABEL
 from tests.end_to_end.fine_tuning.small import (
     END,
     PLAIN,
@@ -33,8 +34,8 @@ def tokenization(template: str | None = TEMPLATE, **choices: Any) -> Tokenizatio
 
 def read(tokens: Any) -> tuple[str, str]:
     """Return all tokens of a sample as text, and those that count."""
-    counted = [label for label in tokens.labels if label != NO_LABEL]
-    assert all(label in (NO_LABEL, token) for label, token in zip(tokens.labels, tokens.input_ids, strict=True))
+    counted = [label for label in tokens.labels if label != IGNORED_LABEL]
+    assert all(label in (IGNORED_LABEL, token) for label, token in zip(tokens.labels, tokens.input_ids, strict=True))
     return str(WORDS.decode(tokens.input_ids)), str(WORDS.decode(counted))
 
 
@@ -99,9 +100,9 @@ def test_seams_lose_no_token(prompt: str, completion: str) -> None:
     """The tokens are those of the whole text; those before the first label are tokens of the prompt alone."""
     made = tokenization()([{"prompt": prompt, "completion": completion}])[0]
     assert list(made.input_ids) == [*WORDS(prompt + completion)["input_ids"], WORDS.eos_token_id]
-    first = next(number for number, label in enumerate(made.labels) if label != NO_LABEL)
+    first = next(number for number, label in enumerate(made.labels) if label != IGNORED_LABEL)
     assert list(made.input_ids[:first]) == WORDS(prompt)["input_ids"][:first]
-    assert all(label != NO_LABEL for label in made.labels[first:])
+    assert all(label != IGNORED_LABEL for label in made.labels[first:])
 
 
 def test_prompts_whose_tokens_merge_with_the_completion(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from hexloop.adapters.trainable.torch.trainable import IGNORED_LABEL, LOCAL_ITEM_SUM, ItemSum, TorchTrainable
-from hexloop.ports.batches import Padding
+from hexloop.adapters.trainable.torch.trainable import LOCAL_ITEM_SUM, ItemSum, TorchTrainable
+from hexloop.ports.batches import IGNORED_LABEL, Padding
 
 TWO = ItemSum(2, lambda items: torch.as_tensor(items).clone() * 2)
 """The other process counts the same as this one."""
