@@ -147,21 +147,21 @@ def refusals(form: Form, sample: Mapping[str, Any], choices: Choices, template: 
         else:
             because = f"the samples have no prompt: each is {form.value}"
         yield RefusalError(
-            f"completion_only_loss=True leaves prompts out of the loss, and {because}",
+            f"you chose completion_only_loss=True, which leaves prompts out of the loss, but {because}",
             "pass samples with the columns prompt and completion, or leave completion_only_loss out",
         )
     if not choices.assistant_only or has_labels or "assistant_masks" in sample:
         return
     if form not in CHATS:
         yield RefusalError(
-            f"assistant_only_loss=True counts what the assistant says, and the samples are no conversations: each is "
-            f"{form.value}",
+            "you chose assistant_only_loss=True, which counts what the assistant says, but the samples are no "
+            f"conversations: each is {form.value}",
             "pass samples with messages, or leave assistant_only_loss out",
         )
     elif template is not None and not GENERATION.search(template):
         yield RefusalError(
-            "assistant_only_loss=True needs a chat template that marks what the assistant says, and this one has no "
-            "{% generation %}",
+            "you chose assistant_only_loss=True, which needs a chat template that marks what the assistant says, but "
+            "this one has no {% generation %}",
             "put {% generation %} and {% endgeneration %} around the assistant's messages in a copy of the template "
             "and set chat_template_path to it, or pass prompt and completion, whose prompts are left out of the loss",
         )
@@ -249,7 +249,7 @@ class Tokenization:
         yield from refusals(form, sample, self.choices, self.template)
         if self.choices.assistant_only and form in CHATS and not getattr(self.tokenizer, "is_fast", True):
             yield RefusalError(
-                "assistant_only_loss=True needs a tokenizer that knows where in the text its tokens are, and "
+                "you chose assistant_only_loss=True, which needs a tokenizer that knows where its tokens are, but "
                 f"{type(self.tokenizer).__name__} is written in Python",
                 "pass a fast one, or pass prompt and completion, whose prompts are left out of the loss",
             )
