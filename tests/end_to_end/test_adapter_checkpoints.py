@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,7 @@ from tests.end_to_end.small.adapters import KINDS, SAVING, adapted, logits_of, t
 from tests.end_to_end.small.models import Net, net, rows
 from tests.end_to_end.small.resuming import trainer_of
 from tests.end_to_end.small.trainers import same_weights, small_trainer, weights
+from tests.resealing import reseal
 
 peft = pytest.importorskip("peft")
 
@@ -589,3 +591,33 @@ def test_adalora_needs_its_gradients(base: Path, tmp_path: Path) -> None:
     """A step that is recorded would not update the ranks."""
     with pytest.raises(ConfigurationError, match="AdaLoRA cannot be trained with capture_step"):
         trainer_of("AdaLoRA", base, tmp_path, capture_step=True, torch_compile=True).train()
+
+
+def change(checkpoint: Path, entries: dict[str, Any]) -> None:
+    """Change the adapters' configuration, and the manifest with it."""
+    file = checkpoint / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **entries}))
+    reseal(checkpoint)
+
+
+def test_merging_runs_no_pattern_of_a_checkpoint(base: Path, tmp_path: Path) -> None:
+    """Modules that a pattern named are found by the adapter's tensors; other patterns of the file are refused."""
+    pattern = r".*layers\.(0|1)\..*(q_proj|down_proj)"
+    trainer = run_of(peft.get_peft_model(tiny_llama(base), peft.LoraConfig(target_modules=pattern)), tmp_path / "run")
+    trainer.train()
+    checkpoint = tmp_path / "run" / "checkpoint-4"
+    hostile = tmp_path / "hostile" / "checkpoint-4"
+    shutil.copytree(tmp_path / "run", hostile.parent)
+    merged = hexloop.merge_adapters(checkpoint, tmp_path / "merged")
+    assert torch.allclose(logits_of(tiny_llama(Path(merged))), logits_of(trainer.model), rtol=0, atol=1e-5)
+
+    slow = "(.+)+(.+)+(.+)+(.+)+x"
+    change(hostile, {"target_modules": slow})
+    again = hexloop.merge_adapters(hostile, tmp_path / "again")
+    assert torch.equal(logits_of(tiny_llama(Path(again))), logits_of(tiny_llama(Path(merged))))
+    for entry in ({"modules_to_save": [slow]}, {"rank_pattern": {slow: 4}}, {"exclude_modules": slow}):
+        change(hostile, {"target_modules": ["q_proj", "down_proj"], **entry})
+        with pytest.raises(CheckpointError, match="patterns of a file are not run"):
+            hexloop.merge_adapters(hostile, tmp_path / "never")
+        change(hostile, dict.fromkeys(entry))
+    assert not (tmp_path / "never").exists()

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -20,6 +20,15 @@ _NAME = re.compile(r"\w[\w -]*")
 
 _PLAIN = re.compile(r"[\w.-]+")
 """The names of modules, or ends of them, that contain no pattern."""
+
+_LINEAR = re.compile(r"[\w.^$\\-]*")
+"""Patterns without repetition and alternatives, whose match takes time proportional to the name's length."""
+
+RUN_AS_PATTERNS = (
+    *("target_modules", "modules_to_save", "exclude_modules", "feedforward_modules", "layers_pattern"),
+    *("rank_pattern", "alpha_pattern", "n_frequency_pattern", "block_size_pattern"),
+)
+"""The entries whose texts PEFT runs as regular expressions over the names of modules."""
 
 TEXTS = frozenset({"peft_type", "task_type", "bias", "base_model_name_or_path", "revision", "peft_version"})
 """The entries that may be texts."""
@@ -151,3 +160,31 @@ def loads_more(values: Any) -> str | None:
     if values.get("peft_type") == "XLORA":
         return "peft_type"
     return "megatron_config" if values.get("megatron_config") else None
+
+
+def without_patterns(values: Mapping[str, Any], modules: Collection[str], tensors: Iterable[str]) -> dict[str, Any]:
+    """Return the content of a configuration file with the modules by name, where it had a pattern that finds them.
+
+    A regular expression of a file could run without an end. The names of an adapter's tensors name its modules, too.
+    modules: the names of the base's modules. tensors: the names in the adapter's file.
+    Raises ValueError if another entry has a pattern with repetition or alternatives.
+    """
+    given = dict(values)
+    target = given.get("target_modules")
+    if isinstance(target, str) and target != "all-linear":
+        own = {_module_of(name.removeprefix("base_model.model."), modules) for name in tensors}
+        given["target_modules"] = sorted(own - {""})
+        for name in ("exclude_modules", "layers_to_transform", "layers_pattern"):
+            given.pop(name, None)
+    for name in RUN_AS_PATTERNS:
+        entry = given.get(name)
+        texts = [entry] if isinstance(entry, str) else list(entry or ()) if isinstance(entry, list | dict) else []
+        if any(isinstance(each, str) and not _LINEAR.fullmatch(each) for each in texts):
+            raise ValueError(f"the configuration has {name}={str(entry)[:80]!r}, and patterns of a file are not run")
+    return given
+
+
+def _module_of(tensor: str, modules: Collection[str]) -> str:
+    """Return the innermost module that contains a tensor of this name; "" for the model."""
+    parts = tensor.split(".")
+    return next((name for count in range(len(parts) - 1, 0, -1) if (name := ".".join(parts[:count])) in modules), "")

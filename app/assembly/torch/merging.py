@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -14,7 +15,7 @@ from hexloop.adapters.contents import adapter_files
 from hexloop.adapters.trainable.torch.adapter_state import ALLOCATOR
 from hexloop.adapters.trainable.torch.base_digest import digest_of
 from hexloop.adapters.trainable.torch.model_state import ModelState
-from hexloop.adapters.trainable.torch.peft_configurations import loads_more
+from hexloop.adapters.trainable.torch.peft_configurations import loads_more, without_patterns
 from hexloop.adapters.trainable.torch.peft_tensors import adapter_tensors, base_names
 from hexloop.adapters.trainable.torch.serialization import read_tensor
 from hexloop.app.assembly.checkpoint_files import CheckpointFiles, is_run_file
@@ -139,12 +140,21 @@ def _with_adapters(base: Any, folder: str, adapters: Sequence[str], source: Chec
     from peft.config import PeftConfig
 
     folders = [folder if each == adapter_files.DEFAULT else os.path.join(folder, each) for each in adapters]
-    for each in folders:
-        with open(os.path.join(each, adapter_files.CONFIGURATION), "rb") as file:
-            if entry := loads_more(read_json(file.read())):
-                raise CheckpointError(
-                    f"The adapters cannot be merged: by {entry}, PEFT would load other files or code."
-                )
+    for adapter, each in zip(adapters, folders, strict=True):
+        path = os.path.join(each, adapter_files.CONFIGURATION)
+        with open(path, "rb") as file:
+            values = read_json(file.read())
+        if entry := loads_more(values):
+            raise CheckpointError(f"The adapters cannot be merged: by {entry}, PEFT would load other files or code.")
+        try:
+            named = without_patterns(values, dict(base.named_modules()), _names_of(source, adapter))
+        except ValueError as error:
+            raise CheckpointError(
+                f"The adapter {adapter!r} cannot be merged: {error}; if you trust the file, merge with PEFT itself: "
+                "PeftModel.from_pretrained(base, checkpoint).merge_and_unload()."
+            ) from error
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(named, file)
     try:
         kinds = {PeftConfig.from_pretrained(each).peft_type for each in folders}
         wrap = PeftModel if len(kinds) == 1 else PeftMixedModel
@@ -159,6 +169,14 @@ def _with_adapters(base: Any, folder: str, adapters: Sequence[str], source: Chec
             if name in own and own[name].shape == part.shape:
                 own[name].copy_(read_tensor(part))
     return model
+
+
+def _names_of(source: CheckpointFiles, adapter: str) -> Iterator[str]:
+    """Yield the names of an adapter's tensors."""
+    for part in source.parts("model"):
+        place = adapter_files.placed(part.name)
+        if place is not None and place[0] == adapter_files.path_of(adapter):
+            yield place[1]
 
 
 def _beside(source: CheckpointFiles) -> Iterator[tuple[str, Part]]:
