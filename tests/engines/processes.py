@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from contextlib import suppress
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, TypeVar
+
+from tests.warm_python import warm_python
 
 Result = TypeVar("Result")
 
@@ -35,6 +38,33 @@ def free_port() -> int:
         server.bind(("127.0.0.1", 0))
         port: int = server.getsockname()[1]
     return port
+
+
+def run_ranks(size: int, *words: str, folder: Path, seconds: float = 240, variables: dict[str, str]) -> None:
+    """Run `python WORDS` in so many processes of one group, and assert that each ends with success.
+
+    A process alone gets no variables of a group. folder: gets a file of each process's output. seconds: the time limit.
+    variables: those of all processes beside this one's.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    group = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    command, processes = [warm_python(), *words], []
+    logs = [folder / f"rank-{rank}.log" for rank in range(size)]
+    for rank, log in enumerate(logs):
+        own = {**group, "RANK": rank, "LOCAL_RANK": rank} if size > 1 else {}
+        environment = {**os.environ, **variables, **{name: str(value) for name, value in own.items()}}
+        with log.open("w") as output:
+            processes.append(
+                subprocess.Popen(command, env=environment, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+            )
+    try:
+        codes = [process.wait(seconds) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    said = "\n".join(f"rank {rank}: {log.read_text()[-6000:]}" for rank, log in enumerate(logs) if codes[rank])
+    assert codes == [0] * size, said
 
 
 def in_processes(size: int, function: Callable[[int], Result]) -> list[Result | BaseException]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 from tests.end_to_end.small.adapters import logits_of, tiny_llama
-from tests.engines.processes import QUIET, ROOT, free_port
-from tests.warm_python import warm_python
+from tests.engines.processes import QUIET, run_ranks
 
 peft = pytest.importorskip("peft")
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-LIMIT = 240
 
 ENGINES: dict[str, dict[str, Any]] = {
     "DDP": {},
@@ -44,29 +39,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(processes: int, *phases: dict[str, Any]) -> list[dict[str, Any]]:
     """Run phases in so many processes, and return their reports."""
-    environment = {**os.environ, **QUIET}
-    if processes > 1:
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        environment |= {**meeting, "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
-    command = [warm_python(), "-m", "tests.engines.adapters_worker", json.dumps(phases)]
-    started = [
-        subprocess.Popen(
-            command,
-            env=environment | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {}),
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(processes)
-    ]
-    try:
-        said = [process.communicate(timeout=LIMIT)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    for process, text in zip(started, said, strict=True):
-        assert process.returncode == 0, text[-6000:]
+    words = ("-m", "tests.engines.adapters_worker", json.dumps(phases))
+    run_ranks(processes, *words, folder=Path(phases[0]["output"]).parent, variables=QUIET)
     return [json.loads(Path(phase["output"], "report.json").read_text()) for phase in phases]
 
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import socket
-import subprocess
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -15,10 +12,8 @@ from typing import Any
 import pytest
 
 from tests.engines import shared_data
-from tests.warm_python import warm_python
+from tests.engines.processes import run_ranks
 
-ROOT = Path(__file__).parents[2]
-SECONDS = 240
 Results = list[dict[str, Any]]
 """What each process read and returned, by scenario."""
 
@@ -89,30 +84,9 @@ RESUMED: dict[str, dict[str, Any]] = {
 
 
 def launch(world: int, scenarios: dict[str, Any], folder: Path, **environment: str) -> Results:
-    """Run the scenarios in `size` processes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    settings = {"OMP_NUM_THREADS": "1"}
-    meeting = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    command = [warm_python(), "-m", "tests.engines.shared_data", str(folder), json.dumps(scenarios)]
-    processes = []
-    for rank in range(world):
-        own = {"RANK": rank, "LOCAL_RANK": rank, **meeting} if world > 1 else {}
-        variables = os.environ | settings | environment | {name: str(value) for name, value in own.items()}
-        with (folder / f"rank-{rank}.log").open("w") as log:
-            processes.append(
-                subprocess.Popen(command, env=variables, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, text=True)
-            )
-    try:
-        codes = [process.wait(SECONDS) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    logs = [(folder / f"rank-{rank}.log").read_text()[-2000:] for rank in range(world)]
-    assert codes == [0] * world, "\n".join(logs)
+    """Run the scenarios in so many processes."""
+    words = ("-m", "tests.engines.shared_data", str(folder), json.dumps(scenarios))
+    run_ranks(world, *words, folder=folder, variables={"OMP_NUM_THREADS": "1", **environment})
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(world)]
 
 

@@ -15,8 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.engines.deepspeed_worker import Classifier, train
-from tests.engines.processes import QUIET, ROOT, free_port
-from tests.warm_python import warm_python
+from tests.engines.processes import QUIET, run_ranks
 
 pytest.importorskip("deepspeed")
 
@@ -29,34 +28,8 @@ def zero(stage: int, **further: Any) -> dict[str, Any]:
 
 def run(phases: list[dict[str, Any]], processes: int = 2, /, **arguments: Any) -> list[dict[str, Any]]:
     """Return the reports of the phases of a job, run in processes of their own with a time limit for each."""
-    job = json.dumps({"arguments": arguments, "phases": phases})
-    environment = {
-        **os.environ,
-        **QUIET,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "WORLD_SIZE": str(processes),
-        "LOCAL_WORLD_SIZE": str(processes),
-    }
-    command = [warm_python(), "-m", "tests.engines.deepspeed_worker", job]
-    started = [
-        subprocess.Popen(
-            command,
-            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(processes)
-    ]
-    try:
-        said = [process.communicate(timeout=LIMIT)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    for process, text in zip(started, said, strict=True):
-        assert process.returncode == 0, text[-6000:]
+    words = ("-m", "tests.engines.deepspeed_worker", json.dumps({"arguments": arguments, "phases": phases}))
+    run_ranks(processes, *words, folder=Path(phases[0]["output"]).parent, variables=QUIET)
     reports = [json.loads(Path(phase["output"], "report.json").read_text()) for phase in phases]
     for report in reports:
         assert (report["engine"], report["world_size"]) == ("DeepSpeedEngine", processes)

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.engines.processes import free_port
-from tests.warm_python import warm_python
+from tests.engines.processes import run_ranks
 
-ROOT = Path(__file__).parents[2]
-SECONDS = 240
 WORLDS = (1, 2, 4)
 
 PACKED: dict[str, Any] = {"packing": True, "max_length": 24, "num_train_epochs": 2}
@@ -33,25 +28,8 @@ Results = list[dict[str, Any]]
 
 def launch(world: int, scenarios: dict[str, Any], folder: Path) -> Results:
     """Run the scenarios in so many processes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    meeting = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    command = [warm_python(), "-m", "tests.engines.packed_ranks", str(folder), json.dumps(scenarios)]
-    processes = []
-    for rank in range(world):
-        own = {"RANK": rank, "LOCAL_RANK": rank, **meeting} if world > 1 else {}
-        variables = os.environ | {"OMP_NUM_THREADS": "1"} | {name: str(value) for name, value in own.items()}
-        with (folder / f"rank-{rank}.log").open("w") as log:
-            processes.append(
-                subprocess.Popen(command, env=variables, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, text=True)
-            )
-    try:
-        codes = [process.wait(SECONDS) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    logs = [(folder / f"rank-{rank}.log").read_text()[-2000:] for rank in range(world)]
-    assert codes == [0] * world, "\n".join(logs)
+    words = ("-m", "tests.engines.packed_ranks", str(folder), json.dumps(scenarios))
+    run_ranks(world, *words, folder=folder, variables={"OMP_NUM_THREADS": "1"})
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(world)]
 
 
