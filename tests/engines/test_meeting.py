@@ -201,15 +201,40 @@ def test_a_rank_that_was_killed_while_it_waited_does_not_count(store: Any) -> No
 
 
 def test_a_restarted_rank_takes_the_place_of_the_dead_one(store: Any) -> None:
-    """Rank 0 still waits in the same start, as on another machine, whose processes stay."""
+    """Rank 0 still waits in the same start, as on another machine, whose processes stay.
+
+    It does not take the dead process, which had appeared, for the one that is being started.
+    """
     with ThreadPoolExecutor(3) as pool:
         first = pool.submit(meeting(store, 0, 3).join)
-        while not store.check(["hexloop/meeting/name"]):
-            time.sleep(0.01)
+        wait_for(store, "name")
+        name = store.get("hexloop/meeting/name").decode()
         with pytest.raises(CollectiveError):
             meeting(store, 1, 3, seconds=0.5).join()
-        others = [pool.submit(meeting(store, rank, 3).join) for rank in (1, 2)]
-        assert len({each.result() for each in (first, *others)}) == 1
+        assert store.check([f"hexloop/meeting/{name}/here/1"])
+        others = [pool.submit(meeting(store, 2, 3).join)]
+        wait_for(store, f"{name}/confirmed/{store.get(f'hexloop/meeting/{name}/here/2').decode()}")
+        assert not first.done()
+        others.append(pool.submit(meeting(store, 1, 3).join))
+        assert {each.result() for each in (first, *others)} == {name}
+
+
+def test_a_rank_that_appeared_and_ended_is_named(store: Any) -> None:
+    """If nothing takes its place, all others say which one it is."""
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(meeting(store, 0, 3, seconds=4).join)
+        wait_for(store, "name")
+        with pytest.raises(CollectiveError):
+            meeting(store, 1, 3, seconds=0.5).join()
+        second = pool.submit(meeting(store, 2, 3, seconds=20).join)
+        for each in (first, second):
+            with pytest.raises(CollectiveError, match="^Rank 1 of 3 did not join"):
+                each.result()
+
+
+def wait_for(store: Any, key: str) -> None:
+    """Wait until a key of the meeting is in the store."""
+    store.wait([f"hexloop/meeting/{key}"], timedelta(seconds=PATIENCE))
 
 
 def test_lost_ranks_are_found_after_the_meeting(store: Any) -> None:

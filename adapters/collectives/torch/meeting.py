@@ -2,8 +2,9 @@
 
 A launcher's store outlives the processes of a restart, and torch uses the same keys at every start: a restarted process
 finds the addresses of dead ones there and waits for them. So rank 0 draws a name for each start. Every other rank
-appears under that name, and rank 0 admits all ranks once they are there. A name that an earlier rank 0 has left admits
-no live process, because each draws an identity of its own. Waits are short, so that a process can end at any time.
+appears under that name. Once all have appeared, rank 0 asks them to confirm, since one may have ended and be starting
+again, and it admits them when all have confirmed. A name that an earlier rank 0 has left admits no live process,
+because each draws an identity of its own. Waits are short, so that a process can end at any time.
 """
 
 from __future__ import annotations
@@ -102,37 +103,42 @@ class Meeting:
             return [0] if self._rank != 0 else []
 
     def _host(self) -> str:
-        """Publish a name, wait until all others appear under it, and admit them."""
+        """Publish a name, wait until all others have appeared under it and confirmed that, and admit them."""
         name = token_hex(8)
         here = {rank: f"{name}/here/{rank}" for rank in range(1, self._world_size)}
         while True:
             self._store.set("name", name)  # again, in case a rank 0 that was just being stopped has replaced it
             if self._appear(list(here.values()), self._interval):
-                self._admit(name, here, [])
-                return name
+                confirmed = list(self._answer_all(name, here, []).values())
+                if self._appear(confirmed, self._interval):
+                    self._store.set(f"{name}/admitted", "")
+                    return name
             if self._bound.left <= 0:
-                missing = [rank for rank, key in here.items() if not self._store.check([key])]
+                missing = self._missing(name, here)
                 self._dismiss(name, here, missing)
                 raise self._attempt.failure(missing)
             self._beat()
 
     def _attend(self) -> str:
-        """Appear under the name that rank 0 publishes, until it admits this very process."""
-        identity, name = token_hex(8), ""
+        """Appear under the name that rank 0 publishes, and confirm it when asked, until rank 0 admits all."""
+        identity, name, confirmed = token_hex(8), "", False
         while True:
             self._beat()
             if self._appear(["name"], self._interval):
                 published = self._store.get("name").decode()
                 if published != name:
-                    name = published
+                    name, confirmed = published, False
                     self._store.set(f"{name}/here/{self._rank}", identity)
+                if confirmed and self._appear([f"{name}/admitted"], self._interval):
+                    return name
                 answer = self._answer(name)
                 if answer is not None and answer["to"] == identity:
-                    if not answer["missing"]:
-                        return name
-                    self._store.set(f"{name}/told/{self._rank}", "")
-                    raise self._attempt.failure(answer["missing"])
-                if answer is not None:  # to a process of an earlier start
+                    if answer["missing"]:
+                        self._store.set(f"{name}/told/{self._rank}", "")
+                        raise self._attempt.failure(answer["missing"])
+                    self._store.set(f"{name}/confirmed/{identity}", "")
+                    confirmed = True
+                elif answer is not None:  # to a process that has ended
                     time.sleep(self._interval)
             if self._bound.left <= 0:
                 raise self._attempt.failure(self._silent())
@@ -144,18 +150,29 @@ class Meeting:
         answer: dict[str, Any] = json.loads(self._store.get(key))
         return answer
 
-    def _admit(self, name: str, here: dict[int, str], missing: Sequence[int]) -> None:
-        """Answer the ranks that are here. missing: the ranks for lack of which the meeting is over; none to admit."""
-        identities = self._store.multi_get(list(here.values()))
-        answers = [json.dumps({"to": identity.decode(), "missing": list(missing)}) for identity in identities]
+    def _answer_all(self, name: str, here: dict[int, str], missing: Sequence[int]) -> dict[int, str]:
+        """Answer the ranks that have appeared, and return the keys by which they confirm that they are still there.
+
+        missing: the ranks for lack of which the meeting is over; none to ask the ranks to confirm.
+        """
+        identities = [each.decode() for each in self._store.multi_get(list(here.values()))]
+        answers = [json.dumps({"to": identity, "missing": list(missing)}) for identity in identities]
         self._store.multi_set([f"{name}/answer/{rank}" for rank in here], answers)
+        return {rank: f"{name}/confirmed/{identity}" for rank, identity in zip(here, identities, strict=True)}
+
+    def _missing(self, name: str, here: dict[int, str]) -> list[int]:
+        """Return the ranks that have not appeared, or, if all have, those that have ended since."""
+        if absent := [rank for rank, key in here.items() if not self._store.check([key])]:
+            return absent
+        keys = {rank: f"{name}/confirmed/{self._store.get(key).decode()}" for rank, key in here.items()}
+        return [rank for rank, key in keys.items() if not self._store.check([key])]
 
     def _dismiss(self, name: str, here: dict[int, str], missing: list[int]) -> None:
         """Report the missing ranks to the others, and wait until they know: the store may end with this process."""
         with suppress(RuntimeError):
             present = {rank: key for rank, key in here.items() if rank not in missing}
             if present and missing:
-                self._admit(name, present, missing)
+                self._answer_all(name, present, missing)
                 self._appear([f"{name}/told/{rank}" for rank in present], REPORT_TIMEOUT)
 
     def _appear(self, keys: list[str], seconds: float) -> bool:
