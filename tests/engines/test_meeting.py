@@ -228,7 +228,7 @@ def test_a_rank_that_appeared_and_ended_is_named(store: Any) -> None:
             meeting(store, 1, 3, seconds=0.5).join()
         second = pool.submit(meeting(store, 2, 3, seconds=20).join)
         for each in (first, second):
-            with pytest.raises(CollectiveError, match="^Rank 1 of 3 did not join"):
+            with pytest.raises(CollectiveError, match=r"^Rank 1 of 3 did not join"):
                 each.result()
 
 
