@@ -284,6 +284,8 @@ class StateDecoder:
             restored = kind()
             restored.load_state_dict(kept)
             return restored
+        if hidden := [key for key in kept if not (isinstance(key, str) and key.isidentifier()) or hasattr(kind, key)]:
+            raise ValueError(f"The saved {name} has the attribute {hidden[0]!r:.80}, which would hide one of its class.")
         restored = object.__new__(kind)
         vars(restored).update(kept)
         return restored
