@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from threading import Lock
 from typing import Any, Protocol
@@ -23,6 +24,7 @@ from attrs import define, field
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import _disable_current_modes
 
 from hexloop.adapters.trainable.torch.trainable import NORM_EPSILON, TorchTrainable
 from hexloop.domain.errors import ConfigurationError, RunStateError
@@ -120,7 +122,8 @@ class LayerwiseSteps:
             return
         if self._mode is _Mode.KEPT and not self._adds_up:
             self._begin_pass(_Mode.MEASURED)
-            loss.backward(retain_graph=True)
+            with unobserved():  # its operations are not those of the model, which the second pass counts
+                loss.backward(retain_graph=True)
             self._reduction.finish()
             self._is_measured, self._factor = True, self._clip_factor()
             self._begin_pass(_Mode.TAKEN)
@@ -270,7 +273,8 @@ class Focus:
         else:
             optimizer.param_groups = [focused]
         try:
-            optimizer.step()
+            with unobserved():
+                optimizer.step()
         finally:
             optimizer.param_groups = groups
         if counters is not None and (moved := _numbers(optimizer).items() - counters.items()):
@@ -304,6 +308,11 @@ class Focus:
             f"{type(self._optimizer).__name__} cannot step one parameter at a time: {what} depends on all of them. "
             "Set optim_layerwise=False."
         )
+
+
+def unobserved() -> AbstractContextManager[Any]:
+    """Return a context in which operations are not counted as those of the backward pass, nor compiled with it."""
+    return _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext()
 
 
 def refuse_joint_steps(optimizer: Any) -> None:

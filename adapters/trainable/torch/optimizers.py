@@ -94,6 +94,7 @@ class Row:
     tensor_rates: bool = False
     state_bits: int = 32
     several: bool = False
+    joint: str = ""
 
     def make(self, spec: OptimizerSpec, further: str | None = None) -> ClassAndOptions:
         """Return the class and its keyword arguments. further: `optim_args`.
@@ -340,7 +341,13 @@ OPTIMIZERS: Mapping[str, Row] = MappingProxyType(
         "apollo_adamw_layerwise": _layer_wise(_APOLLO_ADAMW),
         "lomo": _lomo("Lomo"),
         "adalomo": _lomo("AdaLomo"),
-        "grokadamw": Row(target="grokadamw:GrokAdamW", options=_grokadamw, package="grokadamw", extra="grokadamw"),
+        "grokadamw": Row(
+            target="grokadamw:GrokAdamW",
+            options=_grokadamw,
+            package="grokadamw",
+            extra="grokadamw",
+            joint="it clips the gradients of all parameters together",
+        ),
         "schedule_free_adamw": _schedule_free("AdamWScheduleFree"),
         "schedule_free_radam": _schedule_free("RAdamScheduleFree", warms_up=False),
         "schedule_free_sgd": _schedule_free("SGDScheduleFree", with_adam=False),

@@ -243,7 +243,10 @@ def choose_optimizer(args: TrainingArguments, model: Any = None) -> tuple[Any, d
     model: whose parameters the optimizer will update, if it is known.
     """
     name, installed = str(getattr(args.optim, "value", args.optim)), partial(find_plugin, "optimizers")
-    if optimizers.row_named(name, installed).layer_wise and not args.steps_in_backward:  # of an installed package
+    row = optimizers.row_named(name, installed)
+    if row.joint and args.steps_in_backward:
+        raise ConfigurationError(f"optim={name!r} cannot be used with optim_layerwise=True: {row.joint}; leave it out.")
+    if row.layer_wise and not args.steps_in_backward:  # of an installed package
         raise ConfigurationError(
             f"optim={name!r} updates each parameter in the backward pass; set optim_layerwise=True as well."
         )
