@@ -33,7 +33,8 @@ class ParallelismCapabilities:
     clips its gradients and takes the optimizer step itself; the adapter is `OwnUpdate`. several_devices: a process
     computes on all devices that it sees, a part of the batch on each. owns_state: weights or moments are kept outside
     the model and its optimizer; the adapter is `OwnState`. own_exchange: its processes exchange tensors through the
-    runtime of their devices, and need no others that can.
+    runtime of their devices, and need no others that can. steps_in_backward: parameters are updated within the backward
+    pass; the adapter is `SteppingInBackward`.
     """
 
     name: str
@@ -44,6 +45,7 @@ class ParallelismCapabilities:
     several_devices: bool = False
     owns_state: bool = False
     own_exchange: bool = False
+    steps_in_backward: bool = False
 
 
 class Parallelism(Protocol[Loss_contra]):
@@ -129,6 +131,18 @@ class OwnUpdate(Parallelism[Loss_contra], Protocol[Loss_contra]):
         after_optimizer_step: Callable[[], None],
     ) -> Learner[Batch, Loss]:
         """Return the learner over the prepared model; it calls the two functions around each optimizer step."""
+
+
+class SteppingInBackward(Parallelism[Loss_contra], Protocol[Loss_contra]):
+    """An adapter whose capability `steps_in_backward` is set."""
+
+    def attach(self, trainable: Trainable[Batch, Loss], max_norm: float) -> Callable[[], None]:
+        """Let the optimizer of a trainable step within the backward pass. Return what ends that.
+
+        The trainable's `clip` then returns the norm of the gradients that were clipped to `max_norm`, and its optimizer
+        is one whose `step` does nothing. Raises ConfigurationError for an optimizer that cannot update one parameter
+        without the others.
+        """
 
 
 class ExportableModel(Exportable, Protocol):

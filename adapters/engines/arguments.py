@@ -59,6 +59,10 @@ class EngineArguments(Protocol):
         """The rank of this process."""
 
     @property
+    def steps_in_backward(self) -> bool:
+        """Whether each parameter is updated as soon as its gradient is complete."""
+
+    @property
     def train_batch_size(self) -> int:
         """Samples in a micro-batch of this process."""
 

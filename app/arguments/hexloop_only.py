@@ -78,6 +78,38 @@ class JournalArguments(ArgumentGroup):
     )
 
 
+LAYERWISE, LOMO = "_layerwise", ("lomo", "adalomo")
+"""How the names of optimizers that are layer-wise by themselves end, and further such names."""
+
+
+@argument_group
+class LayerwiseArguments(ArgumentGroup):
+    """Optimizer steps within the backward pass.
+
+    optim_layerwise: each parameter is updated as soon as its gradient is complete, and the gradient is freed at once,
+        so that without accumulation only a few gradients exist at a time. The results are those of the same optimizer
+        that steps at the end. Optimizers whose names end in `_layerwise`, and LOMO, always step like this. With
+        `max_grad_norm` above 0 the backward pass of a step of one micro-batch runs twice, first to find the norm.
+    """
+
+    optim_layerwise: bool = argument(
+        default=False,
+        help="update each parameter in the backward pass, as soon as its gradient is complete, and free the gradient",
+    )
+
+    @property
+    def steps_in_backward(self) -> bool:
+        """Whether each parameter is updated as soon as its gradient is complete."""
+        optim = getattr(self, "optim", "")
+        name = str(getattr(optim, "value", optim))
+        return self.optim_layerwise or name.endswith(LAYERWISE) or name in LOMO
+
+    @rule("reproduce", "optim_layerwise")
+    def _steps_that_can_be_reproduced(self) -> None:
+        if getattr(self, "reproduce", None) is not None and self.optim_layerwise:
+            raise RefusalError("transformers steps at the end of the backward pass", "leave optim_layerwise out")
+
+
 @argument_group
 class BoardArguments(ArgumentGroup):
     """What `hexloop board` may do.
@@ -201,6 +233,7 @@ class HexloopArguments(
     BoardArguments,
     PreemptionArguments,
     GuardArguments,
+    LayerwiseArguments,
     MeterArguments,
     Fp8Arguments,
     LossArguments,

@@ -87,6 +87,17 @@ def _updates_whole_matrices(name: str) -> bool:
     return name.startswith(("galore", "apollo", "lomo", "adalomo", "paged")) or "bit" in name or "bnb" in name
 
 
+LAYERWISE = "layer-wise steps (optim_layerwise, or an optimizer like {optimizer})"
+
+CLIPPED_LAYERWISE = LAYERWISE + " with max_grad_norm={args.max_grad_norm}"
+
+
+def _clips_layerwise(setting: Setting) -> bool:
+    """Return whether the norm of all gradients takes a backward pass of its own."""
+    args = setting.args
+    return args.steps_in_backward and args.max_grad_norm > 0 and args.gradient_accumulation_steps == 1
+
+
 CHUNKS = "a loss in chunks (chunked_loss, or loss_type 'chunked_nll' or 'dft')"
 
 REFUSALS = (
@@ -277,6 +288,42 @@ REFUSALS = (
         "the optimizer {optimizer} with FSDP 1",
         "its updates depend on the shape of a parameter, of which each process holds a flat shard",
         "choose another, such as adamw_torch, or set version=2 in fsdp_config",
+    ),
+    Refusal(
+        lambda setting: setting.args.steps_in_backward and not setting.parallelism.steps_in_backward,
+        LAYERWISE + " with the parallelism {parallelism.name}",
+        "its gradients are complete only when the whole backward pass has ended",
+        "train in one process on one device or with DDP, or choose an optimizer that steps at the end",
+    ),
+    Refusal(
+        lambda setting: setting.args.steps_in_backward and setting.precision == "fp16",
+        LAYERWISE + " with the precision fp16",
+        "whether a scaled gradient overflowed is known only after the last one, when the others have been used",
+        "choose bf16",
+    ),
+    Refusal(
+        lambda setting: setting.args.steps_in_backward and setting.args.capture_step,
+        LAYERWISE + " with capture_step=True",
+        "the updates within the backward pass are not recorded",
+        "leave capture_step out",
+    ),
+    Refusal(
+        lambda setting: setting.args.steps_in_backward and rules_of(setting.args) is TRANSFORMERS,
+        LAYERWISE + " with reproduce='transformers'",
+        "transformers neither clips nor accumulates gradients there, and does not save the state of such an optimizer",
+        "leave reproduce out, or choose an optimizer that steps at the end",
+    ),
+    Refusal(
+        lambda setting: _clips_layerwise(setting) and setting.args.torch_compile,
+        CLIPPED_LAYERWISE + " and torch_compile=True",
+        "the norm of all gradients takes a second backward pass, which a compiled model does not allow",
+        "set max_grad_norm=0, or leave torch_compile out",
+    ),
+    Refusal(
+        lambda setting: _clips_layerwise(setting) and setting.args.use_liger_kernel,
+        CLIPPED_LAYERWISE + " and use_liger_kernel=True",
+        "the norm of all gradients takes a second backward pass, and liger-kernel's loss changes what its first one used",
+        "set max_grad_norm=0, or leave use_liger_kernel out",
     ),
     Refusal(
         lambda setting: setting.args.parallelism_config is not None or is_on("ACCELERATE_USE_PARALLELISM_CONFIG"),

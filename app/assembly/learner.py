@@ -63,7 +63,7 @@ class RunLearner:
     object in that case. windows: groups micro-batches for each optimizer step. window: where the run is in its window.
     modes: the training modes of the model's modules, which evaluations change and the next step restores.
     trainable: the model and its optimizer, as `standard` drives them. count_items: returns the item count of a window
-    as `standard` counts, on the device.
+    as `standard` counts, on the device. close: called when the run has ended.
     """
 
     standard: Learner[Any, Any]
@@ -73,6 +73,7 @@ class RunLearner:
     modes: Modes
     trainable: Any
     count_items: Callable[[Sequence[Any]], object]
+    close: Callable[[], None] = lambda: None
 
 
 def whole_windows(group: Windows) -> Windows:

@@ -214,6 +214,7 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         after_step = AfterStep(each_step)
         framework = parts.adapters.framework
         learner = framework.learner(parts, wrapped, after_step)
+        cleanups.callback(learner.close)
         cleanups.enter_context(framework.precision(parts, wrapped))
         run = _make_run(parts, prepared.plan, prepared.batches, learner, run_name, report, cleanups.close)
         totals = [totals_over_ranks(each) for each in (parts.adapters.collectives, parts.adapters.data_collectives)]

@@ -157,9 +157,9 @@ class LossWithOptions:
     def __mul__(self, factor: float) -> LossWithOptions:
         return LossWithOptions(self.loss * factor, self.options)
 
-    def backward(self) -> None:
-        """Run the backward pass."""
-        self.loss.backward(**self.options)
+    def backward(self, **further: Any) -> None:
+        """Run the backward pass. further: keywords of an engine's."""
+        self.loss.backward(**{**self.options, **further})
 
 
 class AcceleratorStep(SharedAccelerator):
@@ -197,9 +197,10 @@ class AcceleratorStep(SharedAccelerator):
 
     # The backward pass
 
-    def backward(self, loss: Any, **kwargs: Any) -> None:
+    def backward(self, loss: Any, *, learning_rate: float | None = None, **kwargs: Any) -> None:
         """Add the gradients of `loss`, scaled as the precision requires, to those of the window.
 
+        learning_rate: for LOMO, as accelerate takes it; the run sets it by its schedule.
         kwargs: of torch's `backward`, such as `retain_graph`. ConfigurationError is raised for them if the engine makes
         the backward pass itself. If assigned, a run calls the assigned function with the loss of every micro-batch.
         """

@@ -34,7 +34,7 @@ class OnLeastSquares(EngineContract[LinearModel, Batch, Scalar]):
         return SINGLE
 
     def arguments(self) -> Any:
-        return SimpleNamespace(n_gpu=0)
+        return SimpleNamespace(n_gpu=0, steps_in_backward=False)
 
     def model(self) -> LinearModel:
         return LinearModel()

@@ -36,6 +36,7 @@ from hexloop.adapters.scheduler.torch.run_schedules import (
 from hexloop.adapters.scheduler.torch.user_scheduler import TorchScheduler
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
+from hexloop.adapters.trainable.torch.layerwise import LayerwiseProcess
 from hexloop.adapters.trainable.torch.trainable import ModelLoss, TorchTrainable
 from hexloop.app.testing.contracts.data import BatchesContract, EvaluatorContract
 from hexloop.app.testing.contracts.devices import DeviceContract, PrecisionContract
@@ -217,6 +218,11 @@ class TestSingleProcessOnTorch(OnDevice, ParallelismContract[nn.Module, Batch, T
 
     def batch(self) -> Batch:
         return self.placed(WHOLE)
+
+
+class TestLayerwiseProcess(TestSingleProcessOnTorch):
+    def make(self) -> Any:
+        return LayerwiseProcess()
 
 
 class TestTorchLosses(OnDevice, LossesContract[Tensor]):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hexloop.adapters.device.torch import CpuDevice
 from hexloop.adapters.engines.ddp.engine import Ddp, DdpOptions
+from hexloop.adapters.engines.ddp.layerwise import LayerwiseDdp
 from hexloop.adapters.engines.fsdp.engine import Fsdp2
 from hexloop.adapters.engines.fsdp.fsdp1 import Fsdp1
 from hexloop.adapters.engines.fsdp.units import FsdpOptions
@@ -33,6 +34,7 @@ LAYERS = Units(("Linear",))
 ENGINES: Mapping[str, Callable[[int], Parallelism[Tensor]]] = {
     "ddp": lambda size: Ddp(CPU, size),
     "ddp without looking": lambda size: Ddp(CPU, size, DdpOptions(find_unused_parameters=False)),
+    "ddp, layer-wise": lambda size: LayerwiseDdp(),
     "fsdp1": lambda size: Fsdp1(CPU, size, FsdpOptions(LAYERS)),
     "fsdp1, meeting at the end": lambda size: Fsdp1(CPU, size, FsdpOptions(LAYERS, synchronise_each=False)),
     "fsdp1, gradients alone": lambda size: Fsdp1(CPU, size, FsdpOptions(LAYERS, "shard_grad_op")),
@@ -130,7 +132,7 @@ def test_every_process_passes_the_contract(engine: str, size: int) -> None:
     assert_passed(engine, size)
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp1", "fsdp2"])
+@pytest.mark.parametrize("engine", ["ddp", "ddp, layer-wise", "fsdp1", "fsdp2"])
 def test_two_processes_pass_the_contract(engine: str) -> None:
     """Two processes pass, for each engine."""
     assert_passed(engine, 2)

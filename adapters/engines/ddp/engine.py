@@ -14,7 +14,7 @@ from hexloop.adapters.engines.arguments import EngineArguments
 from hexloop.adapters.trainable.torch.names import wrapped_as
 from hexloop.ports.device import Device
 from hexloop.ports.engine import Engine
-from hexloop.ports.parallelism import ParallelismCapabilities
+from hexloop.ports.parallelism import Parallelism, ParallelismCapabilities
 
 Hook = tuple[object, Callable[..., Any]]
 """A communication hook of torch: its state, and the function."""
@@ -63,7 +63,7 @@ class Ddp:
 
     def prepare(self, model: Any, make_optimizer: Callable[[Any], Any]) -> tuple[Any, Any]:
         """Wrap the module, which copies the weights of rank 0 to every rank. The user's own wrapper stays, if any."""
-        if (own := _wrapper_in(model)) is not None:
+        if (own := wrapper_in(model)) is not None:
             self._wrapped[:] = [own]
             return model, make_optimizer(model)
         ids = None if self.device.type == "cpu" else [self.device.index]
@@ -93,11 +93,11 @@ class Ddp:
 
     def unwrap(self, model: Any) -> Any:
         """Return the wrapped module, also that of the user's own wrapper."""
-        own = _wrapper_in(model)
+        own = wrapper_in(model)
         return model if own is None else own.module
 
 
-def _wrapper_in(model: Any) -> DistributedDataParallel | None:
+def wrapper_in(model: Any) -> DistributedDataParallel | None:
     """Return the DistributedDataParallel that the user has wrapped the model in, before or after compiling it."""
     while isinstance(model, nn.Module) and not isinstance(model, DistributedDataParallel):
         name = wrapped_as(model)
@@ -152,8 +152,12 @@ def rebuild_buckets(wrapped: DistributedDataParallel) -> None:
             parameter.grad = None
 
 
-def make_ddp(args: EngineArguments, device: Device) -> Ddp:
+def make_ddp(args: EngineArguments, device: Device) -> Parallelism[Tensor]:
     """Return the adapter for the processes of the run, with the options in the arguments."""
+    if args.steps_in_backward:
+        from hexloop.adapters.engines.ddp.layerwise import LayerwiseDdp
+
+        return LayerwiseDdp(args.ddp_broadcast_buffers is not False)
     options = DdpOptions(
         find_unused_parameters=args.ddp_find_unused_parameters,
         bucket_cap_mb=args.ddp_bucket_cap_mb,

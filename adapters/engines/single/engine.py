@@ -46,6 +46,10 @@ class SingleProcess:
 def make_single(args: EngineArguments, device: Device) -> Parallelism[Any]:
     """Return the adapter for one process: all GPUs that it sees, as in transformers, unless `device` was injected."""
     if args.n_gpu <= 1 or device.name != str(args.device):
+        if args.steps_in_backward:
+            from hexloop.adapters.trainable.torch.layerwise import LayerwiseProcess
+
+            return LayerwiseProcess()
         return SingleProcess()
     from hexloop.adapters.engines.single.data_parallel import DataParallel
     from hexloop.adapters.trainable.torch.trainable import item_count

@@ -170,8 +170,13 @@ def _foreign_moment_problem(key: str, value: Any, found: Mapping[str, Part], par
 
 
 def _is_projected(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
-    """Return whether a matrix has the rows or the columns of another one, as the moments of GaLore and APOLLO have."""
-    return len(shape) == len(whole) == 2 and 0 not in shape and (shape[0] == whole[0] or shape[1] == whole[1])
+    """Return whether a matrix may hold moments of GaLore or APOLLO of another one.
+
+    It has its rows or its columns, or is a square that is not larger, if both sides are projected.
+    """
+    if len(shape) != 2 or len(whole) != 2 or 0 in shape:
+        return False
+    return shape[0] == whole[0] or shape[1] == whole[1] or (shape[0] == shape[1] <= min(whole))
 
 
 def _shapes(key: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:

@@ -16,6 +16,7 @@ from hexloop.domain.wording import RefusalError, did_you_mean, parse_truth, spli
 SET_ELSEWHERE = {
     "lr": "lr cannot be set there; use learning_rate",
     "params": "params cannot be set there; override create_optimizer",
+    "clip_grad_norm": "clip_grad_norm cannot be set there; use max_grad_norm",
     "relative_step": "relative_step computes its own rates, which no schedule can change; pass "
     "optimizers=(Adafactor(..., lr=None), get_adafactor_schedule(optimizer)) to the Trainer",
 }

@@ -13,12 +13,13 @@ from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeAlias
 
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import nn
 from torch.optim import Optimizer
 
 from hexloop.adapters.trainable.torch.decay_groups import parameter_groups, step_equal_groups_at_once
 from hexloop.adapters.trainable.torch.optimizer_arguments import parse_optim_args
+from hexloop.adapters.trainable.torch.projected import ProjectedGroups, refuse_settings
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import Problem, did_you_mean, enumeration
 
@@ -97,6 +98,7 @@ class Row:
     tensor_rates: bool = False
     state_bits: int = 32
     several: bool = False
+    joint: str = ""
 
     def make(self, spec: OptimizerSpec, further: str | None = None) -> ClassAndOptions:
         """Return the class and its keyword arguments. further: `optim_args`.
@@ -113,7 +115,18 @@ class Row:
             _refuse(spec.name, because, self.remedy, None)
         options = {"lr": spec.learning_rate, **self.options(spec)}
         given = parse_optim_args(optimizer_class, further, options, self.further) if further else {}
-        return optimizer_class, {**options, **self.further, **given}
+        made = {**options, **self.further, **given}
+        return optimizer_class, self._with_targets(spec, made) if self.needs_targets else made
+
+    def _with_targets(self, spec: OptimizerSpec, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return options with the parameter groups of the model, in which the projection's settings are."""
+        settings = {name: options[name] for name in self.further}
+        refuse_settings(settings, spec.name)
+        if spec.model is None:
+            raise ConfigurationError(f"optim={spec.name!r} projects weights of a model; pass the model as well.")
+        decays = spec.adam_reaches_all
+        groups = ProjectedGroups(spec.model, spec.target_modules, settings, spec.weight_decay, spec.name, decays)
+        return {**{name: value for name, value in options.items() if name not in settings}, "params": groups}
 
     def _optimizer_class(self, name: str) -> Any:
         if not isinstance(self.target, str):
@@ -122,7 +135,8 @@ class Row:
             with log_handlers_unchanged():
                 return resolve_name(self.target)
         except ModuleNotFoundError as error:
-            is_absent = (error.name or "").partition(".")[0] == self.target.partition(".")[0].partition(":")[0]
+            missing = (error.name or "").partition(".")[0]
+            is_absent = missing in (self.target.partition(".")[0].partition(":")[0], self.package.replace("-", "_"))
             because = "is not installed" if is_absent else f"cannot be imported ({error})"
         except (ImportError, AttributeError) as error:
             because = f"cannot be imported ({error})"
@@ -217,25 +231,65 @@ def _stable_adamw(spec: OptimizerSpec) -> dict[str, Any]:
     return options if has_kernel else {**options, "triton": False}
 
 
-def _from_package(package: str, path: str) -> Row:
-    """Return the row of an optimizer that has to be passed as a class, because hexloop cannot build it by name yet."""
+def _galore(name: str, options: Options, **traits: Any) -> Row:
+    """Return the row of an optimizer of galore-torch: its settings are those of the groups that it projects."""
     return Row(
-        package=package,
-        refused=(
-            f"hexloop does not build the optimizers of {package} by name yet",
-            f"install {package} and pass optimizer_cls_and_kwargs=({path}, {{'lr': 1e-4, 'params': groups}}) to the "
-            "Trainer, or choose adamw_torch",
-        ),
+        target=f"galore_torch:{name}",
+        options=options,
+        further={"rank": 128, "update_proj_gap": 200, "scale": 0.25, "proj_type": "std"},
+        package="galore-torch",
+        extra="galore",
+        needs_targets=True,
+        **traits,
     )
 
 
-_IN_BACKWARD = Row(
-    refused=(
-        "it updates the weights during the backward pass, which hexloop does not allow yet",
-        "choose adafactor to save memory",
-    ),
-    layer_wise=True,
+def _galore_adamw(spec: OptimizerSpec) -> dict[str, Any]:
+    """Return the options of galore-torch's AdamW, which otherwise warns that torch has one, too."""
+    return {**_adam_if_all(spec), "no_deprecation_warning": True}
+
+
+_GALORE_ADAMW = _galore("GaLoreAdamW", _galore_adamw)
+_GALORE_ADAMW_8BIT = _galore(
+    "GaLoreAdamW8bit",
+    _adam_if_all,
+    only_on=("cuda",),
+    because="galore-torch waits for a CUDA device in each of its steps",
+    remedy="choose galore_adamw",
+    state_bits=8,
 )
+_GALORE_ADAFACTOR = _galore("GaLoreAdafactor", _adafactor)
+_APOLLO_ADAMW = Row(
+    target="apollo_torch:APOLLOAdamW",
+    options=adam,
+    further={
+        "rank": 128,
+        "proj": "random",
+        "scale_type": "channel",
+        "update_proj_gap": 200,
+        "scale": 1.0,
+        "proj_type": "std",
+    },
+    package="apollo-torch",
+    extra="apollo",
+    needs_targets=True,
+)
+
+
+def _layer_wise(row: Row) -> Row:
+    """Return a row with the trait that each parameter is updated in the backward pass; see `layerwise`."""
+    return evolve(row, layer_wise=True)
+
+
+def _lomo(name: str, options: Options = nothing) -> Row:
+    return Row(
+        target=f"hexloop.adapters.trainable.torch.lomo:{name}",
+        options=options,
+        package="lomo-optim",
+        extra="lomo",
+        layer_wise=True,
+    )
+
 
 _ADAMW_8BIT = _bitsandbytes("AdamW", adam, 8)
 
@@ -291,17 +345,23 @@ OPTIMIZERS: Mapping[str, Row] = MappingProxyType(
         "rmsprop_bnb": _bitsandbytes("RMSprop", nothing, 32, paged=None),
         "rmsprop_bnb_8bit": _bitsandbytes("RMSprop", nothing, 8, paged=None),
         "rmsprop_bnb_32bit": _bitsandbytes("RMSprop", nothing, 32, paged=None),
-        "galore_adamw": _from_package("galore-torch", "galore_torch.GaLoreAdamW"),
-        "galore_adamw_8bit": _from_package("galore-torch", "galore_torch.GaLoreAdamW8bit"),
-        "galore_adafactor": _from_package("galore-torch", "galore_torch.GaLoreAdafactor"),
-        "galore_adamw_layerwise": _IN_BACKWARD,
-        "galore_adamw_8bit_layerwise": _IN_BACKWARD,
-        "galore_adafactor_layerwise": _IN_BACKWARD,
-        "apollo_adamw": _from_package("apollo-torch", "apollo_torch.APOLLOAdamW"),
-        "apollo_adamw_layerwise": _IN_BACKWARD,
-        "lomo": _IN_BACKWARD,
-        "adalomo": _IN_BACKWARD,
-        "grokadamw": Row(target="grokadamw:GrokAdamW", options=_grokadamw, package="grokadamw", extra="grokadamw"),
+        "galore_adamw": _GALORE_ADAMW,
+        "galore_adamw_8bit": _GALORE_ADAMW_8BIT,
+        "galore_adafactor": _GALORE_ADAFACTOR,
+        "galore_adamw_layerwise": _layer_wise(_GALORE_ADAMW),
+        "galore_adamw_8bit_layerwise": _layer_wise(_GALORE_ADAMW_8BIT),
+        "galore_adafactor_layerwise": _layer_wise(_GALORE_ADAFACTOR),
+        "apollo_adamw": _APOLLO_ADAMW,
+        "apollo_adamw_layerwise": _layer_wise(_APOLLO_ADAMW),
+        "lomo": _lomo("Lomo"),
+        "adalomo": _lomo("AdaLomo"),
+        "grokadamw": Row(
+            target="grokadamw:GrokAdamW",
+            options=_grokadamw,
+            package="grokadamw",
+            extra="grokadamw",
+            joint="it clips the gradients of all parameters together",
+        ),
         "schedule_free_adamw": _schedule_free("AdamWScheduleFree"),
         "schedule_free_radam": _schedule_free("RAdamScheduleFree", warms_up=False),
         "schedule_free_sgd": _schedule_free("SGDScheduleFree", with_adam=False),
@@ -386,7 +446,10 @@ def build_optimizer(
     first_arguments = [options[name] for name in GROUP_OPTIONS if name in options]
     others = {name: value for name, value in options.items() if name not in GROUP_OPTIONS}
     if first_arguments:
-        optimizer = optimizer_class(first_arguments[-1], **others)
+        first = first_arguments[-1]
+        if isinstance(first, ProjectedGroups):
+            first = first.decayed(decayed, weight_decay)
+        optimizer = optimizer_class(first, **others)
     else:
         optimizer = optimizer_class(parameter_groups(model, decayed, weight_decay, keeps_empty), **others)
         step_equal_groups_at_once(optimizer)

@@ -33,6 +33,9 @@ from hexloop.ports.state import Part
 STATE_KEYS = "state_keys"
 """The entry of a saved optimizer that lists, for each group, the values that changed since the run started."""
 
+SET_AT_CONSTRUCTION = frozenset({"seed"})
+"""State of a parameter that an optimizer, such as APOLLO, has before its first step."""
+
 TORCH = "torch.optim"
 PARAMETERS = frozenset({"params", "param_names"})
 
@@ -63,7 +66,7 @@ class GroupValues:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        stepped = bool(optimizer.state)
+        stepped = any(values.keys() - SET_AT_CONSTRUCTION for values in optimizer.state.values())
         self._first = [
             {
                 key: deepcopy(optimizer.defaults.get(key, value) if stepped else value)

@@ -107,6 +107,12 @@ OWN_TYPE = "own_type"
 ON_DEVICE = "on_device"
 """Next to TENSOR: the tensor is not in host memory, although it belongs to no parameter."""
 
+ORDER = "order"
+"""Next to TENSOR: the dimensions from the slowest to the fastest in memory, if that is not their own order.
+
+Products of matrices round differently with it, and a parameter's own order is not that of such state.
+"""
+
 PARAMETER = "__parameter__"
 """The key that marks, in JSON, the name of a parameter that is a key of a dictionary."""
 
@@ -182,9 +188,12 @@ class StateEncoder:
             self.tensors[known] = tensor
             if parameter is not None:
                 self.parameters[known] = parameter
+        found: dict[str, Any] = {TENSOR: known}
+        if (parameter is None or parameter.shape != tensor.shape) and (order := memory_order(tensor)) is not None:
+            found[ORDER] = order
         if parameter is None:
-            return {TENSOR: known} if tensor.device.type == "cpu" else {TENSOR: known, ON_DEVICE: True}
-        return {TENSOR: known} if tensor.dtype == parameter.dtype else {TENSOR: known, OWN_TYPE: True}
+            return found if tensor.device.type == "cpu" else {**found, ON_DEVICE: True}
+        return found if tensor.dtype == parameter.dtype else {**found, OWN_TYPE: True}
 
     def _wrapper(self, tensor: Any, name: str) -> dict[str, Any]:
         kind = type(tensor)
@@ -276,7 +285,8 @@ class StateDecoder:
         if not isinstance(value, dict):
             return value
         if TENSOR in value:
-            return self._tensor(value[TENSOR], value.get(OWN_TYPE, False), device if value.get(ON_DEVICE) else None)
+            own_type, on = value.get(OWN_TYPE, False), device if value.get(ON_DEVICE) else None
+            return self._tensor(value[TENSOR], own_type, on, value.get(ORDER))
         if WRAPPER in value:
             return self._wrapper(value)
         if PARAMETER in value:
@@ -291,11 +301,14 @@ class StateDecoder:
             return self._object(value[OBJECT], value["state"], device)
         return {key: self.decode(inner, device) for key, inner in value.items()}
 
-    def _tensor(self, name: str, own_type: bool, device: torch.device | None) -> Tensor | UncastTensor:
+    def _tensor(
+        self, name: str, own_type: bool, device: torch.device | None, order: Any = None
+    ) -> Tensor | UncastTensor:
         if name not in self.found:
             raise ValueError(f"The saved optimizer has no tensor {name!r}.")
         if name not in self._tensors:
-            self._tensors[name] = _moved(self.spread.get(name, read_tensor)(self.found[name]), device)
+            read = self.spread.get(name, read_tensor)(self.found[name])
+            self._tensors[name] = _moved(read if order is None else _in_order(read, order), device)
         tensor = self._tensors[name]
         if own_type and self.hides and (tensor.dim() > 0 or tensor.is_complex()):
             return UncastTensor(tensor)
@@ -330,9 +343,28 @@ class StateDecoder:
             restored = kind()
             restored.load_state_dict(kept)
             return restored
+        if hidden := [key for key in kept if not (isinstance(key, str) and key.isidentifier()) or hasattr(kind, key)]:
+            raise ValueError(f"The saved {name} has the attribute {hidden[0]!r:.80}, which would hide one of its class.")
         restored = object.__new__(kind)
         vars(restored).update(kept)
         return restored
+
+
+def memory_order(tensor: Tensor) -> list[int] | None:
+    """Return the dimensions of a tensor from the slowest to the fastest in memory; None if that is their own order."""
+    if tensor.ndim < 2 or tensor.is_contiguous():
+        return None
+    order = sorted(range(tensor.ndim), key=lambda dimension: -tensor.stride(dimension))
+    return None if order == list(range(tensor.ndim)) else order
+
+
+def _in_order(tensor: Tensor, order: Any) -> Tensor:
+    """Return a tensor with the same values and another order of its dimensions in memory."""
+    if not isinstance(order, list) or any(type(each) is not int for each in order):
+        raise ValueError("The saved optimizer has a tensor whose order of dimensions is not a list of numbers.")
+    if sorted(order) != list(range(tensor.ndim)):
+        raise ValueError(f"The saved optimizer has a tensor of {tensor.ndim} dimensions with the order {order!r:.80}.")
+    return tensor.permute(order).contiguous().permute([order.index(each) for each in range(tensor.ndim)])
 
 
 def _moved(value: Any, device: torch.device | None) -> Any:

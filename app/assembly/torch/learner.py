@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
@@ -31,7 +32,10 @@ from hexloop.domain.loop import StandardLearner
 from hexloop.domain.ranks import SharedLosses, SharedWindowValues
 from hexloop.domain.run import windows
 from hexloop.ports.learner import Learner, Losses, WindowValues
-from hexloop.ports.parallelism import OwnUpdate
+from hexloop.ports.parallelism import OwnUpdate, SteppingInBackward
+
+
+LOGGER = logging.getLogger("hexloop")
 
 
 def make_learner(parts: TrainerParts, wrapped: Any, choice: LossChoice, after: Callable[[], None]) -> RunLearner:
@@ -60,6 +64,7 @@ def make_learner(parts: TrainerParts, wrapped: Any, choice: LossChoice, after: C
         parts.model.zero_grad(set_to_none=True)
     else:
         trainable.clear_gradients()  # a run may have failed in the middle of a window
+    close = _step_in_backward(parts, trainable)
     before, ranks = _before_optimizer_step(parts), _rank_updates(parts)
     if ranks is not None:
         before = _both(ranks.before_step, before)
@@ -87,7 +92,36 @@ def make_learner(parts: TrainerParts, wrapped: Any, choice: LossChoice, after: C
     def count_items(window: Sequence[Any]) -> object:
         return resolved_count(standard.count_items(window))
 
-    return RunLearner(standard, standard, windows, WindowState(), modes, trainable, count_items)
+    return RunLearner(standard, standard, windows, WindowState(), modes, trainable, count_items, close)
+
+
+def _step_in_backward(parts: TrainerParts, trainable: TorchTrainable) -> Callable[[], None]:
+    """Let parameters be updated within the backward pass if the parallelism does that. Return what ends it.
+
+    Raises ConfigurationError if the optimizer or an override of the user's cannot do without all gradients at once.
+    """
+    args, parallelism = parts.args, parts.adapters.parallelism
+    if not parallelism.capabilities.steps_in_backward:
+        return lambda: None
+    if parts.hooks.clips:
+        raise ConfigurationError(
+            "_clip_grad_norm or _get_grad_norm is overridden, but with layer-wise steps each gradient is freed within "
+            "the backward pass, before they could be called; remove the override, or choose an optimizer that steps at "
+            "the end (optim_layerwise=False)."
+        )
+    accumulation = getattr(args.accelerator_config, "gradient_accumulation_kwargs", None) or {}
+    if accumulation.get("sync_each_batch"):
+        raise ConfigurationError(
+            "sync_each_batch in accelerator_config cannot be combined with layer-wise steps, which complete gradients "
+            "in the last micro-batch of a step only; leave it out."
+        )
+    if args.max_grad_norm > 0 and args.gradient_accumulation_steps == 1 and args.should_log:
+        LOGGER.warning(
+            "Layer-wise steps with max_grad_norm=%g run the backward pass twice, because the norm of all gradients has "
+            "to be known before the first update. Set max_grad_norm=0 to run it once, without clipping.",
+            args.max_grad_norm,
+        )
+    return cast("SteppingInBackward[Any]", parallelism).attach(trainable, args.max_grad_norm)
 
 
 def _rank_updates(parts: TrainerParts) -> RankUpdates | None:
@@ -98,6 +132,11 @@ def _rank_updates(parts: TrainerParts) -> RankUpdates | None:
     ranks, capabilities = RankUpdates.of(parts.unwrapped_model), parts.adapters.parallelism.capabilities
     if ranks is None:
         return None
+    if capabilities.steps_in_backward:
+        raise ConfigurationError(
+            "AdaLoRA cannot be trained with layer-wise steps, which free each gradient before it could read them; choose "
+            "an optimizer that steps at the end (optim_layerwise=False), or another kind of adapters."
+        )
     if capabilities.owns_update or capabilities.sharded:
         raise ConfigurationError(
             f"AdaLoRA cannot be trained with the parallelism {capabilities.name}: it changes the ranks of its matrices "

@@ -242,14 +242,22 @@ def choose_optimizer(args: TrainingArguments, model: Any = None) -> tuple[Any, d
 
     model: whose parameters the optimizer will update, if it is known.
     """
+    name, installed = str(getattr(args.optim, "value", args.optim)), partial(find_plugin, "optimizers")
+    row = optimizers.row_named(name, installed)
+    if row.joint and args.steps_in_backward:
+        raise ConfigurationError(f"optim={name!r} cannot be used with optim_layerwise=True: {row.joint}; leave it out.")
+    if row.layer_wise and not args.steps_in_backward:  # of an installed package
+        raise ConfigurationError(
+            f"optim={name!r} updates each parameter in the backward pass; set optim_layerwise=True as well."
+        )
     return optimizers.choose_optimizer(
-        str(getattr(args.optim, "value", args.optim)),
+        name,
         args.learning_rate,
         (args.adam_beta1, args.adam_beta2),
         args.adam_epsilon,
         args.optim_args,
         args.device.type,
-        installed=partial(find_plugin, "optimizers"),
+        installed=installed,
         weight_decay=args.weight_decay,
         warmup_steps=args.warmup_steps,
         adam_reaches_all=rules_of(args).adam_reaches_all,

@@ -21,7 +21,7 @@ from hexloop.ports.collectives import Collectives, Json, Reduction
 from hexloop.ports.device import Device
 from hexloop.ports.engine import Engine, RunFacts
 from hexloop.ports.learner import Learner, Trainable
-from hexloop.ports.parallelism import OwnState, OwnUpdate, Parallelism, Sharding
+from hexloop.ports.parallelism import OwnState, OwnUpdate, Parallelism, Sharding, SteppingInBackward
 
 Result = TypeVar("Result")
 
@@ -212,7 +212,13 @@ class ParallelismContract(Generic[Model, Batch, Loss]):
 
     def prepared(self, parallelism: Parallelism[Loss]) -> Trainable[Batch, Loss]:
         """Return a new, prepared model."""
-        return self.trainable(*parallelism.prepare(self.model(), self.optimizer))
+        return self.attached(parallelism, self.trainable(*parallelism.prepare(self.model(), self.optimizer)))
+
+    def attached(self, parallelism: Parallelism[Loss], trainable: Trainable[Batch, Loss]) -> Trainable[Batch, Loss]:
+        """Return a trainable after its steps were attached, if the adapter takes them in the backward pass."""
+        if parallelism.capabilities.steps_in_backward:
+            cast("SteppingInBackward[Loss]", parallelism).attach(trainable, 1e30)
+        return trainable
 
     def test_the_optimizer_is_built_from_the_prepared_model(self, parallelism: Parallelism[Loss]) -> None:
         """The factory is called once, with the model that `prepare` returns, and its optimizer is returned too."""
@@ -294,7 +300,7 @@ class EngineContract(ParallelismContract[Model, Batch, Loss], Generic[Model, Bat
         trainable: Trainable[Batch, Loss] = self.trainable(model, optimizer)
         if parallelism.capabilities.owns_update:
             return cast("OwnUpdate[Loss]", parallelism).learner(model, trainable, before, after)
-        return StandardLearner(trainable, PlainPrecision(), parallelism, before, after)
+        return StandardLearner(self.attached(parallelism, trainable), PlainPrecision(), parallelism, before, after)
 
     def step(self, learner: Learner[Batch, Loss], size: int = 1) -> tuple[float, float | None]:
         """Run a step on a window of `size` equal batches; return its loss and gradient norm."""
