@@ -26,6 +26,8 @@ class Rules:
     keeps_fresh_model: a model that was not trained is kept by a run, also if there is a `model_init`.
     measures_operations: operations of a model that has no figure of its own are measured.
     generation_config_stays: `generate` leaves the generation config of the model as it is.
+    adam_reaches_all: Adam's betas and epsilon, and the weight decay, reach every optimizer that has them. Otherwise
+        only those to which transformers passes them.
     """
 
     name: str | None
@@ -37,6 +39,7 @@ class Rules:
     keeps_fresh_model: bool
     measures_operations: bool
     generation_config_stays: bool
+    adam_reaches_all: bool
 
 
 OWN = Rules(
@@ -49,6 +52,7 @@ OWN = Rules(
     keeps_fresh_model=True,
     measures_operations=True,
     generation_config_stays=True,
+    adam_reaches_all=True,
 )
 
 TRANSFORMERS = Rules(
@@ -61,6 +65,7 @@ TRANSFORMERS = Rules(
     keeps_fresh_model=False,
     measures_operations=False,
     generation_config_stays=False,
+    adam_reaches_all=False,
 )
 
 RULES = MappingProxyType({each.name: each for each in (OWN, TRANSFORMERS)})

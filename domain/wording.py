@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -118,6 +119,12 @@ def did_you_mean(
 
 def _plain(name: str) -> str:
     return name.lower().replace("-", "_")
+
+
+def split_assignments(text: str) -> list[str]:
+    """Return the parts of "name=value, other=(1, 2)", without blanks; commas in brackets do not separate."""
+    plain = re.sub(r"\s", "", text)
+    return [part for part in re.split(r",(?![^(\[]*[)\]])", plain) if part]
 
 
 def parse_truth(text: str) -> bool | None:

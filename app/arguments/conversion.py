@@ -21,7 +21,7 @@ from cattrs.cols import list_structure_factory, mapping_structure_factory
 
 from hexloop.app.arguments.choices import USUAL_NAMES
 from hexloop.domain.regular_files import read_file
-from hexloop.domain.wording import RefusalError, did_you_mean, enumeration, parse_truth
+from hexloop.domain.wording import RefusalError, did_you_mean, enumeration, parse_truth, split_assignments
 
 Check: TypeAlias = Callable[[Any], None]
 """A check of one value: raises `RefusalError` if the value is not allowed."""
@@ -184,7 +184,7 @@ def finite(value: object) -> None:
 
 def assignments(value: str) -> None:
     """Check that a text is a comma-separated list of `name=value`, as `optim_args` takes it."""
-    for part in filter(None, value.replace(" ", "").split(",")):
+    for part in split_assignments(value):
         if part.count("=") != 1:
             raise RefusalError(f"{part!r} is not of the form name=value", "write it as 'name=value, other=value'")
 

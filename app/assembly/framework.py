@@ -338,8 +338,11 @@ class Framework(ABC, Generic[Parts]):
     # Training
 
     @abstractmethod
-    def choose_optimizer(self, args: TrainingArguments) -> tuple[type[Any], dict[str, Any]]:
-        """Return the optimizer class that the arguments name, and its keyword arguments. Raises ConfigurationError."""
+    def choose_optimizer(self, args: TrainingArguments, model: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Return the optimizer class that the arguments name, and its keyword arguments. Raises ConfigurationError.
+
+        model: whose parameters the optimizer will update, if it is known.
+        """
 
     @abstractmethod
     def build_optimizer(

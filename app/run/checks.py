@@ -104,7 +104,7 @@ def refuse_optimizer(parts: TrainerParts, total_steps: int) -> None:
             if parts.hooks.chooses_optimizer:
                 parts.hooks.get_optimizer_cls_and_kwargs(parts.args, parts.model)
             else:
-                parts.adapters.framework.choose_optimizer(parts.args)
+                parts.adapters.framework.choose_optimizer(parts.args, parts.model)
     with refusals:
         refuse_frozen_model(parts)
     with refusals:

@@ -118,7 +118,7 @@ class TrainerModel(TrainerAttributes):
             elif is_overridden(self, "get_optimizer_cls_and_kwargs"):
                 optimizer_class, options = self.get_optimizer_cls_and_kwargs(self.args, target)
             else:
-                optimizer_class, options = framework.choose_optimizer(self.args)
+                optimizer_class, options = framework.choose_optimizer(self.args, target)
             decayed = self.get_decay_parameter_names(target)
             keeps_empty, decay = self.adapters.engine.keeps_empty_groups, self.args.weight_decay
             self.optimizer = framework.build_optimizer(target, optimizer_class, options, decayed, decay, keeps_empty)
@@ -145,7 +145,7 @@ class TrainerModel(TrainerAttributes):
     @standard
     def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: Any = None) -> tuple[type[Any], dict[str, Any]]:
         """Return the optimizer class that the arguments name, and its keyword arguments."""
-        return torch_framework().choose_optimizer(args)
+        return torch_framework().choose_optimizer(args, model)
 
     def get_decay_parameter_names(self, model: Any) -> list[str]:
         """Return the names of the parameters with weight decay: no biases, no normalisation layers."""

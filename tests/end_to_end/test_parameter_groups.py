@@ -16,7 +16,8 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop
 
 import hexloop
 from hexloop import CheckpointError
-from hexloop.adapters.trainable.torch.optimizers import build_optimizer, decayed_names
+from hexloop.adapters.trainable.torch.decay_groups import decayed_names
+from hexloop.adapters.trainable.torch.optimizers import build_optimizer
 from tests.end_to_end.small.models import Net, net, rows
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
 

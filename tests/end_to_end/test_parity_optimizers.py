@@ -16,7 +16,7 @@ from torch import nn
 
 import hexloop
 from hexloop import ConfigurationError, Trainer, TrainingArguments
-from hexloop.adapters.trainable.torch.optimizers import BUILT_IN, OPTIMIZERS, choose_optimizer
+from hexloop.adapters.trainable.torch.optimizers import OPTIMIZERS, choose_optimizer
 from tests.end_to_end.parity.compare import Tolerance, assert_same_log, assert_same_weights
 from tests.end_to_end.parity.data import samples_for
 from tests.end_to_end.parity.models import make_model

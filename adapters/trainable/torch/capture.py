@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from hexloop.adapters.trainable.torch.optimizers import PLAIN
+from hexloop.adapters.trainable.torch.decay_groups import PLAIN
 from hexloop.adapters.trainable.torch.trainable import TorchTrainable
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.loop import StandardLearner

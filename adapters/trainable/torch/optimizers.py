@@ -1,48 +1,303 @@
-"""Optimizers by the names that transformers uses, the parsing of their options, and the parameter groups."""
+"""Optimizers by the names that transformers uses: one row per name."""
 
 from __future__ import annotations
 
 import inspect
-import logging
-import re
 from collections.abc import Callable, Mapping
-from functools import wraps
+from importlib.util import find_spec
 from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeAlias
-from weakref import ref
 
 from attrs import frozen
 from torch import nn
-from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
+from torch.optim import Optimizer
 
-from hexloop.adapters.trainable.torch.any_precision import AnyPrecisionAdamW
+from hexloop.adapters.trainable.torch.decay_groups import parameter_groups, step_equal_groups_at_once
+from hexloop.adapters.trainable.torch.optimizer_arguments import parse_optim_args
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.wording import Problem, did_you_mean, parse_truth
+from hexloop.domain.wording import Problem, did_you_mean, enumeration
 
 
 @frozen
 class OptimizerSpec:
-    """The training arguments that describe an optimizer, and the device type that it is for."""
+    """What the training arguments say about an optimizer, and the device type that it is for.
+
+    warmup_steps: a number of steps, or a ratio of the run below 1. adam_reaches_all: whether Adam's betas and epsilon
+    reach every optimizer that has them, and not only those to which transformers passes them.
+    model: the model whose parameters it is for, if known. target_modules: those that GaLore and APOLLO project.
+    """
 
     name: str
     learning_rate: float
     betas: tuple[float, float]
     epsilon: float
     device_type: str
+    weight_decay: float = 0.0
+    warmup_steps: float = 0
+    adam_reaches_all: bool = True
+    model: Any = None
+    target_modules: Any = None
 
 
-ClassAndOptions: TypeAlias = tuple[type[Any], dict[str, Any]]
-"""The class of an optimizer and its keyword arguments."""
+ClassAndOptions: TypeAlias = tuple[Any, dict[str, Any]]
+"""The class of an optimizer, or a factory, and its keyword arguments."""
 
-Row: TypeAlias = Callable[[OptimizerSpec], ClassAndOptions]
-"""Raises ConfigurationError if the optimizer is not available."""
+Options: TypeAlias = Callable[[OptimizerSpec], dict[str, Any]]
+"""Returns the keyword arguments of an optimizer besides its learning rate."""
 
-BUILT_IN = ("adamw_torch", "adamw_torch_fused", "adamw_anyprecision", "sgd", "adagrad", "rmsprop", "adafactor")
-"""The names that work without passing a class."""
+
+def adam(spec: OptimizerSpec) -> dict[str, Any]:
+    """Return Adam's options."""
+    return {"betas": spec.betas, "eps": spec.epsilon}
+
+
+def nothing(spec: OptimizerSpec) -> dict[str, Any]:
+    """Return no options: the optimizer takes only the learning rate from the training arguments."""
+    return {}
+
+
+@frozen(kw_only=True)
+class Row:
+    """How the optimizer of one name is made, and what is special about it, as plain data.
+
+    target: its class, or a factory (see `build_optimizer`), or where it is, as "package.module:name", which is imported
+    only if it is chosen.
+    options: its keyword arguments besides the learning rate. further: options of `optim_args`, with their defaults,
+    that its class does not take by itself.
+    package: the distribution that contains it. extra: the extra of hexloop that installs the package.
+    refused: why hexloop does not make it at all, and what to do instead.
+    only_on: the device types that it runs on; any if empty. because: why it does not run on others.
+    remedy: what to do where it does not run.
+
+    Traits. layer_wise: it updates the weights during the backward pass. takes_model: its first argument is the model
+    instead of parameter groups. switches_modes: it has `train()` and `eval()`, which replace the weights.
+    needs_targets: it treats the weights of some modules differently, which `optim_target_modules` names. tensor_rates:
+    the learning rate in its groups is a tensor. state_bits: the bits of an element of its state. classes: it consists
+    of several optimizers.
+    """
+
+    target: str | type[Any] = ""
+    options: Options = nothing
+    further: Mapping[str, Any] = MappingProxyType({})
+    package: str = "torch"
+    extra: str = ""
+    refused: tuple[str, str] | None = None
+    only_on: tuple[str, ...] = ()
+    because: str = ""
+    remedy: str = "choose adamw_torch"
+    layer_wise: bool = False
+    takes_model: bool = False
+    switches_modes: bool = False
+    needs_targets: bool = False
+    tensor_rates: bool = False
+    state_bits: int = 32
+    several: bool = False
+
+    def make(self, spec: OptimizerSpec, further: str | None = None) -> ClassAndOptions:
+        """Return the class and its keyword arguments. further: `optim_args`.
+
+        Raises ConfigurationError if the package is missing, the device type is not one that the optimizer runs on, or
+        `further` has options that it does not take.
+        """
+        if self.refused is not None:
+            _refuse(spec.name, f"is not supported: {self.refused[0]}", self.refused[1], ImportError)
+        optimizer_class = self._optimizer_class(spec.name)
+        if self.only_on and spec.device_type not in self.only_on:
+            devices = enumeration(self.only_on, "or")
+            because = f"is not supported on the device {spec.device_type}: it runs on {devices} only, as {self.because}"
+            _refuse(spec.name, because, self.remedy, None)
+        options = {"lr": spec.learning_rate, **self.options(spec)}
+        given = parse_optim_args(optimizer_class, further, options, self.further) if further else {}
+        return optimizer_class, {**options, **self.further, **given}
+
+    def _optimizer_class(self, name: str) -> Any:
+        if not isinstance(self.target, str):
+            return self.target
+        try:
+            return resolve_name(self.target)
+        except ModuleNotFoundError as error:
+            is_absent = (error.name or "").partition(".")[0] == self.target.partition(".")[0].partition(":")[0]
+            because = "is not installed" if is_absent else f"cannot be imported ({error})"
+        except (ImportError, AttributeError) as error:
+            because = f"cannot be imported ({error})"
+        installation = f"install hexloop[{self.extra}]" if self.extra else f"install {self.package}"
+        because = f"is not supported: it is of {self.package}, which {because}"
+        _refuse(name, because, f"{installation}, or {self.remedy}", ImportError)
+
+
+def _refuse(name: str, because: str, remedy: str, kind: type[Exception] | None) -> NoReturn:
+    raise ConfigurationError(Problem(f"optim={name!r} {because}; {remedy}.", ("optim",), kind))
+
+
+# What several rows share
 
 FUSED_ON = ("cpu", "cuda", "hpu", "mps", "xpu")
 """Device types for which torch has a fused AdamW."""
+
+ON_GPU = ("cuda", "xpu")
+
+
+def _fused(spec: OptimizerSpec) -> dict[str, Any]:
+    return {**adam(spec), "fused": spec.device_type in FUSED_ON}
+
+
+def _adafactor(spec: OptimizerSpec) -> dict[str, Any]:
+    return {"scale_parameter": False, "relative_step": False}
+
+
+def _adam_if_all(spec: OptimizerSpec) -> dict[str, Any]:
+    return adam(spec) if spec.adam_reaches_all else {}
+
+
+def _grokadamw(spec: OptimizerSpec) -> dict[str, Any]:
+    own = {"alpha_init": 0.98, "lamb": 2.0, "gamma": 0.1, "grokking_signal_decay_rate": 0.1, "gradient_clipping": 1.0}
+    return {**own, **_adam_if_all(spec)}
+
+
+def _torchao(name: str, bits: int) -> Row:
+    return Row(
+        target=f"torchao.optim:{name}",
+        options=lambda spec: {"block_size": 256, "bf16_stochastic_round": False, **adam(spec)},
+        package="torchao",
+        extra="torchao",
+        tensor_rates=True,
+        state_bits=bits,
+    )
+
+
+def _bitsandbytes(name: str, options: Options, bits: int, paged: bool | None = False) -> Row:
+    """Return the row of an optimizer of bitsandbytes. paged: None if its class does not take the argument."""
+    further = {"optim_bits": bits} if paged is None else {"optim_bits": bits, "is_paged": paged}
+    return Row(
+        target=f"bitsandbytes.optim:{name}",
+        options=lambda spec: {**options(spec), **further},
+        package="bitsandbytes",
+        extra="bitsandbytes",
+        state_bits=bits,
+    )
+
+
+def _lion(spec: OptimizerSpec) -> dict[str, Any]:
+    return {"betas": spec.betas}
+
+
+def _ademamix(spec: OptimizerSpec) -> dict[str, Any]:
+    return {"betas": (*spec.betas, 0.9999), "alpha": 5.0, "eps": spec.epsilon}
+
+
+def _schedule_free(name: str, with_adam: bool = True, warms_up: bool = True) -> Row:
+    def options(spec: OptimizerSpec) -> dict[str, Any]:
+        return {
+            **(adam(spec) if with_adam else {}),
+            "weight_decay": spec.weight_decay,
+            **({"warmup_steps": spec.warmup_steps} if warms_up else {}),
+            "weight_lr_power": 2.0,
+            "r": 0.0,
+        }
+
+    return Row(
+        target=f"schedulefree:{name}",
+        options=options,
+        package="schedulefree",
+        extra="schedulefree",
+        switches_modes=True,
+    )
+
+
+def _stable_adamw(spec: OptimizerSpec) -> dict[str, Any]:
+    """Return the options of StableAdamW, without its Triton kernel where there is no GPU or no Triton."""
+    options = {**adam(spec), "weight_decay": spec.weight_decay, "decouple_lr": False, "max_lr": None, "kahan_sum": None}
+    has_kernel = spec.device_type in ON_GPU and find_spec("triton") is not None
+    return options if has_kernel else {**options, "triton": False}
+
+
+def _from_package(package: str, path: str) -> Row:
+    """Return the row of an optimizer that has to be passed as a class, because hexloop cannot build it by name yet."""
+    return Row(
+        package=package,
+        refused=(
+            f"hexloop does not build the optimizers of {package} by name yet",
+            f"install {package} and pass optimizer_cls_and_kwargs=({path}, {{'lr': 1e-4, 'params': groups}}) to the "
+            "Trainer, or choose adamw_torch",
+        ),
+    )
+
+
+_IN_BACKWARD = Row(
+    refused=(
+        "it updates the weights during the backward pass, which hexloop does not allow yet",
+        "choose adafactor to save memory",
+    ),
+    layer_wise=True,
+)
+
+_ADAMW_8BIT = _bitsandbytes("AdamW", adam, 8)
+
+OPTIMIZERS: Mapping[str, Row] = MappingProxyType(
+    {
+        "adamw_torch": Row(target="torch.optim:AdamW", options=adam),
+        "adamw_torch_fused": Row(target="torch.optim:AdamW", options=_fused),
+        "sgd": Row(target="torch.optim:SGD"),
+        "adagrad": Row(target="torch.optim:Adagrad"),
+        "rmsprop": Row(target="torch.optim:RMSprop"),
+        # torch's Adafactor is a different algorithm: it always scales the rate by the size of the weights and limits it
+        # to 1 / sqrt(step). These are the two features that transformers' Trainer switches off.
+        "adafactor": Row(
+            target="transformers.optimization:Adafactor",
+            options=_adafactor,
+            package="transformers",
+            extra="transformers",
+        ),
+        "adamw_torch_xla": Row(target="torch_xla.amp.syncfree:AdamW", options=adam, package="torch_xla", extra="xla"),
+        "adamw_torch_npu_fused": Row(
+            target="torch_npu.optim:NpuFusedAdamW",
+            options=adam,
+            package="torch_npu",
+            remedy="choose adamw_torch_fused",
+        ),
+        "adamw_anyprecision": Row(
+            target="hexloop.adapters.trainable.torch.any_precision:AnyPrecisionAdamW", options=adam, package="hexloop"
+        ),
+        "adamw_torch_4bit": _torchao("AdamW4bit", 4),
+        "adamw_torch_8bit": _torchao("AdamW8bit", 8),
+        "adamw_torch_fp8": _torchao("AdamWFp8", 8),
+        "adamw_bnb_8bit": _ADAMW_8BIT,
+        "adamw_8bit": _ADAMW_8BIT,
+        "paged_adamw_32bit": _bitsandbytes("AdamW", adam, 32, paged=True),
+        "paged_adamw_8bit": _bitsandbytes("AdamW", adam, 8, paged=True),
+        "ademamix": _bitsandbytes("AdEMAMix", _ademamix, 32),
+        "ademamix_8bit": _bitsandbytes("AdEMAMix", _ademamix, 8),
+        "paged_ademamix_32bit": _bitsandbytes("AdEMAMix", _ademamix, 32, paged=True),
+        "paged_ademamix_8bit": _bitsandbytes("AdEMAMix", _ademamix, 8, paged=True),
+        "lion_32bit": _bitsandbytes("Lion", _lion, 32),
+        "lion_8bit": _bitsandbytes("Lion", _lion, 8),
+        "paged_lion_32bit": _bitsandbytes("Lion", _lion, 32, paged=True),
+        "paged_lion_8bit": _bitsandbytes("Lion", _lion, 8, paged=True),
+        "rmsprop_bnb": _bitsandbytes("RMSprop", nothing, 32, paged=None),
+        "rmsprop_bnb_8bit": _bitsandbytes("RMSprop", nothing, 8, paged=None),
+        "rmsprop_bnb_32bit": _bitsandbytes("RMSprop", nothing, 32, paged=None),
+        "galore_adamw": _from_package("galore-torch", "galore_torch.GaLoreAdamW"),
+        "galore_adamw_8bit": _from_package("galore-torch", "galore_torch.GaLoreAdamW8bit"),
+        "galore_adafactor": _from_package("galore-torch", "galore_torch.GaLoreAdafactor"),
+        "galore_adamw_layerwise": _IN_BACKWARD,
+        "galore_adamw_8bit_layerwise": _IN_BACKWARD,
+        "galore_adafactor_layerwise": _IN_BACKWARD,
+        "apollo_adamw": _from_package("apollo-torch", "apollo_torch.APOLLOAdamW"),
+        "apollo_adamw_layerwise": _IN_BACKWARD,
+        "lomo": _IN_BACKWARD,
+        "adalomo": _IN_BACKWARD,
+        "grokadamw": Row(target="grokadamw:GrokAdamW", options=_grokadamw, package="grokadamw", extra="grokadamw"),
+        "schedule_free_adamw": _schedule_free("AdamWScheduleFree"),
+        "schedule_free_radam": _schedule_free("RAdamScheduleFree", warms_up=False),
+        "schedule_free_sgd": _schedule_free("SGDScheduleFree", with_adam=False),
+        "stable_adamw": Row(target="optimi:StableAdamW", options=_stable_adamw, package="torch-optimi", extra="optimi"),
+    }
+)
+"""One row per name: those in `OptimizerNames` of transformers, and hexloop's own. To add an optimizer, add a row."""
+
+ALIASES: Mapping[str, str] = MappingProxyType({"adamw_hf": "adamw_torch", "adamw_apex_fused": "adamw_torch_fused"})
+"""Names of earlier releases of transformers, whose optimizers are gone, and the names that replace them."""
 
 
 def choose_optimizer(
@@ -52,232 +307,50 @@ def choose_optimizer(
     epsilon: float,
     further: str | None,
     device_type: str,
+    *,
+    installed: Callable[[str], Any] = lambda name: None,
+    **of_run: Any,
 ) -> ClassAndOptions:
     """Return the class and the keyword arguments of the optimizer called `name`.
 
-    further: more keyword arguments, as "name=value,...".
-    Raises ConfigurationError if the name is unknown, if hexloop does not support that optimizer (the message says what
-    to install or to choose instead), or if the optimizer does not accept one of the `further` arguments.
+    further: more keyword arguments, as "name=value,...". installed: returns the row, or the class, of an optimizer in
+    an installed package, by name; None if there is none. of_run: the other attributes of an `OptimizerSpec`.
+    Raises ConfigurationError if the name is unknown, if the optimizer is not available (the message says what to
+    install or to choose instead), or if it does not accept one of the `further` arguments.
     """
-    if name not in OPTIMIZERS:
-        remedy = did_you_mean(name, OPTIMIZERS, f"choose one of {', '.join(BUILT_IN)}.", spell=repr)
+    spec = OptimizerSpec(name, learning_rate, betas, epsilon, device_type, **of_run)
+    return row_named(name, installed).make(spec, further)
+
+
+def row_named(name: str, installed: Callable[[str], Any] = lambda name: None) -> Row:
+    """Return the row of the optimizer called `name`. Raises ConfigurationError if there is none.
+
+    installed: as in `choose_optimizer`. An installed package cannot replace the rows of `OPTIMIZERS`.
+    """
+    row = OPTIMIZERS.get(ALIASES.get(name, name)) or _row_of(installed(name))
+    if row is None:
+        remedy = did_you_mean(name, OPTIMIZERS, f"choose one of {', '.join(OPTIMIZERS)}.", spell=repr)
         raise ConfigurationError(f"There is no optimizer optim={name!r}; {remedy}")
-    spec = OptimizerSpec(name, learning_rate, betas, epsilon, device_type)
-    optimizer_class, options = OPTIMIZERS[name](spec)
-    return optimizer_class, {**options, **parse_optim_args(optimizer_class, further)}
-
-
-# The rows of the table
-
-
-def _adamw(spec: OptimizerSpec, **further: bool) -> ClassAndOptions:
-    return AdamW, {"lr": spec.learning_rate, "betas": spec.betas, "eps": spec.epsilon, **further}
-
-
-def _adamw_of(path: str, remedy: str) -> Row:
-    """Return the row of an AdamW with torch's options, at "package.module:name"."""
-
-    def row(spec: OptimizerSpec) -> ClassAndOptions:
-        try:
-            optimizer_class = resolve_name(path)
-        except ImportError:
-            package = path.partition(".")[0]
-            _refuse(spec.name, f"is not supported: it is of {package}, which cannot be imported", remedy, ImportError)
-        return optimizer_class, _adamw(spec)[1]
-
     return row
 
 
-def _rate_only(optimizer_class: type[Any]) -> Row:
-    """Return the row of an optimizer that takes only the learning rate from the training arguments."""
-    return lambda spec: (optimizer_class, {"lr": spec.learning_rate})
+def _row_of(found: Any) -> Row | None:
+    """Return the row of what an installed package names: a row, or a class, whose signature says what reaches it."""
+    if found is None or isinstance(found, Row):
+        return found
+    parameters = inspect.signature(found).parameters
+
+    def options(spec: OptimizerSpec) -> dict[str, Any]:
+        known = {**adam(spec), "weight_decay": spec.weight_decay}
+        return {name: value for name, value in known.items() if name in parameters}
+
+    return Row(target=found, options=options, package=found.__module__.partition(".")[0])
 
 
-def _adafactor(spec: OptimizerSpec) -> ClassAndOptions:
-    """Use the class of transformers.
-
-    torch's Adafactor is a different algorithm: it always scales the rate by the size of the weights and limits it to
-    1 / sqrt(step). These are the two features (scale_parameter, relative_step) that transformers' Trainer switches off.
-    """
-    try:
-        from transformers.optimization import Adafactor
-    except ImportError:
-        _refuse(
-            spec.name,
-            "needs transformers, which is not installed",
-            "install hexloop[transformers], or choose adamw_torch",
-            ImportError,
-        )
-    return Adafactor, {"lr": spec.learning_rate, "scale_parameter": False, "relative_step": False}
-
-
-def _from_package(package: str, path: str, options: str = "'lr': 1e-4") -> Row:
-    """Return the row of an optimizer that has to be passed as a class, because hexloop cannot build it by name yet."""
-    return _unsupported(
-        f"hexloop does not build the optimizers of {package} by name yet",
-        f"install {package} and pass optimizer_cls_and_kwargs=({path}, {{{options}}}) to the Trainer, "
-        f"or choose one of {', '.join(BUILT_IN)}",
-        ImportError,
-    )
-
-
-def _unsupported(because: str, remedy: str, kind: type[Exception] | None = None) -> Row:
-    """Return the row of an optimizer that hexloop does not support. kind: a further class of the error."""
-
-    def row(spec: OptimizerSpec) -> NoReturn:
-        _refuse(spec.name, f"is not supported: {because}", remedy, kind)
-
-    return row
-
-
-def _refuse(name: str, because: str, remedy: str, kind: type[Exception] | None) -> NoReturn:
-    raise ConfigurationError(Problem(f"optim={name!r} {because}; {remedy}.", ("optim",), kind))
-
-
-_IN_BACKWARD = _unsupported(
-    "it updates the weights during the backward pass, which hexloop does not allow yet",
-    "choose adafactor to save memory",
-    ImportError,
-)
-_SCHEDULE_FREE = _unsupported(
-    "it must be switched between training and evaluation mode, which hexloop does not do yet",
-    "choose adamw_torch",
-    ImportError,
-)
-BITS_8, BITS_32 = "'lr': 1e-4, 'optim_bits': 8", "'lr': 1e-4, 'optim_bits': 32"
-PAGED_8, PAGED_32 = f"{BITS_8}, 'is_paged': True", f"{BITS_32}, 'is_paged': True"
-GROUPS = "'lr': 1e-4, 'params': groups"
-
-OPTIMIZERS: Mapping[str, Row] = MappingProxyType(
-    {
-        "adamw_torch": _adamw,
-        "adamw_torch_fused": lambda spec: _adamw(spec, fused=spec.device_type in FUSED_ON),
-        "sgd": _rate_only(SGD),
-        "adagrad": _rate_only(Adagrad),
-        "rmsprop": _rate_only(RMSprop),
-        "adafactor": _adafactor,
-        "adamw_torch_xla": _adamw_of("torch_xla.amp.syncfree:AdamW", "install hexloop[xla], or choose adamw_torch"),
-        "adamw_torch_npu_fused": _adamw_of("torch_npu.optim:NpuFusedAdamW", "install it, or choose adamw_torch_fused"),
-        "adamw_anyprecision": lambda spec: (AnyPrecisionAdamW, _adamw(spec)[1]),
-        "adamw_torch_4bit": _from_package("torchao", "torchao.optim.AdamW4bit"),
-        "adamw_torch_8bit": _from_package("torchao", "torchao.optim.AdamW8bit"),
-        "adamw_bnb_8bit": _from_package("bitsandbytes", "bitsandbytes.optim.AdamW", BITS_8),
-        "adamw_8bit": _from_package("bitsandbytes", "bitsandbytes.optim.AdamW", BITS_8),
-        "paged_adamw_32bit": _from_package("bitsandbytes", "bitsandbytes.optim.AdamW", PAGED_32),
-        "paged_adamw_8bit": _from_package("bitsandbytes", "bitsandbytes.optim.AdamW", PAGED_8),
-        "ademamix": _from_package("bitsandbytes", "bitsandbytes.optim.AdEMAMix", BITS_32),
-        "ademamix_8bit": _from_package("bitsandbytes", "bitsandbytes.optim.AdEMAMix", BITS_8),
-        "paged_ademamix_32bit": _from_package("bitsandbytes", "bitsandbytes.optim.AdEMAMix", PAGED_32),
-        "paged_ademamix_8bit": _from_package("bitsandbytes", "bitsandbytes.optim.AdEMAMix", PAGED_8),
-        "lion_32bit": _from_package("bitsandbytes", "bitsandbytes.optim.Lion", BITS_32),
-        "lion_8bit": _from_package("bitsandbytes", "bitsandbytes.optim.Lion", BITS_8),
-        "paged_lion_32bit": _from_package("bitsandbytes", "bitsandbytes.optim.Lion", PAGED_32),
-        "paged_lion_8bit": _from_package("bitsandbytes", "bitsandbytes.optim.Lion", PAGED_8),
-        "rmsprop_bnb": _from_package("bitsandbytes", "bitsandbytes.optim.RMSprop", BITS_32),
-        "rmsprop_bnb_8bit": _from_package("bitsandbytes", "bitsandbytes.optim.RMSprop", BITS_8),
-        "rmsprop_bnb_32bit": _from_package("bitsandbytes", "bitsandbytes.optim.RMSprop", BITS_32),
-        "galore_adamw": _from_package("galore-torch", "galore_torch.GaLoreAdamW", GROUPS),
-        "galore_adamw_8bit": _from_package("galore-torch", "galore_torch.GaLoreAdamW8bit", GROUPS),
-        "galore_adafactor": _from_package("galore-torch", "galore_torch.GaLoreAdafactor", GROUPS),
-        "galore_adamw_layerwise": _IN_BACKWARD,
-        "galore_adamw_8bit_layerwise": _IN_BACKWARD,
-        "galore_adafactor_layerwise": _IN_BACKWARD,
-        "apollo_adamw": _from_package("apollo-torch", "apollo_torch.APOLLOAdamW", GROUPS),
-        "apollo_adamw_layerwise": _IN_BACKWARD,
-        "lomo": _IN_BACKWARD,
-        "adalomo": _IN_BACKWARD,
-        "grokadamw": _from_package("grokadamw", "grokadamw.GrokAdamW"),
-        "schedule_free_adamw": _SCHEDULE_FREE,
-        "schedule_free_radam": _SCHEDULE_FREE,
-        "schedule_free_sgd": _SCHEDULE_FREE,
-        "stable_adamw": _from_package("torch-optimi", "optimi.StableAdamW"),
-    }
-)
-"""One row per name in `OptimizerNames` of transformers. To add an optimizer, add a row."""
-
-# Options, as the argument optim_args holds them
-
-SET_ELSEWHERE = {
-    "lr": "lr cannot be set there; use learning_rate",
-    "params": "params cannot be set there; override create_optimizer",
-    "relative_step": "relative_step computes its own rates, which no schedule can change; pass "
-    "optimizers=(Adafactor(..., lr=None), get_adafactor_schedule(optimizer)) to the Trainer",
-}
-"""Options that `optim_args` cannot set: why, and what to use instead."""
-
-
-def parse_optim_args(optimizer_class: type[Any], text: str | None) -> dict[str, Any]:
-    """Return the keyword arguments in "name=value,...". Raises ConfigurationError if the optimizer does not take one.
-
-    A value is read as a truth value, a number or a text, according to the type of the argument's default.
-    """
-    parameters = inspect.signature(optimizer_class).parameters
-    found: dict[str, Any] = {}
-    problems = []
-    for assignment in filter(None, (text or "").replace(" ", "").split(",")):
-        name, _, value = assignment.partition("=")
-        if name in SET_ELSEWHERE:
-            problems.append(f"You chose optim_args={text!r}, but {SET_ELSEWHERE[name]}.")
-        elif name not in parameters:
-            remedy = did_you_mean(name, parameters, f"choose among {', '.join(parameters)}.")
-            problems.append(f"You chose optim_args={text!r}, but {optimizer_class.__name__} has no {name}; {remedy}")
-        else:
-            found[name] = _parse_value(value, parameters[name].default)
-    if problems:
-        raise ConfigurationError(problems)
-    if "weight_decay" in found:
-        logging.getLogger("hexloop").warning(
-            "weight_decay in optim_args has no effect: the argument weight_decay sets it for each parameter group."
-        )
-    return found
-
-
-def _parse_value(text: str, default: Any) -> Any:
-    if isinstance(default, bool):
-        return bool(parse_truth(text))
-    if text.lower() in ("true", "false", "none"):
-        return {"true": True, "false": False, "none": None}[text.lower()]
-    for number in (float,) if isinstance(default, float) else (int, float):
-        try:
-            return number(text)
-        except ValueError:
-            continue
-    return text
-
-
-# Parameter groups and construction
-
-NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
-"""Names of parameters without weight decay, as in transformers. Those of a LayerNorm have none either."""
+# Construction
 
 GROUP_OPTIONS = ("params", "model", "optimizer_dict")
 """Options that replace the parameter groups as the first argument. If there are several, the last counts."""
-
-
-def decayed_names(model: nn.Module) -> list[str]:
-    """Return the names of the parameters with weight decay: all except biases and normalization weights."""
-    normalized = tuple(name for name, module in model.named_modules() if isinstance(module, nn.LayerNorm))
-    return [
-        name
-        for name, _ in model.named_parameters()
-        if not NO_DECAY.search(name.lower()) and name.rpartition(".")[0] not in normalized
-    ]
-
-
-def parameter_groups(
-    model: nn.Module, decayed: list[str], weight_decay: float, keeps_empty: bool = True
-) -> list[dict[str, Any]]:
-    """Return the trainable parameters in two groups, with and without weight decay, as in transformers.
-
-    There are two even where the decay is 0 or a group is empty, unless `keeps_empty` is False.
-    """
-    chosen = set(decayed)
-    trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [parameter for name, parameter in trainable if name in chosen], "weight_decay": weight_decay},
-        {"params": [parameter for name, parameter in trainable if name not in chosen], "weight_decay": 0.0},
-    ]
-    return groups if keeps_empty else [group for group in groups if group["params"]] or groups[:1]
 
 
 def build_optimizer(
@@ -314,61 +387,3 @@ def _keep_embeddings_in_32_bits(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             manager.register_module_override(module, "weight", {"optim_bits": 32})
-
-
-# Two groups in one kernel call
-
-BY_ELEMENT = frozenset({Adam, AdamW, SGD, Adagrad, RMSprop})
-"""Optimizers whose update of a parameter depends on no other parameter of its group."""
-
-PLAIN = frozenset({float, int, bool, str, tuple, type(None)})
-"""Types of options that can be compared without waiting for a device."""
-
-
-def step_equal_groups_at_once(optimizer: Optimizer) -> None:
-    """Let an optimizer with two groups update both in one call of its kernel while their options are equal.
-
-    The results are the same. A call costs as much host time as many parameters do, and without weight decay the groups
-    of `parameter_groups` are always equal. Hooks of the optimizer's step see both groups. Does nothing for optimizers
-    that are not `BY_ELEMENT`.
-    """
-    below_hooks = getattr(type(optimizer).step, "__wrapped__", None)  # torch wraps `step` to call hooks around it
-    if type(optimizer) not in BY_ELEMENT or below_hooks is None:
-        return
-
-    @wraps(below_hooks)
-    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        groups = self.param_groups
-        if len(groups) != 2 or not _equal_options(*groups):
-            return below_hooks(self, *args, **kwargs)
-        first, second = groups
-        self.param_groups = [{**first, "params": [*first["params"], *second["params"]]}]
-        try:
-            return below_hooks(self, *args, **kwargs)
-        finally:
-            self.param_groups = groups
-
-    hooked: Any = Optimizer.profile_hook_step(step)
-    owner = ref(optimizer)  # with a method, the optimizer would refer to itself
-
-    @wraps(hooked)
-    def step_of_owner(*args: Any, **kwargs: Any) -> Any:
-        return hooked(owner(), *args, **kwargs)
-
-    step_of_owner.__func__ = hooked  # type: ignore[attr-defined]  # torch's schedules wrap it
-    optimizer.step = step_of_owner  # type: ignore[method-assign]
-
-
-def _equal_options(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return whether two groups have the same options. Different tensors or objects count as different."""
-    if one.keys() != other.keys():
-        return False
-    for name, value in one.items():
-        own = other[name]
-        if (
-            own is not value
-            and name != "params"
-            and (type(own) is not type(value) or type(value) not in PLAIN or own != value)
-        ):
-            return False
-    return True

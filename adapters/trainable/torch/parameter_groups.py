@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hexloop.adapters.trainable.torch.decay_groups import decayed_names
 from hexloop.adapters.trainable.torch.names import by_own_names, fitting_names
-from hexloop.adapters.trainable.torch.optimizers import decayed_names
 from hexloop.adapters.trainable.torch.serialization import (
     StateDecoder,
     StateEncoder,

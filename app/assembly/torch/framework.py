@@ -10,9 +10,10 @@ from hexloop.adapters.batches.torch.passes import KeptLoaders
 from hexloop.adapters.batches.torch.random_streams import random_fingerprint
 from hexloop.adapters.batches.torch.reproduction import import_before_seeding
 from hexloop.adapters.batches.torch.structure import batch_fingerprint
+from hexloop.adapters.trainable.torch.decay_groups import decayed_names
 from hexloop.adapters.trainable.torch.forward import default_label_names, returns_loss_by_default, takes_any_keyword
 from hexloop.adapters.trainable.torch.names import unwrapped
-from hexloop.adapters.trainable.torch.optimizers import build_optimizer, decayed_names
+from hexloop.adapters.trainable.torch.optimizers import build_optimizer
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.framework import Framework
 from hexloop.app.assembly.parts import TrainerParts

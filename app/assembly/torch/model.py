@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from hexloop.adapters.scheduler.torch.run_schedules import LambdaScheduler, MetricScheduler, follower_of, lambda_of
 from hexloop.adapters.scheduler.torch.user_scheduler import TorchScheduler
 from hexloop.adapters.trainable.torch import optimizers
+from hexloop.adapters.trainable.torch.decay_groups import decayed_names
 from hexloop.adapters.trainable.torch.forward import (
     align_special_tokens,
     default_label_names,
@@ -24,7 +25,7 @@ from hexloop.adapters.trainable.torch.forward import (
 )
 from hexloop.adapters.trainable.torch.forward_hooks import OverflowWatch, PastOutputs, add_embedding_noise
 from hexloop.adapters.trainable.torch.names import unwrapped
-from hexloop.adapters.trainable.torch.optimizers import build_optimizer, decayed_names
+from hexloop.adapters.trainable.torch.optimizers import build_optimizer
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.choices import DebugOption
 from hexloop.app.assembly.framework import Observer
@@ -32,8 +33,9 @@ from hexloop.app.assembly.learner import RunLearner
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.torch.losses import refuse_chunked_loss
 from hexloop.app.devices import runtime_report
-from hexloop.app.engines import engine_for
+from hexloop.app.engines import engine_for, find_plugin
 from hexloop.app.joining import join
+from hexloop.app.rules import rules_of
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.evaluation import BestMetric, best_metric_named
 from hexloop.domain.events import EpochBegan, EpochEnded, Evaluated
@@ -235,8 +237,11 @@ def zero3_init(args: TrainingArguments) -> AbstractContextManager[None]:
 # Optimizer
 
 
-def choose_optimizer(args: TrainingArguments) -> tuple[type[Any], dict[str, Any]]:
-    """Return the optimizer class that the arguments name, and its keyword arguments."""
+def choose_optimizer(args: TrainingArguments, model: Any = None) -> tuple[Any, dict[str, Any]]:
+    """Return the optimizer class that the arguments name, or a factory, and its keyword arguments.
+
+    model: whose parameters the optimizer will update, if it is known.
+    """
     return optimizers.choose_optimizer(
         str(getattr(args.optim, "value", args.optim)),
         args.learning_rate,
@@ -244,6 +249,12 @@ def choose_optimizer(args: TrainingArguments) -> tuple[type[Any], dict[str, Any]
         args.adam_epsilon,
         args.optim_args,
         args.device.type,
+        installed=partial(find_plugin, "optimizers"),
+        weight_decay=args.weight_decay,
+        warmup_steps=args.warmup_steps,
+        adam_reaches_all=rules_of(args).adam_reaches_all,
+        model=model,
+        target_modules=args.optim_target_modules,
     )
 
 

@@ -18,7 +18,7 @@ from hexloop.adapters.trainable.torch.layouts import WHOLE, OwnLayout, TorchLayo
 from hexloop.adapters.trainable.torch.model_state import ModelState, is_derived
 from hexloop.adapters.trainable.torch.names import by_own_names, fitting_names, wrapped_as
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
-from hexloop.adapters.trainable.torch.optimizers import decayed_names
+from hexloop.adapters.trainable.torch.decay_groups import decayed_names
 from hexloop.app.assembly.adapters import Adapters
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.state import is_sharded, own_state, writers

@@ -145,7 +145,7 @@ class Lists(Framework[TrainerParts]):
         """Return the batches of the loader."""
         return loader.batches
 
-    def choose_optimizer(self, args: TrainingArguments) -> tuple[type[Any], dict[str, Any]]:
+    def choose_optimizer(self, args: TrainingArguments, model: Any = None) -> tuple[type[Any], dict[str, Any]]:
         """Return SGD with momentum. Raises ConfigurationError if the arguments name another optimizer, or a decay."""
         if str(getattr(args.optim, "value", args.optim)) != "sgd" or args.weight_decay:
             raise ConfigurationError(
