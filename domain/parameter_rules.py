@@ -66,8 +66,8 @@ def matcher_of(patterns: Sequence[str]) -> Callable[[str], bool]:
 
 def _expression(pattern: str) -> str:
     """Return the regular expression of a pattern: of the whole name, or of the modules at its start."""
-    whole = translate(pattern)  # "(?s:...)\\Z"; stars are atomic groups, which do not backtrack into each other
-    return rf"{whole.removesuffix(chr(92) + 'Z')}(?:\.|\Z)" if not pattern.endswith("*") else whole
+    whole = translate(pattern)  # "(?s:...)" and the end; stars are atomic groups, which do not backtrack into each other
+    return whole if pattern.endswith("*") else rf"{whole[:-2]}(?:\.|\Z)"
 
 
 # Reading
@@ -278,17 +278,21 @@ def distances_to_output(names: Sequence[str]) -> dict[str, int]:
     Returns 0 for all parameters if there are no layers.
     """
     places = _places(names)
-    counts: dict[str, int] = {}
+    numbers: dict[str, set[int]] = {}
     for stack, number in places.values():
-        counts[stack] = max(counts.get(stack, 0), number + 1)
-    if not counts:
+        numbers.setdefault(stack, set()).add(number)
+    if not numbers:
         return dict.fromkeys(names, 0)
-    furthest = max(counts.values()) + 1
+    from_above = {
+        (stack, number): place
+        for stack, found_numbers in numbers.items()
+        for place, number in enumerate(sorted(found_numbers, reverse=True), 1)
+    }
+    furthest = max(map(len, numbers.values())) + 1
     found, before = dict[str, int](), True
     for name in names:
         if name in places:
-            stack, number = places[name]
-            found[name], before = counts[stack] - number, False
+            found[name], before = from_above[places[name]], False
         else:
             found[name] = furthest if before or "embed" in name.lower() else 0
     return found

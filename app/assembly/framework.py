@@ -18,6 +18,7 @@ from attrs import define, field
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.learner import RunLearner
 from hexloop.app.assembly.random_state import Flag
+from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.events import AnyEvent
 from hexloop.domain.run import Run
 from hexloop.ports.batches import Batches, Evaluator
@@ -358,6 +359,23 @@ class Framework(ABC, Generic[Parts]):
 
         decayed: the names of the parameters with weight decay. keeps_empty: whether a parameter group may be empty.
         """
+
+    def build_by_rules(
+        self, args: TrainingArguments, model: Any, main: tuple[Any, dict[str, Any]], decayed: list[str]
+    ) -> Any:
+        """Return the optimizer of a prepared model with the groups of `param_groups`. See `build_optimizer`.
+
+        main: the class of the optimizer, and its keyword arguments. Raises ConfigurationError for rules that do not
+        fit.
+        """
+        raise ConfigurationError("param_groups needs `build_by_rules` of the framework; leave param_groups out.")
+
+    def refuse_groups(self, parts: Parts) -> None:
+        """Raise ConfigurationError, with every problem, if `param_groups` does not fit the model or the optimizer."""
+
+    def group_lines(self, parts: Parts) -> Iterable[Mapping[str, Any]]:
+        """Return what each group of `param_groups` is, for a report; nothing without that argument."""
+        return ()
 
     def decayed_names(self, model: Any) -> list[str]:
         """Return the names of the parameters with weight decay."""

@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hexloop.adapters.trainable.torch.decay_groups import parameter_groups, step_equal_groups_at_once
+from hexloop.adapters.trainable.torch.group_rules import RuledGroups, own_names
 from hexloop.adapters.trainable.torch.optimizer_arguments import parse_optim_args
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import Problem, did_you_mean, enumeration
@@ -292,6 +293,7 @@ OPTIMIZERS: Mapping[str, Row] = MappingProxyType(
         "schedule_free_radam": _schedule_free("RAdamScheduleFree", warms_up=False),
         "schedule_free_sgd": _schedule_free("SGDScheduleFree", with_adam=False),
         "stable_adamw": Row(target="optimi:StableAdamW", options=_stable_adamw, package="torch-optimi", extra="optimi"),
+        "muon": Row(target="hexloop.adapters.trainable.torch.muon:MuonWithAdamW", options=_fused, several=True),
     }
 )
 """One row per name: those in `OptimizerNames` of transformers, and hexloop's own. To add an optimizer, add a row."""
@@ -373,6 +375,8 @@ def build_optimizer(
     others = {name: value for name, value in options.items() if name not in GROUP_OPTIONS}
     if first_arguments:
         optimizer = optimizer_class(first_arguments[-1], **others)
+    elif hasattr(optimizer_class, "parts_of"):  # it divides the parameters among several optimizers
+        optimizer = RuledGroups((), (optimizer_class, others), own_names(model, decayed), weight_decay).build(model)
     else:
         optimizer = optimizer_class(parameter_groups(model, decayed, weight_decay, keeps_empty), **others)
         step_equal_groups_at_once(optimizer)

@@ -22,6 +22,7 @@ from hexloop.app.assembly.torch import (
     buckets,
     data,
     determinism,
+    groups,
     learner,
     losses,
     meters,
@@ -122,6 +123,9 @@ class TorchFramework(Framework[TrainerParts]):
 
     choose_optimizer = staticmethod(models.choose_optimizer)
     build_optimizer = staticmethod(build_optimizer)
+    build_by_rules = staticmethod(groups.build_by_rules)
+    refuse_groups = staticmethod(groups.refuse_groups)
+    group_lines = staticmethod(groups.group_lines)
     decayed_names = staticmethod(decayed_names)
     schedule = staticmethod(models.make_lr_scheduler)
     scheduler = staticmethod(models.scheduler_adapter)
