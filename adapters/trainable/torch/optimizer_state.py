@@ -20,7 +20,8 @@ from hexloop.adapters.trainable.torch.layouts import (
     merge_uneven_state,
     shape_of,
 )
-from hexloop.adapters.trainable.torch.moments import MomentSpec, check_moments, check_order
+from hexloop.adapters.trainable.torch.moments import OF_PARAMETER, MomentSpec, check_moments, check_order
+from hexloop.adapters.trainable.torch.optimizer_attributes import MemberAttributes
 from hexloop.adapters.trainable.torch.optimizer_document import OPTIONS, checked_document, refuse_invalid_counters
 from hexloop.adapters.trainable.torch.parameter_groups import (
     NUMBERED,
@@ -35,6 +36,7 @@ from hexloop.adapters.trainable.torch.serialization import (
     StateDecoder,
     StateEncoder,
     UncastTensor,
+    is_wrapper,
     package_classes,
     read_box,
     tensor_names,
@@ -49,6 +51,9 @@ from hexloop.ports.state import JSON, Part
 
 FURTHER = "further"
 """The key for what a state dict contains besides groups and the state of parameters."""
+
+ATTRIBUTES = "attributes"
+"""The key for the optimizer's own attributes that have changed."""
 
 MOST_FURTHER = 16
 """Groups that a saved optimizer may have besides two for each of this one."""
@@ -76,6 +81,7 @@ class OptimizerState:
         self._layout = layout
         self._names = {id(parameter): name for name, parameter in layout.parameters(model).items()}
         self._groups = GroupValues(optimizer)
+        self._attributes = MemberAttributes(optimizer)
 
     def export(self) -> Iterator[Part]:
         """Export each tensor as "<parameter>.<moment>", and everything else as one JSON document."""
@@ -101,6 +107,8 @@ class OptimizerState:
         if further or unnumbered:
             values = {"top": further, "state": unnumbered}
             document[FURTHER] = {key: encoder.encode(value, FURTHER) for key, value in values.items()}
+        if attributes := self._attributes.export(encoder):
+            document[ATTRIBUTES] = attributes
         if whole:
             yield from (tensor_part(name, tensor) for name, tensor in encoder.tensors.items())
         else:
@@ -189,14 +197,19 @@ class OptimizerState:
             numbers[name]: decoder.decode(values, named[numbers[name]][1].device)
             for name, values in document["state"].items()
         }
-        for member, kept in self._by_member({name: state[numbers[name]] for name in document["state"]}):
+        by_name = {name: state[numbers[name]] for name in document["state"]}
+        for member, kept in self._by_member(by_name):
             refuse_invalid_counters(member, kept)
+        refuse_other_shapes(by_name, dict(named))
         further = {key: decoder.decode(value) for key, value in document.get(FURTHER, {}).items()}
         unnumbered = further.get("state", {})
+        attributes = self._attributes.taken(document.get(ATTRIBUTES, {}), decoder)
         self._optimizer.load_state_dict(
             {**further.get("top", {}), "state": {**state, **unnumbered}, "param_groups": groups}
         )
         self._groups.put(merged)
+        for set_attribute in attributes:
+            set_attribute()
         for number, (_, parameter) in enumerate(named):
             if number in state and parameter in self._optimizer.state:
                 loaded = self._optimizer.state[parameter]
@@ -266,6 +279,19 @@ def check_groups(groups: Sequence[Mapping[str, Any]], present: list[list[str]]) 
         )
 
 
+def refuse_other_shapes(state: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> None:
+    """Raise ValueError for quantized moments that do not have the shape of their parameter."""
+    for name, values in state.items():
+        for key, value in values.items() if isinstance(values, dict) else ():
+            tensor = value.tensor if isinstance(value, UncastTensor) else value
+            shape = parameters[name].shape
+            if isinstance(tensor, Tensor) and is_wrapper(tensor) and key in OF_PARAMETER and tensor.shape != shape:
+                raise ValueError(
+                    f"The saved optimizer does not fit: {name}.{key} has shape {list(tensor.shape)}, and its parameter "
+                    f"{list(shape)}."
+                )
+
+
 def _own(layout: TorchLayout, parameter: Tensor, spread: Spread, part: Part) -> Tensor:
     """Return this rank's elements of a moment."""
     return layout.like(parameter, read_box(part, spread))
@@ -275,6 +301,8 @@ def _exact(saved: Any, loaded: Any, parameter: Tensor, own_type: set[int]) -> An
     """Return the state that the optimizer `loaded` from `saved`, with the saved types, and the parameter's strides."""
     if isinstance(loaded, UncastTensor):
         saved = loaded = loaded.tensor.to(parameter.device)
+        if is_wrapper(loaded):
+            return loaded
     if isinstance(saved, Tensor) and isinstance(loaded, Tensor) and saved.shape == loaded.shape:
         if loaded.dtype != saved.dtype and id(saved) in own_type:
             loaded = saved.to(loaded.device)
@@ -283,7 +311,7 @@ def _exact(saved: Any, loaded: Any, parameter: Tensor, own_type: set[int]) -> An
         return loaded
     if isinstance(saved, dict) and isinstance(loaded, dict):
         return {
-            key: _exact(saved[key], value, parameter, own_type) if key in saved else value
+            key: _exact(saved.get(key), value, parameter, own_type)  # an optimizer may move entries as it loads them
             for key, value in loaded.items()
         }
     if isinstance(saved, list | tuple) and type(loaded) is type(saved) and len(saved) == len(loaded):
