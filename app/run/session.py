@@ -219,14 +219,14 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         totals = [totals_over_ranks(each) for each in (parts.adapters.collectives, parts.adapters.data_collectives)]
         sums = [lambda number, of=each: of([number])[0] for each in totals]
         counters = framework.counters(parts, run, learner, *sums)
-        trained = TrainedParameters.of(parts, counters.settle)
+        trained = TrainedParameters.of(parts, run, counters.settle)
         reporting = Reporting(parts, run)
         checkpoints = RunCheckpoints(
             parts,
             run,
             prepared.asked_accumulation,
             host.parts,
-            trained.check_and_settle,
+            trained,
             reporting.identifiers_to_save,
         )
         run.connect(

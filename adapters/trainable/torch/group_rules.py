@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
@@ -11,7 +12,7 @@ from attrs import field, frozen
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hexloop.adapters.trainable.torch.composite import MEMBER, PART, composed
+from hexloop.adapters.trainable.torch.composite import MEMBER, PART, CompositeOptimizer, composed
 from hexloop.adapters.trainable.torch.decay_groups import step_equal_groups_at_once
 from hexloop.adapters.trainable.torch.names import by_own_names
 from hexloop.domain.errors import ConfigurationError
@@ -95,7 +96,7 @@ class RuledGroups:
         except ConfigurationError as error:
             yield from (f"In the rule {rule.name!r} of param_groups: {each}" for each in error.problems)
             return
-        if not _takes_groups(optimizer_class, options):
+        if not takes_groups(optimizer_class, options):
             name = "The optimizer of the run" if rule.optimizer is None else f"The optimizer {rule.optimizer!r}"
             yield (
                 f"{name} makes its parameter groups itself, so that the rule {rule.name!r} of param_groups would have "
@@ -320,7 +321,8 @@ def option_like(value: Any, default: Any) -> Any:
     raise RefusalError("it cannot be set for a group", "leave it out")
 
 
-def _takes_groups(optimizer_class: Any, options: Mapping[str, Any]) -> bool:
+def takes_groups(optimizer_class: Any, options: Mapping[str, Any] = MappingProxyType({})) -> bool:
+    """Return whether an optimizer is made from parameter groups, and takes further ones."""
     is_class = isinstance(optimizer_class, type) and issubclass(optimizer_class, Optimizer)
     return is_class and not {"params", "model", "optimizer_dict"} & options.keys()
 
@@ -342,6 +344,59 @@ def _probe(optimizer_class: Any, options: Mapping[str, Any]) -> dict[str | None,
     return {
         group.get(PART): {key: value for key, value in group.items() if key not in ("params", PART)}
         for group in made.param_groups
+    }
+
+
+# Groups that join an optimizer during a run
+
+
+def with_rates(groups: Sequence[dict[str, Any]], optimizer: Optimizer) -> None:
+    """Give new groups the peak rates of an optimizer, multiplied by their factors."""
+    for group in groups:
+        factor = group.pop(FACTOR, 1.0)
+        group["lr"] = group.get("lr", _peak_rate(group, optimizer)) * factor
+
+
+def _peak_rate(group: Mapping[str, Any], optimizer: Optimizer) -> float:
+    """Return the rate that the optimizer of a group has by default."""
+    while isinstance(optimizer, CompositeOptimizer):
+        name = group.get(PART if group.get(PART) in optimizer.members else MEMBER)
+        optimizer = optimizer.members.get(str(name)) or next(iter(optimizer.members.values()))
+    return float(optimizer.defaults["lr"])
+
+
+NOT_RECORDED = frozenset({"params", "param_names", "lr", "initial_lr", "max_lr", "min_lr"})
+"""The keys of a group that are recorded otherwise, or follow from the schedule."""
+
+
+def group_options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a group besides its rate, as plain values."""
+    return {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in group.items()
+        if key not in NOT_RECORDED and _is_plain(value)
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def options_of_group(optimizer: Optimizer, recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options that `group_options` returned, of the types that the optimizer's have.
+
+    Raises ValueError for values of other types.
+    """
+    while isinstance(optimizer, CompositeOptimizer):
+        name = recorded.get(PART if recorded.get(PART) in optimizer.members else MEMBER)
+        optimizer = optimizer.members.get(str(name)) or next(iter(optimizer.members.values()))
+    defaults = optimizer.defaults
+    return {
+        key: option_like(value, defaults[key]) if key in defaults and value is not None else value
+        for key, value in recorded.items()
+        if key not in NOT_RECORDED and _is_plain(value)
     }
 
 

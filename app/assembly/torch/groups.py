@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from hexloop.adapters.trainable.torch.group_rules import RuledGroups, own_names, summaries
+from hexloop.adapters.scheduler.torch.run_schedules import LambdaScheduler, MetricScheduler
+from hexloop.adapters.trainable.torch.group_rules import (
+    RuledGroups,
+    group_options,
+    options_of_group,
+    own_names,
+    summaries,
+    takes_groups,
+    with_rates,
+)
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.parameter_groups import parameter_rules
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.torch.model import choose_named_optimizer, choose_optimizer, decayed_names
-from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.wording import Problem
+from hexloop.domain.errors import CheckpointError, ConfigurationError
+from hexloop.domain.state import JoinedGroup
+from hexloop.domain.wording import Problem, listed
+from hexloop.ports.learner import Scheduler
+
+__all__ = ["group_options"]
+"""A name of an adapter that the framework gets from here."""
 
 
 def ruled_groups(
@@ -57,13 +71,17 @@ def refuse_groups(parts: TrainerParts) -> None:
             "You chose capture_step=True and a rule of param_groups with an optimizer of its own, but only the step of "
             "one optimizer can be recorded; leave one of them out."
         )
+    ruled_groups(args, model, _main(parts), decayed_names(model)).refuse(model)
+
+
+def _main(parts: TrainerParts) -> tuple[Any, dict[str, Any]]:
+    """Return the class of the run's optimizer, and its options."""
     if parts.optimizer_cls_and_kwargs is not None:
-        main: tuple[Any, dict[str, Any]] = parts.optimizer_cls_and_kwargs
-    elif parts.hooks.chooses_optimizer:
-        main = parts.hooks.get_optimizer_cls_and_kwargs(args, model)
-    else:
-        main = choose_optimizer(args, model)
-    ruled_groups(args, model, main, decayed_names(model)).refuse(model)
+        return parts.optimizer_cls_and_kwargs
+    if parts.hooks.chooses_optimizer:
+        chosen: tuple[Any, dict[str, Any]] = parts.hooks.get_optimizer_cls_and_kwargs(parts.args, parts.model)
+        return chosen
+    return choose_optimizer(parts.args, parts.model)
 
 
 def group_lines(parts: TrainerParts) -> Iterable[dict[str, Any]]:
@@ -83,3 +101,44 @@ def group_lines(parts: TrainerParts) -> Iterable[dict[str, Any]]:
         }
         for each in summaries(parts.optimizer, rules)
     ]
+
+
+# Groups that join during a run
+
+
+def can_join(scheduler: Scheduler, optimizer: Any) -> bool:
+    """See `Framework.can_join`: schedules of the arguments can, and optimizers that take any group."""
+    return isinstance(scheduler, LambdaScheduler | MetricScheduler) and takes_groups(type(optimizer))
+
+
+def join_schedule(scheduler: Scheduler) -> None:
+    """See `Framework.join_schedule`."""
+    if isinstance(scheduler, LambdaScheduler | MetricScheduler):
+        scheduler.join()
+
+
+def joining_groups(parts: TrainerParts, names: Sequence[str]) -> list[dict[str, Any]] | None:
+    """Return the groups that parameters would have had at the start; None for an optimizer of the user's.
+
+    The rates are those of the optimizer, multiplied as the rules of `param_groups` say.
+    """
+    if parts.optimizer is None or parts.optimizer is not parts.standard_optimizer:
+        return None
+    main, model = _main(parts), parts.unwrapped_model
+    if not takes_groups(*main):
+        return None
+    found = ruled_groups(parts.args, model, main, decayed_names(model)).groups(model, names)
+    with_rates(found, parts.optimizer)
+    return found
+
+
+def rejoin_group(optimizer: Any, parameters: Sequence[Any], group: JoinedGroup) -> None:
+    """See `Framework.rejoin_group`."""
+    try:
+        options = options_of_group(optimizer, group.options)
+        optimizer.add_param_group({"params": list(parameters), **options, "lr": group.learning_rate})
+    except (ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(
+            f"The parameter group of {listed(group.params, ', ')} that joined the optimizer of the checkpoint's run "
+            f"cannot be made again: {error}; resume with the same optimizer."
+        ) from error
