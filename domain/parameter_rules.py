@@ -298,6 +298,11 @@ def distances_to_output(names: Sequence[str]) -> dict[str, int]:
     return found
 
 
+def in_layers(names: Sequence[str]) -> set[str]:
+    """Return the parameters in numbered layers; see `distances_to_output`."""
+    return {*_places(names)}
+
+
 def _places(names: Sequence[str]) -> dict[str, tuple[str, int]]:
     """Return the list of layers that contains each parameter, by the list's name, and the number of the layer."""
     named: dict[str, tuple[str, int]] = {}

@@ -121,7 +121,8 @@ class RunState:
     the finite losses, and the numbers of steps with a finite and another loss.
     nonfinite_losses, nonfinite_norms, spikes: steps of the whole run with such a loss or gradient norm.
     recent_losses: the last finite losses, if spikes are looked for. skipped: the windows that are left out.
-    learning_rate, gradient_norm: of the last step, for a log right after a resume.
+    learning_rate, learning_rates, gradient_norm: of the last step, for a log right after a resume; the rates of the
+    first parameter group, and of those that are logged by name.
     best_metric, best_step, best_checkpoint: the best evaluation so far, and the checkpoint with its weights.
     parent_checkpoint: the previous checkpoint.
     due: the actions that are still due at this boundary, in order ("log", "evaluate", "save"); the first may have been
@@ -158,6 +159,7 @@ class RunState:
     recent_losses: list[float] = Factory(list)
     skipped: list[SkippedWindow] = Factory(list)
     learning_rate: float | None = None
+    learning_rates: dict[str, float] = Factory(dict)
     gradient_norm: float | None = None
     best_metric: float | None = None
     best_step: Count | None = None

@@ -44,7 +44,7 @@ Versions count from 1, so the current version of a document is one more than the
 ADDED = frozenset(
     {
         "trackers", "finite_loss", "finite_steps", "nonfinite_steps", "nonfinite_losses", "nonfinite_norms", "spikes",
-        "recent_losses", "skipped", "time_spent", "joined_groups", "trainable",
+        "recent_losses", "skipped", "time_spent", "joined_groups", "trainable", "learning_rates",
     }
 )  # fmt: skip
 """Entries of the run state that checkpoints of earlier releases lack."""

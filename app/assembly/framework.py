@@ -378,6 +378,10 @@ class Framework(ABC, Generic[Parts]):
         """Return what each group of `param_groups` is, for a report; nothing without that argument."""
         return ()
 
+    def rate_groups(self, parts: Parts) -> Mapping[str, int]:
+        """Return the groups of the optimizer whose rates are logged besides the first one's, by name."""
+        return {}
+
     # Parameter groups that join during a run
 
     def can_join(self, scheduler: Scheduler, optimizer: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from operator import is_not, itemgetter
 from typing import Any
@@ -241,18 +241,21 @@ class TrainedParameters:
         if joined:
             self.framework.join_schedule(self.run.scheduler)
             self._note_groups()
-            self._expect_again([set(group.params) for group in state.joined_groups], named)
+            self._expect_again({id(named[name]) for name in joined})
 
-    def _expect_again(self, joined: list[set[str]], named: Mapping[str, Any]) -> None:
-        """Until the first step, ignore that a callback adds a group again that the checkpoint has."""
+    def _expect_again(self, joined: set[int]) -> None:
+        """Until the first step, ignore that a callback adds parameters again that joined before the checkpoint."""
         optimizer, add = self.optimizer, self.optimizer.add_param_group
-        expected = [{id(named[name]) for name in names} for names in joined]
 
         def add_unless_there(group: dict[str, Any]) -> None:
-            given = group.get("params") if isinstance(group, dict) else None
-            listed = list(given) if isinstance(given, list | tuple | set) else [given]
-            if set(map(id, listed)) not in expected:
-                add({**group, "params": listed} if given is not None else group)
+            given = group["params"]
+            if isinstance(given, Iterator):
+                given = list(given)
+                group = {**group, "params": given}
+            if isinstance(given, list | tuple | set) and joined.issuperset(map(id, given)):
+                return
+            if id(given) not in joined:
+                add(group)
 
         optimizer.add_param_group = add_unless_there
         self.rejoined = True

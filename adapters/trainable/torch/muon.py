@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Muon
 
 from hexloop.adapters.trainable.torch.composite import PART, CompositeOptimizer
-from hexloop.domain.parameter_rules import distances_to_output
+from hexloop.domain.parameter_rules import in_layers
 
 MUON, ADAMW = "muon", "adamw"
 
@@ -89,38 +89,29 @@ class MuonWithAdamW(CompositeOptimizer):
         a model without numbered layers all matrices, except embeddings and the output layer.
         """
         embeddings = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding | nn.EmbeddingBag)}
-        distances = distances_to_output(list(named))
-        furthest, has_layers = max(distances.values(), default=0), any(distances.values())
-        candidates = [
+        layered = in_layers(list(named))
+        matrices = [
             name
             for name, parameter in named.items()
-            if parameter.ndim == 2
-            and id(parameter) not in embeddings
-            and (0 < distances[name] < furthest if has_layers else "embed" not in name.lower())
+            if parameter.ndim == 2 and id(parameter) not in embeddings and "embed" not in name.lower()
         ]
-        if candidates and not _has_output_layer(model, named, candidates, distances, embeddings):
-            candidates.pop()
-        chosen = set(candidates)
+        hidden = [name for name in matrices if name in layered or not layered]
+        if hidden and not _has_output_layer(model, named, matrices, hidden):
+            hidden.pop()
+        chosen = set(hidden)
         return {name: MUON if name in chosen else ADAMW for name in named}
 
 
 def _has_output_layer(
-    model: nn.Module,
-    named: Mapping[str, Tensor],
-    candidates: list[str],
-    distances: Mapping[str, int],
-    embeddings: set[int],
+    model: nn.Module, named: Mapping[str, Tensor], matrices: list[str], hidden: list[str]
 ) -> bool:
-    """Return whether the output layer is known, and is not among the candidates; otherwise it is the last of them."""
+    """Return whether the output layer is known, and is not among the hidden matrices; otherwise it is their last."""
     find = getattr(model, "get_output_embeddings", None)
-    found = find() if callable(find) else None
-    weight = getattr(found, "weight", None)
+    weight = getattr(find() if callable(find) else None, "weight", None)
     if weight is not None:
-        return all(named[name] is not weight for name in candidates)
-    if not any(distances.values()):
-        return False
-    outside = (name for name, each in named.items() if each.ndim == 2 and distances[name] == 0)
-    return any(id(named[name]) not in embeddings for name in outside)
+        return all(named[name] is not weight for name in hidden)
+    order = {name: number for number, name in enumerate(named)}
+    return any(name not in hidden and order[name] > order[hidden[-1]] for name in matrices)
 
 
 def _as_groups(params: Iterable[Any]) -> list[dict[str, Any]]:

@@ -126,6 +126,7 @@ class TorchFramework(Framework[TrainerParts]):
     build_by_rules = staticmethod(groups.build_by_rules)
     refuse_groups = staticmethod(groups.refuse_groups)
     group_lines = staticmethod(groups.group_lines)
+    rate_groups = staticmethod(groups.rate_groups)
     can_join = staticmethod(groups.can_join)
     join_schedule = staticmethod(groups.join_schedule)
     group_options = staticmethod(groups.group_options)

@@ -103,6 +103,17 @@ def group_lines(parts: TrainerParts) -> Iterable[dict[str, Any]]:
     ]
 
 
+def rate_groups(parts: TrainerParts) -> dict[str, int]:
+    """Return the first group of each rule, which is the nearest to the output, by the name of the rule."""
+    if not parts.args.param_groups:
+        return {}
+    found: dict[str, int] = {}
+    for number, group in enumerate(parts.optimizer.param_groups):
+        if "name" in group:
+            found.setdefault(str(group["name"]), number)
+    return found
+
+
 # Groups that join during a run
 
 
