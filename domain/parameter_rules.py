@@ -109,7 +109,9 @@ def _read_rule(given: Any, number: int) -> tuple[GroupRule | None, list[Fault]]:
             except RefusalError as refusal:
                 faults.append(((key,), refusal))
     if given.get("params") is None:
-        faults.append(((), RefusalError(f"rule {number} has no params", "give it patterns of parameter names")))
+        remedies = (did_you_mean(key, ["params"], "") for key in options)
+        remedy = next(filter(None, remedies), "give it patterns of parameter names")
+        faults.append(((), RefusalError(f"rule {number} has no params", remedy)))
     faults += _conflicts(values, number)
     if faults:
         return None, faults

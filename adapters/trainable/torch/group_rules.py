@@ -12,7 +12,7 @@ from attrs import field, frozen
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hexloop.adapters.trainable.torch.composite import MEMBER, PART, CompositeOptimizer, composed
+from hexloop.adapters.trainable.torch.composite import MEMBER, PART, CompositeOptimizer, composed, owner_of
 from hexloop.adapters.trainable.torch.decay_groups import step_equal_groups_at_once
 from hexloop.adapters.trainable.torch.names import by_own_names
 from hexloop.domain.errors import ConfigurationError
@@ -415,7 +415,10 @@ def frozen_by(rules: Sequence[GroupRule], model: nn.Module) -> list[Tensor]:
 
 @frozen
 class GroupSummary:
-    """A parameter group, for a report. rule: its name. parameters: the number of tensors, elements: of their values."""
+    """A parameter group, for a report. rule: its name. optimizer: the class that updates it.
+
+    tensors: how many parameters it has. elements: how many values these have.
+    """
 
     rule: str | None
     patterns: tuple[str, ...]
@@ -433,13 +436,13 @@ def summaries(optimizer: Optimizer, rules: Sequence[GroupRule]) -> list[GroupSum
         GroupSummary(
             group.get(NAME),
             patterns.get(str(group.get(NAME)), ()),
-            str(group.get(PART) or group.get(MEMBER) or type(optimizer).__name__),
+            type(owner_of(optimizer, number)).__name__,
             len(group["params"]),
             sum(each.numel() for each in group["params"]),
             float(group.get("initial_lr", group["lr"])),
             group.get("weight_decay"),
         )
-        for group in optimizer.param_groups
+        for number, group in enumerate(optimizer.param_groups)
     ]
 
 
