@@ -195,7 +195,8 @@ def _report(program: Program, ours: Sequence[Record], theirs: Sequence[Record]) 
         raise ConfigurationError(
             f"{program.name} cannot be checked: no Trainer of transformers logged, predicted or trained anything."
         )
-    print_lines(*_groups(theirs))
+    for line in _groups(theirs):
+        print_lines(line)
     difference = next(differences(one, other), None)
     if difference is None:
         print_lines(f"hexloop: {program.name} agrees with transformers to the last bit: {_summary(one)}")
