@@ -45,7 +45,7 @@ from hexloop.adapters.trainable.torch.serialization import (
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import json_part, json_value
 from hexloop.domain.schemas import shown
-from hexloop.domain.wording import listed
+from hexloop.domain.wording import enumeration, listed
 from hexloop.ports.mesh import Spread
 from hexloop.ports.state import JSON, Part
 
@@ -82,6 +82,15 @@ class OptimizerState:
         self._names = {id(parameter): name for name, parameter in layout.parameters(model).items()}
         self._groups = GroupValues(optimizer)
         self._attributes = MemberAttributes(optimizer)
+
+    def problems(self) -> Iterator[str]:
+        """Yield a sentence for each part of the optimizer's state that no checkpoint can contain."""
+        yield from self._attributes.problems()
+        if type(self._optimizer).state_dict is Optimizer.state_dict:
+            return
+        if missing := {"state", "param_groups"} - self._optimizer.state_dict().keys():
+            kind = type(self._optimizer).__qualname__
+            yield f"the state dict of {kind} has no {enumeration(sorted(missing))}; return them from its state_dict"
 
     def export(self) -> Iterator[Part]:
         """Export each tensor as "<parameter>.<moment>", and everything else as one JSON document."""
