@@ -177,7 +177,7 @@ class LambdaScheduler:
         for group in scheduler.optimizer.param_groups[len(bases) :]:
             base = float(group.setdefault("initial_lr", float(group["lr"])))
             rate = base * functions[0](max(0, scheduler.last_epoch))
-            _set_rate(group, rate)
+            set_rate(group, rate)
             bases.append(base)
             functions.append(functions[0])
             scheduler._last_lr = [*scheduler._last_lr, rate]

@@ -59,6 +59,7 @@ class RuledGroups:
 
     main: the class of the run's optimizer, and its options. decayed: the names of the parameters with weight decay.
     weight_decay: of these. choose: returns the class and the options of an optimizer that a rule names.
+    complete: called with the model, the class, the options and the optimizer for each that was made.
     """
 
     rules: Sequence[GroupRule]
@@ -66,6 +67,7 @@ class RuledGroups:
     decayed: Collection[str]
     weight_decay: float
     choose: Choice = lambda name, further: (name, {})
+    complete: Callable[[nn.Module, Any, Mapping[str, Any], Optimizer], None] = lambda *_: None
     _probes: dict[str, dict[str | None, dict[str, Any]]] = field(factory=dict, init=False, eq=False)
 
     # Checks
@@ -247,6 +249,7 @@ class RuledGroups:
                         f"{optimizer_class.__name__} refuses the groups of param_groups: {error}; change the rules, or "
                         "choose another optimizer."
                     ) from error
+                self.complete(model, optimizer_class, options, members[name])
         optimizer = composed(members)
         apply_factors(optimizer.param_groups)
         if len(members) == 1:

@@ -394,9 +394,14 @@ def build_optimizer(
     else:
         optimizer = optimizer_class(parameter_groups(model, decayed, weight_decay, keeps_empty), **others)
         step_equal_groups_at_once(optimizer)
-    if "bitsandbytes" in str(optimizer_class) and others.get("optim_bits") == 8:
-        _keep_embeddings_in_32_bits(model, optimizer)
+    complete(model, optimizer_class, others, optimizer)
     return optimizer
+
+
+def complete(model: nn.Module, optimizer_class: Any, options: Mapping[str, Any], optimizer: Any) -> None:
+    """Set what an optimizer of this class, which was made with these options, needs to know of a model."""
+    if "bitsandbytes" in str(optimizer_class) and options.get("optim_bits") == 8:
+        _keep_embeddings_in_32_bits(model, optimizer)
 
 
 def settle_warmup(optimizer: Any, total_steps: int) -> None:

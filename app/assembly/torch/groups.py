@@ -16,6 +16,7 @@ from hexloop.adapters.trainable.torch.group_rules import (
     takes_groups,
     with_rates,
 )
+from hexloop.adapters.trainable.torch.optimizers import complete
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.parameter_groups import parameter_rules
 from hexloop.app.assembly.parts import TrainerParts
@@ -37,7 +38,8 @@ def ruled_groups(
     main: the class of the run's optimizer, and its options. decayed: the names of the parameters with weight decay.
     """
     choose = partial(choose_named_optimizer, args, model)
-    return RuledGroups(parameter_rules(args), main, own_names(model, decayed), args.weight_decay, choose)
+    decay = args.weight_decay
+    return RuledGroups(parameter_rules(args), main, own_names(model, decayed), decay, choose, complete)
 
 
 def build_by_rules(
