@@ -7,7 +7,7 @@ from typing import Any
 
 from hexloop.app.arguments.conversion import NONE_WORDS, decoded
 from hexloop.app.arguments.declaration import ArgumentGroup, argument, argument_group, rule
-from hexloop.domain.parameter_rules import EXAMPLE, GroupRule, read_rules
+from hexloop.domain.parameter_rules import GroupRule, read_rules
 from hexloop.domain.wording import RefusalError
 
 
@@ -21,8 +21,7 @@ def _rules(value: Any) -> Any:
     _, faults = read_rules(given)
     if faults:
         problems = [f"{_place(path)}{refusal.because}" for path, refusal in faults]
-        remedies = list(dict.fromkeys(refusal.remedy for _, refusal in faults))
-        raise RefusalError("; ".join(problems), ", ".join(remedies) if len(remedies) <= 2 else EXAMPLE)
+        raise RefusalError("; ".join(problems), faults[0][1].remedy if len(faults) == 1 else "change these rules")
     return list(given)
 
 
