@@ -250,6 +250,7 @@ def _log(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
         values["grad_norm"] = float(run.gradient_norm)
     if state.learning_rate is not None:
         values["learning_rate"] = state.learning_rate
+        values |= {f"learning_rate/{name}": rate for name, rate in state.learning_rates.items()}
     values |= further
     values |= run.log_figures()
     state.loss_total += total

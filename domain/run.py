@@ -126,6 +126,7 @@ class Run(Generic[Batch, Loss]):
     counters: called with every micro-batch that was trained on, to count tokens or floating-point operations.
     further_figures: additional totals that are logged when the run finishes.
     log_figures: additional values of each log of a loss.
+    rate_groups: the parameter groups whose rates are logged besides the first one's, by the names in the log.
     windows: groups micro-batches into windows, one per optimizer step.
     evaluate_first: evaluate before the first step.
     around_epoch, around_finish: receive the events of an epoch, or of the end of the run, and yield them; by default
@@ -162,6 +163,7 @@ class Run(Generic[Batch, Loss]):
     counters: Sequence[Callable[[Batch], None]] = ()
     further_figures: Callable[[], Mapping[str, float]] = dict
     log_figures: Callable[[], Mapping[str, float]] = dict
+    rate_groups: Mapping[str, int] = field(factory=dict)
     windows: Callable[[Generator[Batch, None, None], int], Generator[list[Batch], None, None]] = windows
     evaluate_first: bool = False
     around_epoch: Callable[[Generator[AnyEvent, None, None]], Iterator[AnyEvent]] = iter
@@ -222,7 +224,10 @@ class Run(Generic[Batch, Loss]):
                 counter(batch)
         state.step += 1
         self.update_taken = taken
-        state.learning_rate = scheduler.rates()[0]
+        rates = scheduler.rates()
+        state.learning_rate = rates[0]
+        if self.rate_groups:
+            state.learning_rates = {name: rates[number] for name, number in self.rate_groups.items()}
         if taken:
             state.updates += 1
             scheduler.advance(state.updates)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from attrs import Factory, define, frozen
 
 from hexloop.domain.errors import CheckpointError, NewerSchemaError
-from hexloop.domain.ranges import LONGEST_NAME, BatchSize, Count, Finite, FolderName, Holding, Seed, TrackerName
+from hexloop.domain.ranges import LONGEST_NAME, BatchSize, Count, Finite, FolderName, Holding, Rate, Seed, TrackerName
 
 SCHEMA_VERSION = 1
 
@@ -88,6 +88,25 @@ class SkippedWindow:
     reason: str = ""
 
 
+MOST_JOINED = 10_000
+"""Parameter groups that may join an optimizer during a run."""
+
+
+@frozen
+class JoinedGroup:
+    """A parameter group that joined the optimizer during the run.
+
+    params: the names of its parameters. learning_rate: its peak rate. options: the others, as plain values.
+    """
+
+    params: list[str]
+    learning_rate: Rate
+    options: dict[str, Any] = Factory(dict)
+
+
+JoinedGroups = Annotated[list[JoinedGroup], Holding("a list of groups", lambda groups: len(groups) <= MOST_JOINED)]
+
+
 @define
 class RunState:
     """The state of a run between two steps.
@@ -102,7 +121,8 @@ class RunState:
     the finite losses, and the numbers of steps with a finite and another loss.
     nonfinite_losses, nonfinite_norms, spikes: steps of the whole run with such a loss or gradient norm.
     recent_losses: the last finite losses, if spikes are looked for. skipped: the windows that are left out.
-    learning_rate, gradient_norm: of the last step, for a log right after a resume.
+    learning_rate, learning_rates, gradient_norm: of the last step, for a log right after a resume; the rates of the
+    first parameter group, and of those that are logged by name.
     best_metric, best_step, best_checkpoint: the best evaluation so far, and the checkpoint with its weights.
     parent_checkpoint: the previous checkpoint.
     due: the actions that are still due at this boundary, in order ("log", "evaluate", "save"); the first may have been
@@ -112,6 +132,8 @@ class RunState:
     history: everything that was logged. callbacks: the states of stateful callbacks.
     trackers: what identifies the run for each logger that said so, by the logger's name.
     time_spent: what the time of the run went into, if that is measured.
+    joined_groups: the parameter groups that joined the optimizer since the start, in order. trainable: whether each
+    parameter is trained for which this changed since the start, by name.
     """
 
     run: str = ""
@@ -137,6 +159,7 @@ class RunState:
     recent_losses: list[float] = Factory(list)
     skipped: list[SkippedWindow] = Factory(list)
     learning_rate: float | None = None
+    learning_rates: dict[str, float] = Factory(dict)
     gradient_norm: float | None = None
     best_metric: float | None = None
     best_step: Count | None = None
@@ -149,6 +172,8 @@ class RunState:
     callbacks: dict[str, Any] = Factory(dict)
     trackers: Annotated[dict[str, TrackerName], Holding("a few names", _are_few)] = Factory(dict)
     time_spent: TimeSpent | None = None
+    joined_groups: JoinedGroups = Factory(list)
+    trainable: dict[str, bool] = Factory(dict)
 
     def begin_next_epoch(self) -> None:
         """Move to the first sample of the next epoch."""

@@ -46,6 +46,13 @@ class Setup(Protocol):
         """Raise CheckpointError, with every problem, if that is not the document of such a run. where: names it."""
         return
 
+    def prepare(self, state: RunState) -> None:
+        """Give the optimizer the parameter groups that joined it before the checkpoint. Called before `differences`.
+
+        Raises CheckpointError if this run cannot have them.
+        """
+        return
+
     def differences(self, saved: Mapping[str, Any], state: RunState, weights: Sequence[Part]) -> Iterable[str]:
         """Return why this run cannot resume the checkpoint with that document, state and weights. Must not change
         anything.
@@ -176,6 +183,7 @@ class CheckpointContents:
         documents = RunDocuments(names, open_file)
         state, setup = documents.state(), documents.read(SETUP)
         self._setup.check(setup, f"{SETUP} in {documents.path_of(SETUP)}")
+        self._setup.prepare(state)
         found = {name: self._parts_of(name, names, open_file, documents) for name in self._exportables}
         self._refuse(list(self._setup.differences(setup, state, found[MODEL])))
         # Exporting a sharded model takes as long as saving it; there the setup compares the shapes.

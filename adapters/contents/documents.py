@@ -44,7 +44,7 @@ Versions count from 1, so the current version of a document is one more than the
 ADDED = frozenset(
     {
         "trackers", "finite_loss", "finite_steps", "nonfinite_steps", "nonfinite_losses", "nonfinite_norms", "spikes",
-        "recent_losses", "skipped", "time_spent",
+        "recent_losses", "skipped", "time_spent", "joined_groups", "trainable", "learning_rates",
     }
 )  # fmt: skip
 """Entries of the run state that checkpoints of earlier releases lack."""
@@ -178,7 +178,10 @@ def _current(name: str) -> int:
 
 def encode_state(state: RunState) -> bytes:
     """Return the run state as a document. Raises CheckpointError if JSON cannot represent it."""
-    own: dict[str, Any] = {"skipped": [asdict(each) for each in state.skipped]}
+    own: dict[str, Any] = {
+        "skipped": [asdict(each) for each in state.skipped],
+        "joined_groups": [asdict(each) for each in state.joined_groups],
+    }
     if state.time_spent is not None:
         own["time_spent"] = asdict(state.time_spent)
     return encode("run_state", {**asdict(state, recurse=False), **own})

@@ -155,7 +155,7 @@ class OptimizerNames(StrEnum):
     STABLE_ADAMW = "stable_adamw"
 
 
-OWN_OPTIMIZERS = ("adamw_torch_fp8",)
+OWN_OPTIMIZERS = ("adamw_torch_fp8", "muon")
 """Optimizers that hexloop has by name and transformers has not."""
 
 

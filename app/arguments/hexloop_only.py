@@ -10,6 +10,7 @@ from hexloop.app.arguments.declaration import ArgumentGroup, argument, argument_
 from hexloop.app.arguments.formats import Fp8Arguments
 from hexloop.app.arguments.losses import LossArguments
 from hexloop.app.arguments.packing import PackingArguments
+from hexloop.app.arguments.parameter_groups import ParameterGroupArguments
 from hexloop.domain.wording import RefusalError, did_you_mean
 
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
@@ -238,6 +239,7 @@ class HexloopArguments(
     Fp8Arguments,
     LossArguments,
     PackingArguments,
+    ParameterGroupArguments,
 ):
     """hexloop's own.
 

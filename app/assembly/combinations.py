@@ -17,6 +17,7 @@ from hexloop.app.arguments.declaration import default_of
 from hexloop.app.arguments.formats import TORCHAO, TRANSFORMER_ENGINE, Fp8Recipe
 from hexloop.app.arguments.losses import DFT, loss_wanted
 from hexloop.app.arguments.packing import own_value
+from hexloop.app.arguments.parameter_groups import parameter_rules
 from hexloop.app.assembly.fp8 import INSTALL, is_computed, is_missing, recipe_in_use
 from hexloop.app.assembly.framework import Framework
 from hexloop.app.devices import runtime_report
@@ -53,6 +54,11 @@ class Setting:
         return wanted.chunked or wanted.kind == DFT
 
     @property
+    def optimizers(self) -> list[str]:
+        """The names of all optimizers: that of the run, and those of rules for parameter groups."""
+        return [self.optimizer, *(each.optimizer for each in parameter_rules(self.args) if each.optimizer)]
+
+    @property
     def optimizer(self) -> str:
         """The name of the optimizer that the arguments choose."""
         return str(getattr(self.args.optim, "value", self.args.optim))
@@ -71,7 +77,7 @@ class Refusal:
     instead: str
 
 
-OF_SHAPES = ("adafactor", "galore", "apollo", "lomo", "lamb", "lars", "layerwise")
+OF_SHAPES = ("adafactor", "galore", "apollo", "lomo", "lamb", "lars", "layerwise", "muon")
 """Parts of the names of optimizers whose update of an element depends on the rest of its tensor."""
 
 OF_WHOLE_SHAPES = ("adafactor", "stable_adamw")
@@ -84,7 +90,7 @@ RECORDING_MODES = ("reduce-overhead", "max-autotune")
 
 def _updates_whole_matrices(name: str) -> bool:
     """Return whether an optimizer projects, quantizes or updates whole tensors, one at a time."""
-    return name.startswith(("galore", "apollo", "lomo", "adalomo", "paged")) or "bit" in name or "bnb" in name
+    return name.startswith(("galore", "apollo", "lomo", "adalomo", "paged", "muon")) or "bit" in name or "bnb" in name
 
 
 LAYERWISE = "layer-wise steps (optim_layerwise, or an optimizer like {optimizer})"
@@ -258,10 +264,25 @@ REFUSALS = (
         "leave it out, or train in that precision, too",
     ),
     Refusal(
-        lambda setting: setting.parallelism.sharded and _updates_whole_matrices(setting.optimizer),
-        "the optimizer {optimizer} with the parallelism {parallelism.name}",
+        lambda setting: setting.parallelism.sharded and any(map(_updates_whole_matrices, setting.optimizers)),
+        "the optimizer {optimizer}, or one of param_groups, with the parallelism {parallelism.name}",
         "it updates whole matrices, and each process holds only a part of each",
         "choose another, such as adamw_torch",
+    ),
+    Refusal(
+        lambda setting: (
+            bool(setting.args.param_groups)
+            and (setting.parallelism.owns_update or setting.parallelism.name in ("fsdp1", "xla_fsdp"))
+        ),
+        "param_groups with the parallelism {parallelism.name}",
+        "it flattens the parameters of a group, or makes the optimizer's groups itself",
+        "leave it out, train with DDP, or shard with FSDP 2 (fsdp='full_shard', version=2 in fsdp_config)",
+    ),
+    Refusal(
+        lambda setting: setting.args.capture_step and setting.optimizer == "muon",
+        "capture_step=True with the optimizer muon",
+        "only the step of one optimizer can be recorded",
+        "leave it out, or choose another optimizer, such as adamw_torch",
     ),
     Refusal(
         lambda setting: setting.parallelism.name == "fsdp1" and getattr(setting.args, "predict_with_generate", False),

@@ -18,8 +18,10 @@ from attrs import define, field
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.learner import RunLearner
 from hexloop.app.assembly.random_state import Flag
+from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.events import AnyEvent
 from hexloop.domain.run import Run
+from hexloop.domain.state import JoinedGroup
 from hexloop.ports.batches import Batches, Evaluator
 from hexloop.ports.device import Device
 from hexloop.ports.learner import Losses, Scheduler, WindowValues
@@ -358,6 +360,47 @@ class Framework(ABC, Generic[Parts]):
 
         decayed: the names of the parameters with weight decay. keeps_empty: whether a parameter group may be empty.
         """
+
+    def build_by_rules(
+        self, args: TrainingArguments, model: Any, main: tuple[Any, dict[str, Any]], decayed: list[str]
+    ) -> Any:
+        """Return the optimizer of a prepared model with the groups of `param_groups`. See `build_optimizer`.
+
+        main: the class of the optimizer, and its keyword arguments. Raises ConfigurationError for rules that do not
+        fit.
+        """
+        raise ConfigurationError("param_groups needs `build_by_rules` of the framework; leave param_groups out.")
+
+    def refuse_groups(self, parts: Parts) -> None:
+        """Raise ConfigurationError, with every problem, if `param_groups` does not fit the model or the optimizer."""
+
+    def group_lines(self, parts: Parts) -> Iterable[Mapping[str, Any]]:
+        """Return what each group of `param_groups` is, for a report; nothing without that argument."""
+        return ()
+
+    def rate_groups(self, parts: Parts) -> Mapping[str, int]:
+        """Return the groups of the optimizer whose rates are logged besides the first one's, by name."""
+        return {}
+
+    # Parameter groups that join during a run
+
+    def can_join(self, scheduler: Scheduler, optimizer: Any) -> bool:
+        """Return whether the optimizer may get further groups during a run, and the schedule can follow them."""
+        return False
+
+    def join_schedule(self, scheduler: Scheduler) -> None:
+        """Let the groups follow the schedule that were added to its optimizer."""
+
+    def group_options(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a group besides its rate, as plain values, from which `rejoin_group` makes it again."""
+        return {}
+
+    def rejoin_group(self, optimizer: Any, parameters: Sequence[Any], group: JoinedGroup) -> None:
+        """Add a group that joined before a checkpoint. Raises CheckpointError if the optimizer refuses its options."""
+
+    def joining_groups(self, parts: Parts, names: Sequence[str]) -> list[dict[str, Any]] | None:
+        """Return the groups that parameters would have had at the start; None if the arguments do not say it."""
+        return None
 
     def decayed_names(self, model: Any) -> list[str]:
         """Return the names of the parameters with weight decay."""

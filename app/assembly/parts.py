@@ -71,6 +71,7 @@ class TrainerParts:
     makes_optimizer: bool
     makes_scheduler: bool
     own_optimizer: bool
+    optimizer_cls_and_kwargs: tuple[type[Any], dict[str, Any]] | None
     standard_optimizer: Any
     standard_scheduler: Any
     train_dataset: Any

@@ -120,6 +120,8 @@ def _place(name: str) -> tuple[int, int, str]:
         return 0, 0, "loss"
     if name in ("learning_rate", "grad_norm"):
         return 0, 1, name
+    if name.startswith("learning_rate/"):
+        return 0, 1, "learning_rate"
     if "_mem_" in name or "memory" in name:
         return 3, 0, name
     if name == SPEED_OF_STEPS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -22,6 +22,9 @@ MOST_EVENTS = 2_000
 
 LONGEST_TEXT = 500
 """Characters of a name or a reason that are kept."""
+
+MOST_GROUPS, MOST_PATTERNS = 500, 20
+"""How many parameter groups are kept, and how many patterns of each."""
 
 MOST_INDICES = 8
 """How many samples of a step whose loss was not usable are named."""
@@ -147,11 +150,47 @@ class Bounded:
             self.dropped += 1
 
 
+@frozen
+class RecordedGroup:
+    """A parameter group. rule: its name; None without one. patterns: of the names of its parameters.
+
+    tensors, parameters: how many it has, the latter in values. learning_rate: at its peak.
+    """
+
+    rule: str | None
+    patterns: str
+    optimizer: str
+    tensors: int | None
+    parameters: int | None
+    learning_rate: float | None
+    weight_decay: float | None
+
+
+def groups_in(value: Any) -> list[RecordedGroup]:
+    """Return the parameter groups in a note of the journal, the first ones. Facts of other types are left out."""
+    return [_group_in(each) for each in (value if isinstance(value, list) else [])[:MOST_GROUPS] if isinstance(each, dict)]
+
+
+def _group_in(group: Mapping[str, Any]) -> RecordedGroup:
+    rule, patterns, optimizer = (group.get(name) for name in ("rule", "patterns", "optimizer"))
+    listed = [str(each)[:LONGEST_TEXT] for each in (patterns if isinstance(patterns, list) else [])[:MOST_PATTERNS]]
+    return RecordedGroup(
+        rule[:LONGEST_TEXT] if isinstance(rule, str) else None,
+        ", ".join(listed),
+        optimizer[:LONGEST_TEXT] if isinstance(optimizer, str) else "",
+        step_in(group.get("tensors")),
+        step_in(group.get("parameters")),
+        number_of(group.get("learning_rate")),
+        number_of(group.get("weight_decay")),
+    )
+
+
 @define
 class RunHistory:
     """One run. name: its identifier in checkpoints and journals. settings, command: those of the last start.
 
-    defaults: of the settings that differ from them; None if the journal does not have them.
+    defaults: of the settings that differ from them; None if the journal does not have them. groups: the parameter
+    groups of the last start.
 
     series: the curves by name. times: at which time, in seconds since the epoch, a step was logged. commands: of the
     board. irregular: steps whose loss was not usable. paused_at: the step at which the run is paused now. time_spent:
@@ -161,6 +200,7 @@ class RunHistory:
     name: str
     settings: Mapping[str, Any] = field(factory=dict)
     defaults: Mapping[str, Any] | None = None
+    groups: Sequence[RecordedGroup] = ()
     command: str = ""
     sessions: Bounded = field(factory=Bounded)
     saves: Bounded = field(factory=Bounded)
@@ -261,6 +301,7 @@ class RunHistory:
             self.time_spent = {}
         defaults = note.get("defaults")
         self.defaults = defaults if isinstance(defaults, Mapping) else None
+        self.groups = groups_in(note.get("groups"))
         command = note.get("command")
         self.command = command[:LONGEST_TEXT] if isinstance(command, str) else self.command
         self.total_steps = step_in(note.get("total_steps")) or self.total_steps

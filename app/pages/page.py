@@ -18,6 +18,7 @@ from hexloop.app.pages.search import search_data, search_of, search_section
 from hexloop.app.pages.sections import (
     arguments_section,
     checkpoints_section,
+    groups_section,
     irregular_section,
     moment,
     overview_section,
@@ -105,6 +106,7 @@ def content_of(records: Sequence[RunRecord], now: float) -> PageContent:
         Section("saves", "What saving cost", saves_section(records)),
         Section("results", "Results", results_section(records)),
         Section("arguments", "Arguments", arguments_section(records)),
+        Section("groups", "Parameter groups", groups_section(records)),
         Section("reproduce", "Reproduce and resume", reproducing_section(records)),
         Section("left-out", "Left out", _left_out(records)),
     ]

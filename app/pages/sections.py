@@ -172,6 +172,26 @@ def irregular_section(records: Sequence[RunRecord]) -> Markup:
     return section("irregular", rows=rows, left_out=f"{dropped:,} further steps are not listed." if dropped else "")
 
 
+def groups_section(records: Sequence[RunRecord]) -> Markup:
+    """Return the table of the parameter groups that rules made; nothing if there are none."""
+    rows = [
+        (
+            record.label,
+            each.rule or "no rule",
+            each.patterns or NOT_KNOWN,
+            each.optimizer,
+            *(NOT_KNOWN if count is None else f"{count:,}" for count in (each.tensors, each.parameters)),
+            *(NOT_KNOWN if number is None else f"{number:g}" for number in (each.learning_rate, each.weight_decay)),
+        )
+        for record in records
+        for each in record.history.groups
+    ]
+    if not rows:
+        return Markup()
+    head = ("run", "rule", "patterns", "optimizer", "tensors", "parameters", "peak learning rate", "weight decay")
+    return section("table", head=head, rows=rows, caption="Parameter groups", numbers=(4, 5, 6, 7))
+
+
 CAUSES = {
     Cause.STEP: "steps (goodput)",
     Cause.DATA: "waiting for data",

@@ -18,6 +18,7 @@ from hexloop.app.arguments.fine_tuning import SFTConfig
 from hexloop.app.arguments.options import unknown_options
 from hexloop.app.arguments.parser import add_arguments, override
 from hexloop.app.recipe.fine_tune import FINE_TUNE, MODEL, SECTION_PARTS, read_section
+from hexloop.app.recipe.groups import PARAM_GROUPS, read_groups
 from hexloop.app.recipe.parts import PartKind, PartReader, RecipePart
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import RefusalError, did_you_mean, problem
@@ -40,7 +41,7 @@ PARTS = {
 
 ARGUMENTS = "arguments"
 TRAINER = "trainer"
-KEYS = (*PARTS, TRAINER, FINE_TUNE, ARGUMENTS)
+KEYS = (*PARTS, TRAINER, FINE_TUNE, PARAM_GROUPS, ARGUMENTS)
 
 KINDS = {**PARTS, **SECTION_PARTS}
 """What each part must be."""
@@ -123,6 +124,7 @@ def read_recipe(
     trainer_class = _trainer_class(reader)
     kind = trainer_class.arguments_class if _is_trainer(trainer_class) else TrainingArguments
     section = dict(read_section(reader, ARGUMENTS))
+    read_groups(document, ARGUMENTS)
     if options is not None:
         parser = ArgumentParser(add_help=False, allow_abbrev=False)
         if kind is not TrainingArguments:  # the command line does not know the arguments that only it has

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -61,7 +61,7 @@ def _is_name(own: Storage, folder: str) -> bool:
 # Differences between a run and its checkpoint
 
 MAY_CHANGE = frozenset(
-    {"params", "param_names", "lr", "initial_lr", "max_lr", "min_lr"}
+    {"params", "param_names", "name", "lr", "initial_lr", "max_lr", "min_lr"}
     | {"foreach", "fused", "capturable", "differentiable"}
 )
 """Options of a parameter group that the schedule sets, or that do not change the results."""
@@ -75,10 +75,17 @@ class RunSetup:
     """Implements `hexloop.adapters.contents.checkpoint.Setup`.
 
     It is made before the first step, because a schedule may change the optimizer's options during the run.
+    rejoin: gives the optimizer the groups that joined before a checkpoint.
     """
 
-    def __init__(self, parts: TrainerParts, run: Run[Any, Any], asked_accumulation: int) -> None:
-        self._parts = parts
+    def __init__(
+        self,
+        parts: TrainerParts,
+        run: Run[Any, Any],
+        asked_accumulation: int,
+        rejoin: Callable[[RunState], None] = lambda _: None,
+    ) -> None:
+        self._parts, self._rejoin = parts, rejoin
         self._asked_accumulation = asked_accumulation
         self._run = run
         found = ("batch_size",) if parts.args.auto_find_batch_size else ()
@@ -98,6 +105,10 @@ class RunSetup:
     def check(self, saved: Mapping[str, Any], where: str) -> None:
         """Raise CheckpointError if that is not the document of a run."""
         check_setup(saved, where)
+
+    def prepare(self, state: RunState) -> None:
+        """Give the optimizer the groups that joined it before the checkpoint."""
+        self._rejoin(state)
 
     def differences(self, saved: Mapping[str, Any], state: RunState, weights: Sequence[Part]) -> Iterator[str]:
         """Yield every difference between the run and the checkpoint's that is not accepted by name."""
@@ -219,7 +230,8 @@ class RunSetup:
         groups = None if then is None else _in_groups_of(then, now)
         if groups is None:
             return
-        for live, before, own in zip(self._parts.optimizer.param_groups, groups, now["groups"], strict=True):
+        live_groups = self._parts.optimizer.param_groups[: len(groups)]  # without those that joined later
+        for live, before, own in zip(live_groups, groups, now["groups"], strict=True):
             for name, value in own.items():
                 if name != "parameters" and before.get(name) != value:
                     live[name] = type(live[name])(value) if isinstance(live.get(name), tuple) else value

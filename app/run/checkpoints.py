@@ -25,6 +25,7 @@ from hexloop.app.run.checkpoint_compatibility import AUTO, RunSetup, named_check
 from hexloop.app.run.checks import refuse_missing_checkpoint
 from hexloop.app.run.journal import note_of_saves
 from hexloop.app.run.messages import log_best, logging_saves
+from hexloop.app.run.trained_parameters import TrainedParameters
 from hexloop.app.run.saving import ArgumentsFile, companion_files, warn_of_other_arguments
 from hexloop.domain.checkpoints.commit import CheckpointPolicy
 from hexloop.domain.checkpoints.manifest import checkpoint_name
@@ -53,7 +54,7 @@ class RunCheckpoints(CheckpointStore):
     A save is published before it returns, instead of in the background, if a callback listens to saves, or a method of
     the user's writes the model's files or continues after a save.
     asked_accumulation: `gradient_accumulation_steps` as the user passed it. now: collects the current parts.
-    settle_counters: adds pending counts to the run's state. trackers: returns what identifies the run for its loggers.
+    trained: brings the run's state up to date before a save. trackers: returns what identifies the run for its loggers.
     """
 
     def __init__(
@@ -62,12 +63,12 @@ class RunCheckpoints(CheckpointStore):
         run: Run[Any, Any],
         asked_accumulation: int,
         now: Callable[[], TrainerParts],
-        settle_counters: Callable[[], None],
+        trained: TrainedParameters,
         trackers: Callable[[], dict[str, str]],
     ) -> None:
         args, storage = parts.args, parts.adapters.storage
         self.folder = folder = WatchedFolder(storage)
-        setup, arguments = RunSetup(parts, run, asked_accumulation), ArgumentsFile()
+        setup, arguments = RunSetup(parts, run, asked_accumulation, trained.rejoin), ArgumentsFile()
         super().__init__(
             storage,
             contents_for(
@@ -88,7 +89,7 @@ class RunCheckpoints(CheckpointStore):
             make_room=parts.publisher.make_room,
         )
         self._parts = parts
-        self._settle_counters, self._trackers = settle_counters, trackers
+        self._settle_counters, self._trackers = trained.check_and_settle, trackers
         self.take_within: Callable[[RunState], list[AnyEvent]] | None = (
             None  # while an overridden `_save_checkpoint` runs
         )

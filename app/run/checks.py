@@ -106,6 +106,8 @@ def refuse_optimizer(parts: TrainerParts, total_steps: int) -> None:
             else:
                 parts.adapters.framework.choose_optimizer(parts.args, parts.model)
     with refusals:
+        parts.adapters.framework.refuse_groups(parts)
+    with refusals:
         refuse_frozen_model(parts)
     with refusals:
         refuse_unsavable_generation(parts)

@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from attrs import asdict, define, field
@@ -56,6 +56,7 @@ class RunJournal:
     _run: Run[Any, Any] | None = field(default=None, init=False)
     _failed: bool = field(default=False, init=False)
     _paused_at: int | None = field(default=None, init=False)
+    _groups: list[Mapping[str, Any]] = field(factory=list, init=False)
 
     def fingerprinted(self, transfer: Transfer) -> Transfer:
         """Return `transfer`; if steps are recorded, one that first takes the fingerprint of each batch."""
@@ -72,9 +73,11 @@ class RunJournal:
     def _random(self) -> str:
         return self.framework.random_fingerprint(self.device)
 
-    def follow(self, run: Run[Any, Any]) -> dict[type[AnyEvent], Callable[[Any], None]]:
-        """Start with a run; return the event handlers."""
-        self._run, self._paused_at = run, None
+    def follow(
+        self, run: Run[Any, Any], groups: Iterable[Mapping[str, Any]] = ()
+    ) -> dict[type[AnyEvent], Callable[[Any], None]]:
+        """Start with a run; return the event handlers. groups: those of the optimizer, by rules, as plain values."""
+        self._run, self._paused_at, self._groups = run, None, list(groups)
         handlers: dict[type[AnyEvent], Callable[[Any], None]] = {
             TrainBegan: self._safely(self._began),
             Logged: self._logged,
@@ -105,7 +108,9 @@ class RunJournal:
         assert self._run is not None
         name = self._run.state.run
         command = command_of_process(sys.orig_argv, os.environ)
-        known = {} if self.defaults is None else {"defaults": self.defaults}
+        known: dict[str, Any] = {} if self.defaults is None else {"defaults": self.defaults}
+        if self._groups:
+            known["groups"] = self._groups
         self.journal.note(
             "began", run=name, step=event.step, settings=self.settings, **known, command=command, random=self._random()
         )

@@ -220,14 +220,14 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         totals = [totals_over_ranks(each) for each in (parts.adapters.collectives, parts.adapters.data_collectives)]
         sums = [lambda number, of=each: of([number])[0] for each in totals]
         counters = framework.counters(parts, run, learner, *sums)
-        trained = TrainedParameters.of(parts, counters.settle)
+        trained = TrainedParameters.of(parts, run, counters.settle)
         reporting = Reporting(parts, run)
         checkpoints = RunCheckpoints(
             parts,
             run,
             prepared.asked_accumulation,
             host.parts,
-            trained.check_and_settle,
+            trained,
             reporting.identifiers_to_save,
         )
         run.connect(
@@ -254,7 +254,7 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         passes_models = reporting.start(cleanups)
         parts.dispatcher.observe(
             meter.handlers(),
-            prepared.journal.follow(run),
+            prepared.journal.follow(run, framework.group_lines(parts)),
             _watch_outcome(host, session),
             messages.end_messages(parts, run),
             guard_messages(parts.args),
@@ -353,6 +353,7 @@ def _make_run(
         best=choose_best_metric(parts),
         schedule_observes=not parts.hooks.observes_metrics,
         windows=learner.windows if parts.rules.own_order or plan.batches_per_epoch else whole_windows(learner.windows),
+        rate_groups=parts.adapters.framework.rate_groups(parts),
         evaluate_first=args.eval_on_start,
         cleanups=(clean_up,),
     )

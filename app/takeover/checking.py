@@ -190,17 +190,38 @@ def _refuse_writes_elsewhere(program: Program, records: Sequence[Record]) -> Non
 
 def _report(program: Program, ours: Sequence[Record], theirs: Sequence[Record]) -> int:
     """Print whether the records of transformers, `ours`, and of hexloop agree, and return the exit code."""
-    one, other = ([record for record in run if record["kind"] != "start"] for run in (ours, theirs))
+    one, other = ([record for record in run if record["kind"] not in NOT_COMPARED_KINDS] for run in (ours, theirs))
     if not one and not other:
         raise ConfigurationError(
             f"{program.name} cannot be checked: no Trainer of transformers logged, predicted or trained anything."
         )
+    for line in _groups(theirs):
+        print_lines(line)
     difference = next(differences(one, other), None)
     if difference is None:
         print_lines(f"hexloop: {program.name} agrees with transformers to the last bit: {_summary(one)}")
         return AGREED
     print_lines(f"hexloop: {program.name} first differs {difference}")
     return DIFFERENT
+
+
+NOT_COMPARED_KINDS = ("start", "groups")
+"""The kinds of records that say what a program does, and are not results."""
+
+USUAL_GROUPS = 2
+"""Parameter groups that a Trainer makes by itself."""
+
+
+def _groups(records: Sequence[Record]) -> Iterator[str]:
+    """Yield a line for each parameter group of Trainers that have others than the usual ones."""
+    for record in records:
+        groups = record["values"] if record["kind"] == "groups" else ()
+        for number, group in enumerate(groups if len(groups) > USUAL_GROUPS else ()):
+            rate, decay = (group.get(name, "unknown") for name in ("learning_rate", "weight_decay"))
+            yield (
+                f"hexloop: parameter group {number}: {group['tensors']} tensors, learning rate {rate} at the peak, "
+                f"weight decay {decay}"
+            )
 
 
 def differences(one: Sequence[Record], other: Sequence[Record]) -> Iterator[Difference]:

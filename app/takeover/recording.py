@@ -79,8 +79,9 @@ class TrainingRecord:
         self._not_compared: tuple[str, ...] = ()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave out the mean loss of a run that resumes, which hexloop takes over the steps before, too."""
+        """Record the parameter groups. The mean loss of a run that resumes counts the steps before in hexloop only."""
         self._not_compared = ("train_loss",) if state.global_step else ()
+        self._record("groups", state, values=_groups_of(kwargs.get("optimizer")))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Record logged values."""
@@ -110,6 +111,21 @@ def _numbers(values: Any) -> dict[str, float]:
             with suppress(TypeError, ValueError, RuntimeError):  # of arrays with several elements
                 found[str(name)] = float(value)
     return found
+
+
+def _groups_of(optimizer: Any) -> list[dict[str, Any]]:
+    """Return the number of tensors, the peak rate and the weight decay of each parameter group."""
+    return [
+        {
+            "tensors": len(group["params"]),
+            **_numbers({"learning_rate": group.get("initial_lr", group.get("lr")), **_named(group, "weight_decay")}),
+        }
+        for group in getattr(optimizer, "param_groups", None) or ()
+    ]
+
+
+def _named(values: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: values[name] for name in names if name in values}
 
 
 def _digest(tensor: Any) -> str | None:

@@ -108,7 +108,8 @@ class TrainerModel(TrainerAttributes):
     def create_optimizer(self, model: Any = None) -> Any:
         """Return the optimizer of the trainable parameters; make it if there is none.
 
-        It has two parameter groups, with and without weight decay, also where one is empty.
+        It has two parameter groups, with and without weight decay, also where one is empty; with `param_groups` it has
+        those of the rules as well.
         """
         if self.optimizer is None:
             target = self.model if model is None else model
@@ -121,7 +122,13 @@ class TrainerModel(TrainerAttributes):
                 optimizer_class, options = framework.choose_optimizer(self.args, target)
             decayed = self.get_decay_parameter_names(target)
             keeps_empty, decay = self.adapters.engine.keeps_empty_groups, self.args.weight_decay
-            self.optimizer = framework.build_optimizer(target, optimizer_class, options, decayed, decay, keeps_empty)
+            if self.args.param_groups:
+                main = optimizer_class, options
+                self.optimizer = framework.build_by_rules(self.args, target, main, decayed)
+            else:
+                self.optimizer = framework.build_optimizer(
+                    target, optimizer_class, options, decayed, decay, keeps_empty
+                )
             self._standard_optimizer = self.optimizer
         return self.optimizer
 
@@ -237,6 +244,11 @@ class TrainerModel(TrainerAttributes):
         def build_optimizer(wrapped: Any) -> Any:
             self.model_wrapped = wrapped
             self.create_optimizer_and_scheduler(total_steps)
+            if self.args.param_groups and self.optimizer is not self._standard_optimizer:
+                raise ConfigurationError(
+                    "You chose param_groups, but an overridden create_optimizer made the optimizer, with groups of its "
+                    "own; let it call super().create_optimizer(), which makes the groups, or leave param_groups out."
+                )
             return self.optimizer
 
         self._forget_own_optimizer()

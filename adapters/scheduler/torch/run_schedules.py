@@ -170,6 +170,18 @@ class LambdaScheduler:
         """Return the rates that the LambdaLR set last."""
         return tuple(map(float, self.scheduler._last_lr))
 
+    def join(self) -> None:
+        """Let the groups follow the schedule that were added to the optimizer since. Their rates are their peaks."""
+        scheduler = self.scheduler
+        bases, functions = scheduler.base_lrs, scheduler.lr_lambdas
+        for group in scheduler.optimizer.param_groups[len(bases) :]:
+            base = float(group.setdefault("initial_lr", float(group["lr"])))
+            rate = base * functions[0](max(0, scheduler.last_epoch))
+            set_rate(group, rate)
+            bases.append(base)
+            functions.append(functions[0])
+            scheduler._last_lr = [*scheduler._last_lr, rate]
+
     def follow(self, shape: Shape) -> None:
         """Use another schedule from the next update on."""
         self.scheduler.lr_lambdas = [factor_of(shape)] * len(self.scheduler.lr_lambdas)
@@ -302,6 +314,18 @@ class MetricScheduler:
         """Return the rates of the optimizer's groups, which a script may have set since the last metric."""
         return tuple(float(group["lr"]) for group in self.scheduler.optimizer.param_groups)
 
+    def join(self) -> None:
+        """Let the groups follow the schedule that were added to the optimizer since, from their rates on."""
+        scheduler, rates = self.scheduler, self.rates()
+        if hasattr(scheduler, "min_lrs"):
+            scheduler.min_lrs = _longer(scheduler.min_lrs, len(rates))
+        if isinstance(scheduler, GreedyLR):
+            initial = scheduler.state.initial_rates
+            scheduler.state = evolve(scheduler.state, initial_rates=(*initial, *rates[len(initial) :]))
+        elif hasattr(scheduler, "_init_lrs"):
+            scheduler._init_lrs = [*scheduler._init_lrs, *rates[len(scheduler._init_lrs) :]]
+        scheduler._last_lr = list(rates)
+
     def export(self) -> Iterator[Part]:
         """Export the rates, the number of metrics, and the state of the schedule."""
         state = asdict(_state(self.scheduler))
@@ -359,6 +383,10 @@ def _refuse_other(optimizer: Any) -> None:
             "be made for it; derive its class from torch.optim.Optimizer, or pass optimizers=(optimizer, scheduler) "
             "with a scheduler of your own."
         )
+
+
+def _longer(values: Sequence[float], length: int) -> list[float]:
+    return [*values, *values[-1:] * (length - len(values))]
 
 
 def _for_groups(rates: Sequence[float], groups: int) -> tuple[float, ...]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
+from hexloop.adapters.trainable.torch.composite import members_of
 from hexloop.adapters.trainable.torch.serialization import (
     Classes,
     StateDecoder,
@@ -117,6 +118,37 @@ class OwnAttributes:
             return _fingerprint(value, parameters, package_classes(self._optimizer))
         except TypeError:
             return None
+
+
+class MemberAttributes:
+    """The attributes of an optimizer, or of all that a composite one consists of."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._members = [OwnAttributes(each) for each in members_of(optimizer)]
+
+    def problems(self) -> Iterator[str]:
+        """Yield the problems of all of them; see `OwnAttributes.problems`."""
+        for member in self._members:
+            yield from member.problems()
+
+    def export(self, encoder: StateEncoder) -> dict[str, Any]:
+        """Return their attributes that changed, by name; those of the optimizers after the first by number and name."""
+        return {
+            f"{number}.{name}" if number else name: value
+            for number, member in enumerate(self._members)
+            for name, value in member.export(encoder).items()
+        }
+
+    def taken(self, saved: Mapping[str, Any], decoder: StateDecoder) -> list[Callable[[], None]]:
+        """Return functions that set saved attributes; see `OwnAttributes.taken`."""
+        own: list[dict[str, Any]] = [{} for _ in self._members]
+        for key, value in saved.items():
+            number, _, name = key.rpartition(".")
+            place = next((place for place in range(len(own)) if str(place or "") == number), None)
+            if place is None:
+                raise ValueError(f"The saved optimizer has an attribute {key!r:.80} of an optimizer that is not there.")
+            own[place][name] = value
+        return [each for member, values in zip(self._members, own, strict=True) for each in member.taken(values, decoder)]
 
 
 class _Same:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hexloop.adapters.trainable.torch.composite import members_of
 from hexloop.adapters.trainable.torch.layouts import (
     WHOLE,
     TorchLayout,
@@ -20,7 +21,7 @@ from hexloop.adapters.trainable.torch.layouts import (
     shape_of,
 )
 from hexloop.adapters.trainable.torch.moments import OF_PARAMETER, MomentSpec, check_moments, check_order
-from hexloop.adapters.trainable.torch.optimizer_attributes import OwnAttributes
+from hexloop.adapters.trainable.torch.optimizer_attributes import MemberAttributes
 from hexloop.adapters.trainable.torch.optimizer_document import OPTIONS, checked_document, refuse_invalid_counters
 from hexloop.adapters.trainable.torch.parameter_groups import (
     NUMBERED,
@@ -80,7 +81,7 @@ class OptimizerState:
         self._layout = layout
         self._names = {id(parameter): name for name, parameter in layout.parameters(model).items()}
         self._groups = GroupValues(optimizer)
-        self._attributes = OwnAttributes(optimizer)
+        self._attributes = MemberAttributes(optimizer)
 
     def problems(self) -> Iterator[str]:
         """Yield a sentence for each part of the optimizer's state that no checkpoint can contain."""
@@ -95,7 +96,7 @@ class OptimizerState:
         """Export each tensor as "<parameter>.<moment>", and everything else as one JSON document."""
         whole = self._layout.whole
         names = self._names if whole else {}
-        encoder = StateEncoder(type(self._optimizer).__qualname__, package_classes(self._optimizer), names)
+        encoder = StateEncoder(type(self._optimizer).__qualname__, self._classes(), names)
         kept = self._optimizer.state_dict()
         groups = self._groups.export(encoder, kept["param_groups"])
         named = dict(enumerate(self._named_parameters()))
@@ -152,10 +153,11 @@ class OptimizerState:
             document = regrouped(document, self._present_names())
             check_groups(document["groups"], self._present_names())
             outside = self._saved_outside(document.get(OUTSIDE, {}), found)
-            check_moments(self._optimizer, document["state"], found, expected)
-            classes, spread = package_classes(self._optimizer), self._spread(document["state"], found)
+            for member, state in self._by_member(document["state"]):
+                check_moments(member, state, found, expected)
+            spread = self._spread(document["state"], found)
             keys = self._layout.parameters(self._model)
-            self._load_document(document, StateDecoder(found, classes, spread=spread, keys=keys))
+            self._load_document(document, StateDecoder(found, self._classes(), spread=spread, keys=keys))
             with torch.no_grad():
                 for parameter, saved in outside:
                     parameter.copy_(saved)
@@ -204,8 +206,10 @@ class OptimizerState:
             numbers[name]: decoder.decode(values, named[numbers[name]][1].device)
             for name, values in document["state"].items()
         }
-        refuse_invalid_counters(self._optimizer, {name: state[numbers[name]] for name in document["state"]})
-        refuse_other_shapes({name: state[numbers[name]] for name in document["state"]}, dict(named))
+        by_name = {name: state[numbers[name]] for name in document["state"]}
+        for member, kept in self._by_member(by_name):
+            refuse_invalid_counters(member, kept)
+        refuse_other_shapes(by_name, dict(named))
         further = {key: decoder.decode(value) for key, value in document.get(FURTHER, {}).items()}
         unnumbered = further.get("state", {})
         attributes = self._attributes.taken(document.get(ATTRIBUTES, {}), decoder)
@@ -219,6 +223,22 @@ class OptimizerState:
             if number in state and parameter in self._optimizer.state:
                 loaded = self._optimizer.state[parameter]
                 self._optimizer.state[parameter] = _exact(state[number], loaded, parameter, decoder.own_type)
+
+    def _classes(self) -> dict[str, type[Any]]:
+        """Return the classes, by name, of which objects in the state may be restored."""
+        return {name: kind for each in members_of(self._optimizer) for name, kind in package_classes(each).items()}
+
+    def _by_member(self, state: Mapping[str, Any]) -> Iterator[tuple[Optimizer, Mapping[str, Any]]]:
+        """Yield each optimizer that this one consists of, with the values of its parameters, by name.
+
+        The last one also gets values of what is not a parameter of any of them.
+        """
+        *others, last = members_of(self._optimizer)
+        names, left = {id(each): name for name, each in self._named_parameters()}, dict(state)
+        for member in others:
+            own = [names[id(each)] for group in member.param_groups for each in group["params"]]
+            yield member, {name: left.pop(name) for name in own if name in left}
+        yield last, left
 
     def _saved_outside(self, saved: Mapping[str, Any], found: Mapping[str, Part]) -> list[tuple[Tensor, Tensor]]:
         """Return the parameters that are not the model's with their saved values, which are absent in older files."""

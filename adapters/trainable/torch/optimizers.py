@@ -18,6 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hexloop.adapters.trainable.torch.decay_groups import parameter_groups, step_equal_groups_at_once
+from hexloop.adapters.trainable.torch.group_rules import RuledGroups, own_names
 from hexloop.adapters.trainable.torch.optimizer_arguments import parse_optim_args
 from hexloop.adapters.trainable.torch.projected import ProjectedGroups, refuse_settings
 from hexloop.domain.errors import ConfigurationError
@@ -366,6 +367,7 @@ OPTIMIZERS: Mapping[str, Row] = MappingProxyType(
         "schedule_free_radam": _schedule_free("RAdamScheduleFree", warms_up=False),
         "schedule_free_sgd": _schedule_free("SGDScheduleFree", with_adam=False),
         "stable_adamw": Row(target="optimi:StableAdamW", options=_stable_adamw, package="torch-optimi", extra="optimi"),
+        "muon": Row(target="hexloop.adapters.trainable.torch.muon:MuonWithAdamW", options=_fused, several=True),
     }
 )
 """One row per name: those in `OptimizerNames` of transformers, and hexloop's own. To add an optimizer, add a row."""
@@ -450,12 +452,19 @@ def build_optimizer(
         if isinstance(first, ProjectedGroups):
             first = first.decayed(decayed, weight_decay)
         optimizer = optimizer_class(first, **others)
+    elif hasattr(optimizer_class, "parts_of"):  # it divides the parameters among several optimizers
+        optimizer = RuledGroups((), (optimizer_class, others), own_names(model, decayed), weight_decay).build(model)
     else:
         optimizer = optimizer_class(parameter_groups(model, decayed, weight_decay, keeps_empty), **others)
         step_equal_groups_at_once(optimizer)
-    if "bitsandbytes" in str(optimizer_class) and others.get("optim_bits") == 8:
-        _keep_embeddings_in_32_bits(model, optimizer)
+    complete(model, optimizer_class, others, optimizer)
     return optimizer
+
+
+def complete(model: nn.Module, optimizer_class: Any, options: Mapping[str, Any], optimizer: Any) -> None:
+    """Set what an optimizer of this class, which was made with these options, needs to know of a model."""
+    if "bitsandbytes" in str(optimizer_class) and options.get("optim_bits") == 8:
+        _keep_embeddings_in_32_bits(model, optimizer)
 
 
 def settle_warmup(optimizer: Any, total_steps: int) -> None:

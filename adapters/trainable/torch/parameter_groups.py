@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hexloop.adapters.trainable.torch.composite import owner_of
 from hexloop.adapters.trainable.torch.decay_groups import decayed_names
 from hexloop.adapters.trainable.torch.names import by_own_names, fitting_names
 from hexloop.adapters.trainable.torch.serialization import (
@@ -69,11 +70,11 @@ class GroupValues:
         stepped = any(values.keys() - SET_AT_CONSTRUCTION for values in optimizer.state.values())
         self._first = [
             {
-                key: deepcopy(optimizer.defaults.get(key, value) if stepped else value)
+                key: deepcopy(owner_of(optimizer, number).defaults.get(key, value) if stepped else value)
                 for key, value in group.items()
                 if key not in PARAMETERS and _is_plain(value)
             }
-            for group in optimizer.param_groups
+            for number, group in enumerate(optimizer.param_groups)
         ]
 
     def export(self, encoder: StateEncoder, groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -112,7 +113,7 @@ class GroupValues:
         taken, accepted = list[dict[str, Any]](), set[str]()
         for number, (saved, live) in enumerate(zip(groups, self._optimizer.param_groups, strict=True)):
             device = live["params"][0].device if live["params"] else None
-            keys = self._keys_of_older(saved, live) if listed is None else listed[number]
+            keys = self._keys_of_older(saved, live, number) if listed is None else listed[number]
             values = {}
             for key, value in saved.items():
                 if key in PARAMETERS or key in IMPLEMENTATION or key not in RATES.union(keys):
@@ -127,7 +128,7 @@ class GroupValues:
     def _checked(self, key: str, live: Mapping[str, Any], restored: Any, number: int) -> Any:
         """Return a saved value to replace the optimizer's own. Raises ValueError if it is of another kind."""
         own = live.get(key)
-        of_torch = is_from(TORCH, self._optimizer)
+        of_torch = is_from(TORCH, owner_of(self._optimizer, number))
         if key not in live or not (key in RATES or of_torch or (own is not None and restored is not None)):
             return restored
         value = _like(own, restored, key)
@@ -143,14 +144,14 @@ class GroupValues:
 
         accepted: the values that it has accepted, as text; most groups have the same.
         """
-        kind = type(self._optimizer)
+        kind = type(owner_of(self._optimizer, number))
         if not kind.__module__.startswith(TORCH):
             return
         given = {key: values[key] for key in SCHEDULED & values.keys() if not isinstance(values[key], Tensor)}
-        if (text := repr(given)) in accepted:
+        if (text := f"{kind.__name__}: {given}") in accepted:
             return
         try:
-            kind([torch.zeros(1)], **{key: value for key, value in given.items() if key in _keywords(kind)})
+            kind([torch.zeros(1, 1)], **{key: value for key, value in given.items() if key in _keywords(kind)})
         except (ValueError, TypeError) as error:
             raise ValueError(
                 f"The saved optimizer has values in group {number} that {kind.__name__} refuses: {error}."
@@ -173,7 +174,7 @@ class GroupValues:
         first = self._first[number] if number < len(self._first) else {}
         return key in first and _is_plain(value) and repr(first[key]) == repr(value)  # also of the same types, or nan
 
-    def _keys_of_older(self, saved: Mapping[str, Any], live: Mapping[str, Any]) -> Iterator[str]:
+    def _keys_of_older(self, saved: Mapping[str, Any], live: Mapping[str, Any], number: int) -> Iterator[str]:
         """Yield the keys that are state in a checkpoint that does not list them."""
         for key, value in saved.items():
             if (
@@ -181,7 +182,7 @@ class GroupValues:
                 or not _is_plain(live[key])
                 or any(tensor_names(value))
                 or key in CYCLED
-                or not is_from(TORCH, self._optimizer)
+                or not is_from(TORCH, owner_of(self._optimizer, number))
             ):
                 yield key
 

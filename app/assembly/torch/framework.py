@@ -22,6 +22,7 @@ from hexloop.app.assembly.torch import (
     buckets,
     data,
     determinism,
+    groups,
     learner,
     losses,
     meters,
@@ -122,6 +123,15 @@ class TorchFramework(Framework[TrainerParts]):
 
     choose_optimizer = staticmethod(models.choose_optimizer)
     build_optimizer = staticmethod(build_optimizer)
+    build_by_rules = staticmethod(groups.build_by_rules)
+    refuse_groups = staticmethod(groups.refuse_groups)
+    group_lines = staticmethod(groups.group_lines)
+    rate_groups = staticmethod(groups.rate_groups)
+    can_join = staticmethod(groups.can_join)
+    join_schedule = staticmethod(groups.join_schedule)
+    group_options = staticmethod(groups.group_options)
+    rejoin_group = staticmethod(groups.rejoin_group)
+    joining_groups = staticmethod(groups.joining_groups)
     decayed_names = staticmethod(decayed_names)
     schedule = staticmethod(models.make_lr_scheduler)
     scheduler = staticmethod(models.scheduler_adapter)

@@ -24,10 +24,12 @@ from hexloop.adapters.trainable.torch.forward import (
     takes_any_keyword,
 )
 from hexloop.adapters.trainable.torch.forward_hooks import OverflowWatch, PastOutputs, add_embedding_noise
+from hexloop.adapters.trainable.torch.group_rules import frozen_by
 from hexloop.adapters.trainable.torch.names import unwrapped
 from hexloop.adapters.trainable.torch.optimizers import build_optimizer
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.choices import DebugOption
+from hexloop.app.arguments.parameter_groups import parameter_rules
 from hexloop.app.assembly.framework import Observer
 from hexloop.app.assembly.learner import RunLearner
 from hexloop.app.assembly.parts import TrainerParts
@@ -137,7 +139,8 @@ def _shared_parameters(model: Any) -> list[list[tuple[Any, str]]]:
 def patched(model: Any, args: TrainingArguments, processing_class: Any) -> Iterator[list[Observer]]:
     """Align special tokens, and apply the patches that the arguments require for the length of the block.
 
-    Patches are liger kernels (these stay), noise on embeddings, a watch for overflows, and past outputs.
+    Patches are liger kernels (these stay), parameters that `param_groups` freezes, noise on embeddings, a watch for
+    overflows, and past outputs.
     Yields the event handlers of the patches. Raises ConfigurationError if the model does not support a patch, or a
     package is missing.
     """
@@ -147,6 +150,7 @@ def patched(model: Any, args: TrainingArguments, processing_class: Any) -> Itera
     with ExitStack() as patches:
         apply_liger_kernels(inner, args)
         refuse_chunked_loss(inner, args)
+        patches.callback(_freeze_by_rules(inner, args))
         if args.neftune_noise_alpha is not None:
             patches.callback(add_embedding_noise(inner, args.neftune_noise_alpha))
         if DebugOption.UNDERFLOW_OVERFLOW in args.debug:
@@ -158,6 +162,19 @@ def patched(model: Any, args: TrainingArguments, processing_class: Any) -> Itera
             patches.callback(past.attach(model))
             observers.append({EpochBegan: lambda _: past.forget()})
         yield observers
+
+
+def _freeze_by_rules(model: Any, args: TrainingArguments) -> Callable[[], None]:
+    """Freeze the parameters that `param_groups` says; return what makes them trainable again."""
+    frozen = [each for each in frozen_by(parameter_rules(args), model) if each.requires_grad] if args.param_groups else []
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+
+    def thaw() -> None:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+
+    return thaw
 
 
 def _print_report(device: str) -> None:
@@ -242,7 +259,17 @@ def choose_optimizer(args: TrainingArguments, model: Any = None) -> tuple[Any, d
 
     model: whose parameters the optimizer will update, if it is known.
     """
-    name, installed = str(getattr(args.optim, "value", args.optim)), partial(find_plugin, "optimizers")
+    return choose_named_optimizer(args, model, str(getattr(args.optim, "value", args.optim)), args.optim_args)
+
+
+def choose_named_optimizer(
+    args: TrainingArguments, model: Any, name: str, further: str | None
+) -> tuple[Any, dict[str, Any]]:
+    """Return the class of the optimizer called `name`, or a factory, and its keyword arguments from the arguments.
+
+    further: as `optim_args`.
+    """
+    installed = partial(find_plugin, "optimizers")
     row = optimizers.row_named(name, installed)
     if row.joint and args.steps_in_backward:
         raise ConfigurationError(f"optim={name!r} cannot be used with optim_layerwise=True: {row.joint}; leave it out.")
@@ -255,7 +282,7 @@ def choose_optimizer(args: TrainingArguments, model: Any = None) -> tuple[Any, d
         args.learning_rate,
         (args.adam_beta1, args.adam_beta2),
         args.adam_epsilon,
-        args.optim_args,
+        further,
         args.device.type,
         installed=installed,
         weight_decay=args.weight_decay,

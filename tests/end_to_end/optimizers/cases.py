@@ -81,6 +81,35 @@ MIX = {"betas": (*BETAS, 0.9999), "eps": EPSILON, "alpha": 5.0}
 EIGHT: Mapping[str, Any] = {"optim_bits": 8}
 PAGED: Mapping[str, Any] = {"is_paged": True}
 
+class Together:
+    """Two optimizers that a plain loop steps as one."""
+
+    def __init__(self, *optimizers: Any) -> None:
+        self._optimizers = optimizers
+        self.param_groups = [group for each in optimizers for group in each.param_groups]
+
+    def step(self) -> None:
+        """Take a step of each."""
+        for each in self._optimizers:
+            each.step()
+
+    def zero_grad(self) -> None:
+        """Clear the gradients of each."""
+        for each in self._optimizers:
+            each.zero_grad()
+
+
+def muon_and_adamw(groups: Groups) -> Any:
+    """Return Muon for the hidden matrix, and AdamW for the embedding, the output layer, biases and norms."""
+    decayed, others = groups
+    embedding, inner, outer = decayed["params"]
+    muon = resolve_name("torch.optim:Muon")(
+        [{**decayed, "params": [inner]}], lr=GIVEN["learning_rate"], adjust_lr_fn="match_rms_adamw"
+    )
+    rest = [{**decayed, "params": [embedding, outer]}, others]
+    return Together(made("torch.optim:AdamW", fused=True, **ADAM)(rest), muon)
+
+
 CASES: Mapping[str, Case] = {
     "adamw_torch": Case(by_hand=made("torch.optim:AdamW", **ADAM)),
     "adamw_torch_fused": Case(by_hand=made("torch.optim:AdamW", fused=True, **ADAM)),
@@ -130,6 +159,7 @@ CASES: Mapping[str, Case] = {
     "schedule_free_adamw": schedule_free("AdamWScheduleFree", warmup_steps=4, **ADAM),
     "schedule_free_radam": schedule_free("RAdamScheduleFree", **ADAM),
     "schedule_free_sgd": schedule_free("SGDScheduleFree", warmup_steps=4),
+    "muon": Case(by_hand=muon_and_adamw, alone=NO_TRANSFORMERS_NAME, note="with AdamW for what is no hidden matrix"),
     "stable_adamw": Case(by_hand=made("optimi:StableAdamW", triton=False, **ADAM)),
     **{name: Case(refused=row.refused[0]) for name, row in OPTIMIZERS.items() if row.refused is not None},
 }
