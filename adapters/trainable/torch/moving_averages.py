@@ -28,7 +28,7 @@ class MovingAverages(AveragedWeights):
     initial ones if that is 0, and are updated after every `every` further steps.
 
     decay: between 0 and 1. first: returns the step; it is not called before the first step. begins_at_once: whether it
-    is 0. beside: see `AveragedWeights.beside`.
+    is 0. beside: see `AveragedWeights.beside`. over: whether the run is.
     """
 
     kind = "ema"
@@ -47,7 +47,7 @@ class MovingAverages(AveragedWeights):
         super().__init__(model, parameters, layout)
         self._decay, self._first, self._every = decay, first, every
         self.beside, self._begins_at_once = beside, begins_at_once
-        self.updates = 0
+        self.updates, self.over = 0, False
         self.averages: dict[str, Tensor] = {}
         self._pairs: tuple[list[Tensor], list[Tensor]] | None = None
         if begins_at_once:
@@ -121,6 +121,7 @@ class MovingAverages(AveragedWeights):
 
     def settle(self) -> None:
         """Leave the averages in the model, unless they are kept beside it."""
+        self.over = True
         if not self.beside:
             super().settle()
             self.forget()
@@ -150,12 +151,9 @@ class MovingAverages(AveragedWeights):
         saved = self._saved
         if saved is None or not saved.document["started"]:
             return
-        half = {name for name, each in self.parameters.items() if each.dtype in HALF}
+        half = {name for name, part in saved.training.items() if part.dtype in ("F16", "BF16")}
         if saved.document["kind"] == self.kind and (missing := half - saved.precise.keys()):
-            raise ValueError(
-                f"The saved averages lack those of {listed(sorted(missing), ', ', shown)} in float32; they were saved "
-                "in another precision."
-            )
+            raise ValueError(f"The saved averages lack those of {listed(sorted(missing), ', ', shown)} in float32.")
         self.allocate()  # for what is loaded next
 
     def _resume_averages(self, saved: SavedAverages | None, updates: int) -> None:
