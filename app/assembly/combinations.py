@@ -564,6 +564,7 @@ def log_ineffective_arguments(args: TrainingArguments) -> None:
 NEEDS = {
     "auto_find_batch_size": "kept_on_host",
     "capture_step": "compiled",
+    "ema_decay": "averages",
     "chunked_loss": "patched",
     "packing": "packing",
     "padding_free": "packing",

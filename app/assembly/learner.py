@@ -28,13 +28,6 @@ class WindowState:
 
     length: int | None = None
     run: Run[Any, Any] | None = None
-
-    @property
-    def total_steps(self) -> int:
-        """The optimizer steps of the run."""
-        assert self.run is not None  # it is constructed before its first step
-        return self.run.plan.total_steps
-
     @property
     def batches_left(self) -> int | None:
         """How many micro-batches the epoch has after those of all windows so far; None if that is not known."""
@@ -64,7 +57,14 @@ class AlwaysInTraining:
 
 
 class AveragedWeights(Protocol):
-    """Averages of the weights that are trained, which are evaluated and saved in their place, or beside them."""
+    """Averages of the weights that are trained, which are evaluated and saved in their place, or beside them.
+
+    before_forward: is called before each forward pass of training. after_step: is called after each optimizer step,
+    with whether it was taken. None if there is nothing to call.
+    """
+
+    before_forward: Callable[[], None] | None
+    after_step: Callable[[bool], None] | None
 
     @property
     def kind(self) -> str:
@@ -107,6 +107,8 @@ class NoAverages:
     kind = ""
     beside = False
     shown = False
+    before_forward: Callable[[], None] | None = None
+    after_step: Callable[[bool], None] | None = None
 
     def show(self) -> None:
         """No-op."""

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from attrs import define, field
+from attrs import define, evolve, field
 from torch import Tensor, nn
 from torch.nn import Parameter
 
 from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout, assigned_parts, entry_of, shape_of
+from hexloop.adapters.trainable.torch.model_state import owners
 from hexloop.adapters.trainable.torch.serialization import read_box, read_tensor, tensor_part
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.json_documents import json_part, json_value
@@ -28,6 +29,12 @@ DOCUMENT = "averages"
 
 TRAINING, AVERAGE = "training.", "average."
 """Begin the names of saved tensors: of the weights that are trained, and of averages in full precision."""
+
+
+def trained_weights(parts: Iterable[Part]) -> dict[str, Part]:
+    """Return, by the names in the model, the weights that are trained among saved averages."""
+    found = (part for part in parts if part.name.startswith(TRAINING))
+    return {(name := part.name.removeprefix(TRAINING)): evolve(part, name=name) for part in found}
 
 
 class AveragedWeights:
@@ -89,9 +96,6 @@ class AveragedWeights:
         """Leave the averages in the model, because training is over."""
         self.show()
         self._training = None
-
-    def before_forward(self) -> None:
-        """No-op: nothing changes between two steps."""
 
     def _enter(self) -> None:
         self._free()
@@ -253,12 +257,16 @@ def _is_valid(document: Any) -> bool:
 
 
 def averaged_parameters(model: nn.Module, optimizer: Any, layout: TorchLayout = WHOLE) -> dict[str, Tensor]:
-    """Return the model's parameters that an optimizer updates, by name: a tied one once, and none that is frozen.
+    """Return the model's parameters that an optimizer updates, by the names under which checkpoints have them.
+
+    A tied parameter is there once, and none that is frozen.
 
     Raises ConfigurationError for a parameter of a class of its own, such as a quantized one.
     """
     updated = {id(each) for group in optimizer.param_groups for each in group["params"]}
-    found = {name: each for name, each in layout.parameters(model).items() if id(each) in updated}
+    owner_of = owners(model, {name: each for name, each in layout.state(model).items() if isinstance(each, Tensor)})
+    named = {owner_of.get(name, name): each for name, each in layout.parameters(model).items()}
+    found = {name: each for name, each in named.items() if id(each) in updated}
     found = {name: each for name, each in found.items() if each.is_floating_point() or each.is_complex()}
     if layout.whole and (others := [name for name, each in found.items() if type(each) not in (Tensor, Parameter)]):
         kind = type(found[others[0]]).__name__

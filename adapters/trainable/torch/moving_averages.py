@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,8 +27,7 @@ class MovingAverages(AveragedWeights):
     average = decay * average + (1 - decay) * weight. They begin as a copy of the weights after step `first`, of the
     initial ones if that is 0, and are updated after every `every` further steps.
 
-    decay: between 0 and 1. first: returns the step; it is not called before the first step. begins_at_once: whether it
-    is 0. beside: see `AveragedWeights.beside`. over: whether the run is.
+    decay: between 0 and 1. beside: see `AveragedWeights.beside`. over: whether the run is.
     """
 
     kind = "ema"
@@ -38,19 +37,18 @@ class MovingAverages(AveragedWeights):
         model: nn.Module,
         parameters: Mapping[str, Tensor],
         decay: float,
-        first: Callable[[], int] = lambda: 0,
+        first: int = 0,
         every: int = 1,
         beside: bool = False,
         layout: TorchLayout = WHOLE,
-        begins_at_once: bool = True,
     ) -> None:
         super().__init__(model, parameters, layout)
         self._decay, self._first, self._every = decay, first, every
-        self.beside, self._begins_at_once = beside, begins_at_once
+        self.beside = beside
         self.updates, self.over = 0, False
         self.averages: dict[str, Tensor] = {}
         self._pairs: tuple[list[Tensor], list[Tensor]] | None = None
-        if begins_at_once:
+        if first == 0:
             self._begin()
 
     @property
@@ -64,9 +62,9 @@ class MovingAverages(AveragedWeights):
             return
         self.updates += 1
         if not self.averages:
-            if self.updates >= self._first():
+            if self.updates >= self._first:
                 self._begin()
-        elif (self.updates - self._first()) % self._every == 0:
+        elif (self.updates - self._first) % self._every == 0:
             self._advance()
 
     def _begin(self) -> None:
@@ -160,7 +158,7 @@ class MovingAverages(AveragedWeights):
         self.updates = updates
         if saved is None:
             self.forget()
-            if self._begins_at_once or updates >= self._first():
+            if updates >= self._first:
                 self._begin()
             return
         if not saved.document["started"]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -22,6 +22,16 @@ def without_wrappers(optimizer: Any) -> Any:
         while type(optimizer).__module__.startswith("accelerate."):
             optimizer = optimizer.optimizer
     return optimizer
+
+
+class ModalOptimizer(Protocol):
+    """The part of an optimizer that switches modes."""
+
+    def train(self) -> object:
+        """Put the weights that are trained into the model; no-op if they are there."""
+
+    def eval(self) -> object:
+        """Put their averages into the model; no-op if they are there."""
 
 
 def switches_modes(optimizer: Any) -> bool:
@@ -56,10 +66,6 @@ class OptimizerModes(AveragedWeights):
         if self._was_training:
             self._optimizer.train()
 
-    def before_forward(self) -> None:
-        """Put the optimizer in training mode; no-op if it is."""
-        self._optimizer.train()
-
     def exported(self) -> Mapping[int, Tensor]:
         """Return copies of the averages."""
         self.show()
@@ -67,27 +73,3 @@ class OptimizerModes(AveragedWeights):
             return {id(each): each.detach().clone() for each in self.parameters.values()}
         finally:
             self.hide()
-
-
-class UnrestoredModes(OptimizerModes):
-    """The modes as transformers switches them: what was saved or evaluated before a step is what its mode made of it.
-
-    `eval()` before an evaluation, `train()` before each training step, and no copy of the weights.
-    """
-
-    def __init__(self, model: nn.Module, optimizer: Any) -> None:
-        self._optimizer, self._depth = optimizer, 0
-        self.parameters, self.model, self.layout = {}, model, WHOLE
-
-    def show(self) -> None:
-        """Put the optimizer in evaluation mode."""
-        self._optimizer.eval()
-
-    def hide(self) -> None:
-        """No-op: the next training step puts it in training mode."""
-
-    def settle(self) -> None:
-        """No-op."""
-
-    def resume(self, updates: int) -> None:
-        """No-op."""

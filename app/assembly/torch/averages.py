@@ -12,13 +12,14 @@ from hexloop.adapters.contents.checkpoint import EMA
 from hexloop.adapters.trainable.torch.averaged_weights import AveragedLayout, AveragedWeights, averaged_parameters
 from hexloop.adapters.trainable.torch.moving_averages import MovingAverages
 from hexloop.adapters.trainable.torch.optimizer_modes import (
+    ModalOptimizer,
     OptimizerModes,
-    UnrestoredModes,
     switches_modes,
     without_wrappers,
 )
+from hexloop.app.arguments.averages import BESIDE
 from hexloop.app.assembly.learner import AveragedWeights as Port
-from hexloop.app.assembly.learner import NoAverages, WindowState
+from hexloop.app.assembly.learner import NoAverages
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.torch.saved_weights import SavedWeights, saved_weights
 from hexloop.app.assembly.torch.state import layout_of
@@ -32,40 +33,25 @@ FLAT = ("constant", "constant_with_warmup")
 """The schedules that schedule-free optimizers are meant for."""
 
 
-def averages_of(parts: TrainerParts, window: WindowState) -> tuple[Port, Callable[[bool], None] | None]:
-    """Return the averages of a run, and what updates them after an optimizer step that was taken, if they need that.
-
-    window: where the run is, by which a ratio of it becomes a step.
-    Raises ConfigurationError for averages that cannot be computed, or saved.
-    """
+def averages_of(parts: TrainerParts, total_steps: int) -> Port:
+    """Return the averages that are evaluated and saved; see `Framework.averages`."""
     args, optimizer = parts.args, without_wrappers(parts.optimizer)
     switches, moving = switches_modes(optimizer), args.ema_decay is not None
     if not switches and not moving:
-        return NoAverages(), None
+        return NoAverages()
     if switches:
         _warn_of_schedule(parts, optimizer)
         if not parts.rules.own_averages:
-            return TransformersModes(UnrestoredModes(parts.unwrapped_model, optimizer)), None
+            return TransformersModes(optimizer)
     _refuse(parts, optimizer, switches, moving)
     model, layout, policy = parts.unwrapped_model, layout_of(parts), saved_weights(parts.unwrapped_model)
     parameters = averaged_parameters(model, optimizer, layout)
-    averages: AveragedWeights
-    update = None
     if switches:
-        averages = OptimizerModes(model, optimizer, parameters, layout)
-    else:
-        averages = moving_averages = MovingAverages(
-            model,
-            parameters,
-            args.ema_decay,
-            lambda: whole_steps(args.ema_start_step, window.total_steps),
-            args.ema_update_every,
-            args.ema_weights == "beside",
-            layout,
-            begins_at_once=args.ema_start_step == 0,
-        )
-        update = moving_averages.update
-    return CheckpointedAverages(averages, policy, parts), update
+        by_optimizer = OptimizerModes(model, optimizer, parameters, layout)
+        return CheckpointedAverages(by_optimizer, policy, parts, before_forward=optimizer.train)
+    first, beside = whole_steps(args.ema_start_step, total_steps), args.ema_weights == BESIDE
+    averages = MovingAverages(model, parameters, args.ema_decay, first, args.ema_update_every, beside, layout)
+    return CheckpointedAverages(averages, policy, parts, after_step=averages.update)
 
 
 def _warn_of_schedule(parts: TrainerParts, optimizer: Any) -> None:
@@ -111,15 +97,16 @@ class TransformersModes(NoAverages):
     What is saved is what the last mode left in the model.
     """
 
-    modes: UnrestoredModes
+    modes: ModalOptimizer
+
+    @property
+    def before_forward(self) -> Callable[[], None]:  # type: ignore[override]
+        """Puts the optimizer in training mode."""
+        return self.modes.train
 
     def show(self) -> None:
         """Put the optimizer in evaluation mode."""
-        self.modes.show()
-
-    def before_forward(self) -> None:
-        """Put the optimizer in training mode."""
-        self.modes.before_forward()
+        self.modes.eval()
 
 
 @frozen(eq=False)
@@ -129,6 +116,8 @@ class CheckpointedAverages:
     averages: AveragedWeights
     _policy: SavedWeights
     _parts: TrainerParts
+    before_forward: Callable[[], None] | None = None
+    after_step: Callable[[bool], None] | None = None
     _layout: AveragedLayout = field(init=False)
 
     @_layout.default
@@ -169,10 +158,6 @@ class CheckpointedAverages:
     def resume(self, updates: int) -> None:
         """Continue with what was loaded."""
         self.averages.resume(updates)
-
-    def before_forward(self) -> None:
-        """Prepare for a training step."""
-        self.averages.before_forward()
 
     def components(self, model: ExportableModel) -> Mapping[str, Exportable]:
         """Return the averages, and what a checkpoint holds of the model instead of the weights that are trained."""

@@ -23,7 +23,6 @@ from hexloop.adapters.trainable.torch.trainable import (
 )
 from hexloop.app.assembly.learner import RunLearner, SynchronisingLearner, WindowState
 from hexloop.app.assembly.parts import TrainerParts
-from hexloop.app.assembly.torch.averages import CheckpointedAverages, TransformersModes, averages_of
 from hexloop.app.assembly.torch.losses import LossChoice, components_of, is_only_forward_in_half, item_sum, window_items
 from hexloop.app.assembly.torch.model import compiled
 from hexloop.app.assembly.torch.state import layout_of
@@ -37,8 +36,7 @@ from hexloop.ports.parallelism import OwnUpdate
 
 def make_learner(parts: TrainerParts, wrapped: Any, choice: LossChoice, after: Callable[[], None]) -> RunLearner:
     """Return the standard learner of a wrapped model. after: called after each optimizer step."""
-    modes, parallelism, window = Modes(), parts.adapters.parallelism, WindowState()
-    parts.averages.weights, update_averages = averages_of(parts, window)
+    modes, parallelism, averages = Modes(), parts.adapters.parallelism, parts.averages.weights
     if not parts.rules.own_losses:
         parts.loss_tap.components = components_of(parts, choice)  # none, or an error
         trainable: TorchTrainable = _transformers_trainable(parts, wrapped, choice.compute)
@@ -62,8 +60,8 @@ def make_learner(parts: TrainerParts, wrapped: Any, choice: LossChoice, after: C
         parts.model.zero_grad(set_to_none=True)
     else:
         trainable.clear_gradients()  # a run may have failed in the middle of a window
-    if isinstance(parts.averages.weights, TransformersModes | CheckpointedAverages):
-        trainable.loss = _after(parts.averages.weights.before_forward, trainable.loss)  # type: ignore[method-assign]
+    if averages.before_forward is not None:
+        trainable.loss = _after(averages.before_forward, trainable.loss)  # type: ignore[method-assign]
     before, ranks = _before_optimizer_step(parts), _rank_updates(parts)
     if ranks is not None:
         before = _both(ranks.before_step, before)
@@ -88,13 +86,13 @@ def make_learner(parts: TrainerParts, wrapped: Any, choice: LossChoice, after: C
             if ranks is not None:
                 standard.before_clearing = partial(_update_ranks, parts.state, ranks)
 
-    if update_averages is not None and isinstance(standard, StandardLearner):
-        standard.before_clearing = _each(standard.before_clearing, update_averages)
+    if averages.after_step is not None and isinstance(standard, StandardLearner):
+        standard.before_clearing = _each(standard.before_clearing, averages.after_step)
 
     def count_items(window: Sequence[Any]) -> object:
         return resolved_count(standard.count_items(window))
 
-    return RunLearner(standard, standard, windows, window, modes, trainable, count_items)
+    return RunLearner(standard, standard, windows, WindowState(), modes, trainable, count_items)
 
 
 def _after(first: Callable[[], None], call: Callable[..., Any]) -> Callable[..., Any]:
