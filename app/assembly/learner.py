@@ -28,6 +28,7 @@ class WindowState:
 
     length: int | None = None
     run: Run[Any, Any] | None = None
+
     @property
     def batches_left(self) -> int | None:
         """How many micro-batches the epoch has after those of all windows so far; None if that is not known."""

@@ -18,7 +18,6 @@ from hexloop.adapters.trainable.torch.model_state import owners
 from hexloop.adapters.trainable.torch.serialization import read_box, read_tensor, tensor_part
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.json_documents import json_part, json_value
-from hexloop.domain.ranges import MOST
 from hexloop.domain.schemas import shown
 from hexloop.domain.wording import listed
 from hexloop.ports.mesh import Mesh, Spread
@@ -155,7 +154,7 @@ class AveragedWeights:
 
     def describe(self) -> dict[str, Any]:
         """Return what a checkpoint notes."""
-        return {"kind": self.kind, "started": self.started, "replaced": not self.beside, "updates": 0}
+        return {"kind": self.kind, "started": self.started, "replaced": not self.beside}
 
     def export(self) -> Iterator[Part]:
         """Export what the files of the model do not hold: the weights that are trained, and averages in float32."""
@@ -245,12 +244,10 @@ class SavedAverages:
 
 def _is_valid(document: Any) -> bool:
     """Return whether that is what `AveragedWeights.describe` returns."""
-    if not isinstance(document, dict) or document.keys() != {"kind", "started", "replaced", "updates"}:
+    if not isinstance(document, dict) or document.keys() != {"kind", "started", "replaced"}:
         return False
-    truths, updates = (document["started"], document["replaced"]), document["updates"]
-    if not all(isinstance(each, bool) for each in truths) or not isinstance(document["kind"], str):
-        return False
-    return type(updates) is int and 0 <= updates <= MOST
+    truths = document["started"], document["replaced"]
+    return isinstance(document["kind"], str) and all(isinstance(each, bool) for each in truths)
 
 
 # What is averaged, and its tensors under the names of the model

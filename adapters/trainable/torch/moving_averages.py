@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 import torch
 from attrs import define
@@ -138,10 +137,6 @@ class MovingAverages(AveragedWeights):
     def precise(self) -> Mapping[str, Tensor]:
         """Return the averages in float32 of weights in half precision."""
         return {name: each for name, each in self.averages.items() if each.dtype != self.parameters[name].dtype}
-
-    def describe(self) -> dict[str, Any]:
-        """Return what a checkpoint notes."""
-        return {**super().describe(), "updates": self.updates}
 
     def load(self, parts: Iterable[Part]) -> None:
         """Take what a checkpoint has; see `AveragedWeights.load`."""

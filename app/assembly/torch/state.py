@@ -14,11 +14,11 @@ from torch import Tensor
 from hexloop.adapters.contents.checkpoint import sharded_files_of
 from hexloop.adapters.contents.safetensors_files import MODEL, is_weights
 from hexloop.adapters.snapshots.torch import TorchSnapshots
+from hexloop.adapters.trainable.torch.decay_groups import decayed_names
 from hexloop.adapters.trainable.torch.layouts import WHOLE, OwnLayout, TorchLayout, shape_of
 from hexloop.adapters.trainable.torch.model_state import ModelState, is_derived
 from hexloop.adapters.trainable.torch.names import by_own_names, fitting_names, wrapped_as
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
-from hexloop.adapters.trainable.torch.decay_groups import decayed_names
 from hexloop.app.assembly.adapters import Adapters
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.state import is_sharded, own_state, writers

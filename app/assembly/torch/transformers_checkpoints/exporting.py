@@ -105,8 +105,8 @@ def _write_trained(source: CheckpointFiles, trained: Mapping[str, Part], folder:
     parts = [trained.get(part.name, part) for part in source.parts(MODEL)]
     if missing := trained.keys() - {part.name for part in parts}:
         raise ValueError(
-            f"it holds averages of the weights of adapters, such as {min(missing)}, and transformers would continue with "
-            "them in place of the weights that are trained"
+            f"it holds averages of the weights of adapters, such as {min(missing)}, and transformers would continue "
+            "with them in place of the weights that are trained"
         )
     for file in files_of(MODEL, parts, LARGEST):
         with open(os.path.join(folder, file.path), "wb") as written:
