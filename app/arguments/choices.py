@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum, StrEnum
+from importlib.metadata import entry_points
 
 
 class IntervalStrategy(StrEnum):
@@ -152,6 +153,20 @@ class OptimizerNames(StrEnum):
     APOLLO_ADAMW = "apollo_adamw"
     APOLLO_ADAMW_LAYERWISE = "apollo_adamw_layerwise"
     STABLE_ADAMW = "stable_adamw"
+
+
+OWN_OPTIMIZERS = ("adamw_torch_fp8",)
+"""Optimizers that hexloop has by name and transformers has not."""
+
+
+def further_choices(kind: type[Enum]) -> tuple[str, ...]:
+    """Return the texts that an argument of the enumeration takes besides its members: further optimizers.
+
+    These are hexloop's own, and those of installed packages, by the names of their entry points.
+    """
+    if kind is not OptimizerNames:
+        return ()
+    return (*OWN_OPTIMIZERS, *sorted(entry_points(group="hexloop.optimizers").names))
 
 
 USUAL_NAMES = {

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 from cattrs import BaseConverter, Converter
 from cattrs.cols import list_structure_factory, mapping_structure_factory
 
-from hexloop.app.arguments.choices import USUAL_NAMES
+from hexloop.app.arguments.choices import USUAL_NAMES, further_choices
 from hexloop.domain.regular_files import read_file
 from hexloop.domain.wording import RefusalError, did_you_mean, enumeration, parse_truth, split_assignments
 
@@ -84,12 +84,15 @@ def to_text(value: object) -> str:
     raise RefusalError("it takes text", "put it in quotes")
 
 
-def to_member(value: object, kind: type[Enum]) -> Enum:
-    """Return a member of an enumeration, given as such or as its value."""
+def to_member(value: object, kind: type[Enum]) -> Enum | str:
+    """Return a member of an enumeration, given as such or as its value; a further choice as it is."""
     try:
         return kind(value)
     except ValueError:
-        raise unknown_choice(value, (member.value for member in kind)) from None
+        further = further_choices(kind)
+        if isinstance(value, str) and value in further:
+            return value
+        raise unknown_choice(value, (*(member.value for member in kind), *further)) from None
 
 
 def to_literal(value: object, kind: Any) -> Any:

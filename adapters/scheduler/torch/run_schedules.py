@@ -6,6 +6,7 @@ Each is of the class that transformers uses, so that scripts may read it, change
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, SupportsFloat
 
@@ -199,7 +200,7 @@ class LambdaScheduler:
             if type(group["lr"]) is float:
                 group["lr"] = rate
             else:
-                _set_rate(group, float(rate))
+                set_rate(group, float(rate))
             rates.append(rate)
         scheduler._last_lr = rates
 
@@ -250,7 +251,7 @@ class GreedyLR:
 
     def _set_rates(self, rates: Any) -> None:
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
+            set_rate(group, rate)
         self._last_lr = list(rates)
 
 
@@ -294,7 +295,8 @@ class MetricScheduler:
 
     def observe(self, metrics: Mapping[str, float]) -> None:
         """Step the scheduler. Raises ConfigurationError if the evaluation does not have its metric."""
-        self.scheduler.step(self.metric.value(metrics))
+        with rates_in_place(self.scheduler.optimizer):
+            self.scheduler.step(self.metric.value(metrics))
 
     def rates(self) -> tuple[float, ...]:
         """Return the rates of the optimizer's groups, which a script may have set since the last metric."""
@@ -327,15 +329,27 @@ class MetricScheduler:
         if kept.measured is not None:
             self.scheduler.last_epoch = kept.measured
         for group, rate in zip(self.scheduler.optimizer.param_groups, rates, strict=True):
-            _set_rate(group, rate)
+            set_rate(group, rate)
         self.scheduler._last_lr = list(rates)
 
 
-def _set_rate(group: dict[str, Any], rate: float) -> None:
+def set_rate(group: dict[str, Any], rate: float) -> None:
+    """Write a learning rate into a parameter group in the form that it holds: a tensor is filled in place."""
     if isinstance(group["lr"], Tensor):
         group["lr"].fill_(rate)
     else:
         group["lr"] = rate
+
+
+@contextmanager
+def rates_in_place(optimizer: Optimizer) -> Iterator[None]:
+    """Let groups whose rates are tensors keep these, if a scheduler assigns numbers to them during the block."""
+    held = [(group, group["lr"]) for group in optimizer.param_groups if isinstance(group.get("lr"), Tensor)]
+    yield
+    for group, tensor in held:
+        if group["lr"] is not tensor:
+            tensor.fill_(float(group["lr"]))
+            group["lr"] = tensor
 
 
 def _refuse_other(optimizer: Any) -> None:

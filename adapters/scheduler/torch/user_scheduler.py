@@ -15,6 +15,7 @@ from attrs import define, field, frozen
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hexloop.adapters.scheduler.torch.run_schedules import rates_in_place, set_rate
 from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.json_documents import json_part, keyed
 from hexloop.domain.ranges import MOST, Rate
@@ -74,7 +75,8 @@ class TorchScheduler:
         """Step a scheduler that counts updates, unless `step_with_gradients` did."""
         stepped, self._rates_of_step = self._rates_of_step is not None, None
         if not (self._follows_metric or stepped):
-            self.scheduler.step()
+            with rates_in_place(self.optimizer):
+                self.scheduler.step()
 
     def step_with_gradients(self, taken: bool) -> None:
         """Step a scheduler that counts updates while the gradients of an update that was `taken` are there.
@@ -84,12 +86,14 @@ class TorchScheduler:
         """
         if taken and not self._follows_metric:
             self._rates_of_step = self.rates()
-            self.scheduler.step()
+            with rates_in_place(self.optimizer):
+                self.scheduler.step()
 
     def observe(self, metrics: Mapping[str, float]) -> None:
         """Step a scheduler that follows a metric."""
         if self._follows_metric:
-            self.scheduler.step(self.metric.value(metrics))
+            with rates_in_place(self.optimizer):
+                self.scheduler.step(self.metric.value(metrics))
 
     def rates(self) -> tuple[float, ...]:
         """Return the rates of the optimizer's groups."""
@@ -122,7 +126,7 @@ class TorchScheduler:
         self.scheduler.load_state_dict(state)
         self._rates_of_step = None
         for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate
+            set_rate(group, rate)
 
 
 def _for_all_groups(state: Mapping[str, Any], scheduler: Any, groups: int) -> dict[str, Any]:

@@ -59,6 +59,7 @@ class OptimizerDocument:
 
     state: of each parameter, by name. state_keys: the values of each group that changed since the run started; absent
     in older checkpoints. further: what a state dict contains besides. outside: parameters that are not the model's.
+    attributes: those of the optimizer that have changed.
     masters: full-precision weights. loss_scale: of DeepSpeed. numbered: parameters have numbers instead of names.
     """
 
@@ -67,6 +68,7 @@ class OptimizerDocument:
     state_keys: list[list[str]] | None = None
     further: dict[str, dict[str, Any]] = Factory(dict)
     outside: dict[str, TensorName] = Factory(dict)
+    attributes: dict[str, dict[str, Any]] = Factory(dict)
     masters: dict[str, TensorName] = Factory(dict)
     loss_scale: LossScale | None = None
 

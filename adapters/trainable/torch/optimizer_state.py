@@ -19,7 +19,8 @@ from hexloop.adapters.trainable.torch.layouts import (
     merge_uneven_state,
     shape_of,
 )
-from hexloop.adapters.trainable.torch.moments import MomentSpec, check_moments, check_order
+from hexloop.adapters.trainable.torch.moments import OF_PARAMETER, MomentSpec, check_moments, check_order
+from hexloop.adapters.trainable.torch.optimizer_attributes import OwnAttributes
 from hexloop.adapters.trainable.torch.optimizer_document import OPTIONS, checked_document, refuse_invalid_counters
 from hexloop.adapters.trainable.torch.parameter_groups import (
     NUMBERED,
@@ -34,6 +35,7 @@ from hexloop.adapters.trainable.torch.serialization import (
     StateDecoder,
     StateEncoder,
     UncastTensor,
+    is_wrapper,
     package_classes,
     read_box,
     tensor_names,
@@ -42,12 +44,15 @@ from hexloop.adapters.trainable.torch.serialization import (
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import json_part, json_value
 from hexloop.domain.schemas import shown
-from hexloop.domain.wording import listed
+from hexloop.domain.wording import enumeration, listed
 from hexloop.ports.mesh import Spread
 from hexloop.ports.state import JSON, Part
 
 FURTHER = "further"
 """The key for what a state dict contains besides groups and the state of parameters."""
+
+ATTRIBUTES = "attributes"
+"""The key for the optimizer's own attributes that have changed."""
 
 MOST_FURTHER = 16
 """Groups that a saved optimizer may have besides two for each of this one."""
@@ -75,6 +80,16 @@ class OptimizerState:
         self._layout = layout
         self._names = {id(parameter): name for name, parameter in layout.parameters(model).items()}
         self._groups = GroupValues(optimizer)
+        self._attributes = OwnAttributes(optimizer)
+
+    def problems(self) -> Iterator[str]:
+        """Yield a sentence for each part of the optimizer's state that no checkpoint can contain."""
+        yield from self._attributes.problems()
+        if type(self._optimizer).state_dict is Optimizer.state_dict:
+            return
+        if missing := {"state", "param_groups"} - self._optimizer.state_dict().keys():
+            kind = type(self._optimizer).__qualname__
+            yield f"the state dict of {kind} has no {enumeration(sorted(missing))}; return them from its state_dict"
 
     def export(self) -> Iterator[Part]:
         """Export each tensor as "<parameter>.<moment>", and everything else as one JSON document."""
@@ -100,6 +115,8 @@ class OptimizerState:
         if further or unnumbered:
             values = {"top": further, "state": unnumbered}
             document[FURTHER] = {key: encoder.encode(value, FURTHER) for key, value in values.items()}
+        if attributes := self._attributes.export(encoder):
+            document[ATTRIBUTES] = attributes
         if whole:
             yield from (tensor_part(name, tensor) for name, tensor in encoder.tensors.items())
         else:
@@ -188,12 +205,16 @@ class OptimizerState:
             for name, values in document["state"].items()
         }
         refuse_invalid_counters(self._optimizer, {name: state[numbers[name]] for name in document["state"]})
+        refuse_other_shapes({name: state[numbers[name]] for name in document["state"]}, dict(named))
         further = {key: decoder.decode(value) for key, value in document.get(FURTHER, {}).items()}
         unnumbered = further.get("state", {})
+        attributes = self._attributes.taken(document.get(ATTRIBUTES, {}), decoder)
         self._optimizer.load_state_dict(
             {**further.get("top", {}), "state": {**state, **unnumbered}, "param_groups": groups}
         )
         self._groups.put(merged)
+        for set_attribute in attributes:
+            set_attribute()
         for number, (_, parameter) in enumerate(named):
             if number in state and parameter in self._optimizer.state:
                 loaded = self._optimizer.state[parameter]
@@ -247,6 +268,19 @@ def check_groups(groups: Sequence[Mapping[str, Any]], present: list[list[str]]) 
         )
 
 
+def refuse_other_shapes(state: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> None:
+    """Raise ValueError for quantized moments that do not have the shape of their parameter."""
+    for name, values in state.items():
+        for key, value in values.items() if isinstance(values, dict) else ():
+            tensor = value.tensor if isinstance(value, UncastTensor) else value
+            shape = parameters[name].shape
+            if isinstance(tensor, Tensor) and is_wrapper(tensor) and key in OF_PARAMETER and tensor.shape != shape:
+                raise ValueError(
+                    f"The saved optimizer does not fit: {name}.{key} has shape {list(tensor.shape)}, and its parameter "
+                    f"{list(shape)}."
+                )
+
+
 def _own(layout: TorchLayout, parameter: Tensor, spread: Spread, part: Part) -> Tensor:
     """Return this rank's elements of a moment."""
     return layout.like(parameter, read_box(part, spread))
@@ -256,6 +290,8 @@ def _exact(saved: Any, loaded: Any, parameter: Tensor, own_type: set[int]) -> An
     """Return the state that the optimizer `loaded` from `saved`, with the saved types, and the parameter's strides."""
     if isinstance(loaded, UncastTensor):
         saved = loaded = loaded.tensor.to(parameter.device)
+        if is_wrapper(loaded):
+            return loaded
     if isinstance(saved, Tensor) and isinstance(loaded, Tensor) and saved.shape == loaded.shape:
         if loaded.dtype != saved.dtype and id(saved) in own_type:
             loaded = saved.to(loaded.device)
@@ -264,7 +300,7 @@ def _exact(saved: Any, loaded: Any, parameter: Tensor, own_type: set[int]) -> An
         return loaded
     if isinstance(saved, dict) and isinstance(loaded, dict):
         return {
-            key: _exact(saved[key], value, parameter, own_type) if key in saved else value
+            key: _exact(saved.get(key), value, parameter, own_type)  # an optimizer may move entries as it loads them
             for key, value in loaded.items()
         }
     if isinstance(saved, list | tuple) and type(loaded) is type(saved) and len(saved) == len(loaded):

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
 from importlib.util import find_spec
 from pkgutil import resolve_name
 from types import MappingProxyType
@@ -115,7 +119,8 @@ class Row:
         if not isinstance(self.target, str):
             return self.target
         try:
-            return resolve_name(self.target)
+            with log_handlers_unchanged():
+                return resolve_name(self.target)
         except ModuleNotFoundError as error:
             is_absent = (error.name or "").partition(".")[0] == self.target.partition(".")[0].partition(":")[0]
             because = "is not installed" if is_absent else f"cannot be imported ({error})"
@@ -249,11 +254,18 @@ OPTIMIZERS: Mapping[str, Row] = MappingProxyType(
             package="transformers",
             extra="transformers",
         ),
-        "adamw_torch_xla": Row(target="torch_xla.amp.syncfree:AdamW", options=adam, package="torch_xla", extra="xla"),
+        "adamw_torch_xla": Row(target="torch_xla.amp.syncfree:AdamW",
+            options=adam,
+            package="torch_xla",
+            extra="xla",
+            only_on=("xla",),
+            because="its steps are operations of XLA"),
         "adamw_torch_npu_fused": Row(
             target="torch_npu.optim:NpuFusedAdamW",
             options=adam,
             package="torch_npu",
+            only_on=("npu",),
+            because="its step is a kernel of Ascend's devices",
             remedy="choose adamw_torch_fused",
         ),
         "adamw_anyprecision": Row(
@@ -377,13 +389,49 @@ def build_optimizer(
         optimizer = optimizer_class(parameter_groups(model, decayed, weight_decay, keeps_empty), **others)
         step_equal_groups_at_once(optimizer)
     if "bitsandbytes" in str(optimizer_class) and others.get("optim_bits") == 8:
-        _keep_embeddings_in_32_bits(model)
+        _keep_embeddings_in_32_bits(model, optimizer)
     return optimizer
 
 
-def _keep_embeddings_in_32_bits(model: nn.Module) -> None:
-    """Let bitsandbytes keep 32-bit state of embedding weights, as transformers does: 8 bits are unstable there."""
-    manager = resolve_name("bitsandbytes.optim:GlobalOptimManager").get_instance()
+def settle_warmup(optimizer: Any, total_steps: int) -> None:
+    """Replace a warmup that is a ratio of the run, in an optimizer's own groups, by its number of steps."""
+    for group in getattr(optimizer, "param_groups", ()):
+        if 0 < group.get("warmup_steps", 0) < 1:
+            group["warmup_steps"] = math.ceil(group["warmup_steps"] * total_steps)
+
+
+def refuse_ratio(optimizer: Any) -> None:
+    """Raise ConfigurationError for a warmup of an optimizer that is a ratio of a run of unknown length."""
+    for group in getattr(optimizer, "param_groups", ()):
+        if 0 < group.get("warmup_steps", 0) < 1:
+            ratio = group["warmup_steps"]
+            raise ConfigurationError(
+                f"{type(optimizer).__name__} counts the steps of its warmup, and warmup_steps={ratio} is a ratio of "
+                "the run, which only the standard create_scheduler makes a number; give a number of steps."
+            )
+
+
+def _keep_embeddings_in_32_bits(model: nn.Module, optimizer: Any) -> None:
+    """Let bitsandbytes keep 32-bit state of embedding weights, as transformers does: 8 bits are unstable there.
+
+    The optimizer gets a manager of its own, with what the global one has been told so far. That one would keep every
+    model in memory, and it knows parameters by their id, which a parameter of a later model may have again.
+    """
+    told = optimizer.mng
+    optimizer.mng = own = object.__new__(type(told))
+    vars(own).update({name: copy(value) for name, value in vars(told).items()})
     for module in model.modules():
         if isinstance(module, nn.Embedding):
-            manager.register_module_override(module, "weight", {"optim_bits": 32})
+            own.register_module_override(module, "weight", {"optim_bits": 32})
+
+
+@contextmanager
+def log_handlers_unchanged() -> Iterator[None]:
+    """Undo what an import does to the root logger: some packages call `logging.basicConfig`."""
+    root = logging.getLogger()
+    handlers, level = [*root.handlers], root.level
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)

@@ -110,7 +110,10 @@ ON_DEVICE = "on_device"
 PARAMETER = "__parameter__"
 """The key that marks, in JSON, the name of a parameter that is a key of a dictionary."""
 
-_MARKS = frozenset({TENSOR, TUPLE, PAIRS, DTYPE, OBJECT, PARAMETER})
+WRAPPER = "__wrapper__"
+"""The key that marks, in JSON, the class of a tensor that consists of others, such as quantized state."""
+
+_MARKS = frozenset({TENSOR, TUPLE, PAIRS, DTYPE, OBJECT, PARAMETER, WRAPPER})
 _TEXT = frozenset({str})
 
 Classes = Mapping[str, type[Any]]
@@ -151,6 +154,8 @@ class StateEncoder:
     def encode(self, value: Any, name: str, parameter: Tensor | None = None) -> Any:
         """Return `value`, called `name`, as JSON. Raises CheckpointError for a value that cannot be stored."""
         if isinstance(value, Tensor):
+            if is_wrapper(value):
+                return self._wrapper(value, name)
             return self._tensor(value, name, parameter)
         if isinstance(value, dict):
             return self._dictionary(value, name, parameter)
@@ -181,6 +186,17 @@ class StateEncoder:
             return {TENSOR: known} if tensor.device.type == "cpu" else {TENSOR: known, ON_DEVICE: True}
         return {TENSOR: known} if tensor.dtype == parameter.dtype else {TENSOR: known, OWN_TYPE: True}
 
+    def _wrapper(self, tensor: Any, name: str) -> dict[str, Any]:
+        kind = type(tensor)
+        if self.classes.get(_full_name(kind)) is not kind:
+            raise CheckpointError(
+                f"{self.owner} cannot be saved: its {name} is a {_full_name(kind)}, a tensor class that the "
+                "optimizer's module neither defines nor imports from its own package; use an optimizer with plain tensors."
+            )
+        attributes, context = tensor.__tensor_flatten__()
+        tensors = {each: self._tensor(getattr(tensor, each), f"{name}.{each}", None) for each in attributes}
+        return {WRAPPER: _full_name(kind), "tensors": tensors, "context": self.encode(context, name)}
+
     def _dictionary(self, value: dict[Any, Any], name: str, parameter: Tensor | None) -> dict[str, Any]:
         if _TEXT.issuperset(map(type, value)) and _MARKS.isdisjoint(value):
             return {key: self.encode(inner, f"{name}.{key}", parameter) for key, inner in value.items()}
@@ -203,15 +219,23 @@ class StateEncoder:
         return {PARAMETER: self.names[id(key)]}
 
     def _object(self, value: Any, name: str) -> dict[str, Any]:
-        kind = type(value)
-        if self.classes.get(_full_name(kind)) is not kind or not _is_plain(kind):
+        kind, kept = type(value), kept_of(value, self.classes)
+        if kept is None:
             raise CheckpointError(
                 f"{self.owner} cannot be saved: its {name} is a {_full_name(kind)}, and checkpoints contain no pickled "
                 "objects. Supported are numbers, texts, tensors, lists and dictionaries, and objects with such "
                 "attributes of a class that the optimizer's module defines or imports from its own package."
             )
-        kept = value.state_dict() if _has_state_dict(kind) else vars(value)
         return {OBJECT: _full_name(kind), "state": self.encode(dict(kept), name)}
+
+
+def kept_of(value: Any, classes: Classes) -> Mapping[str, Any] | None:
+    """Return what determines an object: its state dict or attributes; None if it is not one of these classes."""
+    kind = type(value)
+    if classes.get(_full_name(kind)) is not kind or not _is_plain(kind):
+        return None
+    kept: Mapping[str, Any] = value.state_dict() if _has_state_dict(kind) else vars(value)
+    return kept
 
 
 @frozen(eq=False)
@@ -219,6 +243,10 @@ class UncastTensor:
     """Hides a tensor from torch, which would cast it to the type of its parameter."""
 
     tensor: Tensor
+
+    def to(self, device: torch.device) -> UncastTensor:
+        """Return the tensor on another device, as optimizers that load their state by themselves ask."""
+        return UncastTensor(self.tensor.to(device))
 
 
 @define
@@ -249,6 +277,8 @@ class StateDecoder:
             return value
         if TENSOR in value:
             return self._tensor(value[TENSOR], value.get(OWN_TYPE, False), device if value.get(ON_DEVICE) else None)
+        if WRAPPER in value:
+            return self._wrapper(value)
         if PARAMETER in value:
             return self.keys[value[PARAMETER]]
         if TUPLE in value:
@@ -272,6 +302,22 @@ class StateDecoder:
         if own_type:  # a counter, which optimizers read while they load
             self.own_type.add(id(tensor))
         return tensor
+
+    def _wrapper(self, value: Mapping[str, Any]) -> Any:
+        kind: Any = self.classes.get(value[WRAPPER])
+        if kind is None or not issubclass(kind, Tensor) or not hasattr(kind, "__tensor_unflatten__"):
+            raise ValueError(
+                f"The saved optimizer contains a {value[WRAPPER]}, which is not a tensor class of this optimizer's "
+                "package."
+            )
+        inner = {key: self._tensor(each[TENSOR], False, None) for key, each in value["tensors"].items()}
+        try:
+            restored = kind.__tensor_unflatten__(inner, self.decode(value["context"]), None, None)
+            if hasattr(kind, "dequantize") and restored.dequantize().shape != restored.shape:
+                raise ValueError("its parts have other shapes")
+        except Exception as error:  # of whatever the class checks
+            raise ValueError(f"The saved optimizer contains an invalid {kind.__name__}: {error}.") from error
+        return UncastTensor(restored) if self.hides else restored
 
     def _object(self, name: str, state: Any, device: torch.device | None) -> Any:
         kind = self.classes.get(name)
@@ -298,6 +344,12 @@ def _moved(value: Any, device: torch.device | None) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_moved(inner, device) for inner in value)
     return value
+
+
+def is_wrapper(tensor: Tensor) -> bool:
+    """Return whether a tensor consists of others, and is not one of torch's own, such as a DTensor."""
+    kind = type(tensor)
+    return hasattr(kind, "__tensor_flatten__") and not kind.__module__.startswith("torch.")
 
 
 def tensor_names(value: Any) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The averages of weights of a run of torch: which ones the optimizer and the arguments ask for, and their checkpoints."""
+"""The averages of weights of a run of torch: which ones the optimizer and arguments ask for, and their checkpoints."""
 
 from __future__ import annotations
 

@@ -278,6 +278,7 @@ def make_lr_scheduler(args: TrainingArguments, optimizer: Any, total_steps: int)
             "pass. hexloop does not allow that yet: accumulation and clipping would have no effect, and checkpoints "
             "would lack its state. Choose optim='adafactor' to save memory."
         )
+    optimizers.settle_warmup(optimizer, total_steps)
     name, options = schedule_named(args)
     if name in ADAPTIVE:
         return follower_of(name, options, optimizer)
@@ -302,6 +303,7 @@ def scheduler_adapter(parts: TrainerParts, learner: RunLearner) -> Scheduler:
     """
     args, lr_scheduler = parts.args, parts.lr_scheduler
     if lr_scheduler is not parts.standard_scheduler:
+        optimizers.refuse_ratio(parts.optimizer)
         metric = BestMetric(args.metric_for_best_model or "loss", bool(args.greater_is_better))
         adapter = TorchScheduler(lr_scheduler, parts.optimizer, metric)
         if isinstance(learner.standard, StandardLearner):

@@ -19,10 +19,11 @@ from hexloop.adapters.trainable.torch.layouts import WHOLE, OwnLayout, TorchLayo
 from hexloop.adapters.trainable.torch.model_state import ModelState, is_derived
 from hexloop.adapters.trainable.torch.names import by_own_names, fitting_names, wrapped_as
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
+from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.adapters import Adapters
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.state import is_sharded, own_state, writers
-from hexloop.domain.errors import RunStateError
+from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.ports.parallelism import ExportableModel, Sharding
 from hexloop.ports.state import Exportable
 
@@ -55,10 +56,23 @@ def model_state(
 
 
 def optimizer_state(parts: TrainerParts) -> Exportable:
-    """Return what exports and loads the optimizer. Raises CheckpointError if the engine's state is unknown."""
+    """Return what exports and loads the optimizer.
+
+    Raises CheckpointError if the engine's state is unknown, and ConfigurationError if the run saves checkpoints which
+    could not contain all of the optimizer's state.
+    """
     if engine := own_state(parts):
         return engine.optimizer_state(parts.model_wrapped, parts.optimizer)
-    return OptimizerState(parts.unwrapped_model, parts.optimizer, layout_of(parts))
+    state = OptimizerState(parts.unwrapped_model, parts.optimizer, layout_of(parts))
+    if _saves_optimizer(parts.args) and (problems := list(state.problems())):
+        raise ConfigurationError(
+            f"Checkpoints would lose state of the optimizer: {'; '.join(problems)}. Or set save_strategy='no'."
+        )
+    return state
+
+
+def _saves_optimizer(args: TrainingArguments) -> bool:
+    return str(getattr(args.save_strategy, "value", args.save_strategy)) != "no" and not args.save_only_model
 
 
 def kept_state(parts: TrainerParts) -> Mapping[str, Exportable]:

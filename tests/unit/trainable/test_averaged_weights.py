@@ -413,7 +413,7 @@ def test_averages_in_float32_are_not_left_out() -> None:
     model = Net().to(torch.bfloat16)
     averages = ema(model, sgd(model))
     parts = without("average.first.weight", read(averages.export()))
-    with pytest.raises(ValueError, match="lack those of 'first.weight' in float32"):
+    with pytest.raises(ValueError, match=r"lack those of 'first.weight' in float32"):
         averages.load(parts)
 
 

@@ -1,0 +1,127 @@
+"""How the optimizer of each name is tried: one row per name. The page of optimizers says what these rows say.
+
+A name is trained for 30 steps and saved at 10, resumed in a fresh process, trained by two processes, compared with its
+class stepped by hand, and with transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pkgutil import resolve_name
+from types import MappingProxyType
+from typing import Any
+
+from attrs import frozen
+
+from hexloop.adapters.trainable.torch.optimizers import OPTIMIZERS
+
+Groups = list[dict[str, Any]]
+
+BETAS = (0.8, 0.95)
+EPSILON = 1e-7
+
+GIVEN: Mapping[str, Any] = MappingProxyType(
+    {
+        "learning_rate": 3e-3,
+        "weight_decay": 0.05,
+        "adam_beta1": BETAS[0],
+        "adam_beta2": BETAS[1],
+        "adam_epsilon": EPSILON,
+        "max_steps": 30,
+    }
+)
+"""The arguments of every run. None of them is a default, so that one which does not reach an optimizer shows."""
+
+
+@frozen(kw_only=True)
+class Case:
+    """How one name is tried.
+
+    arguments: of the run, besides `GIVEN` and `optim`. by_hand: makes an optimizer of the original class for parameter
+    groups; it is stepped by a plain loop. close: how close two computations of the same losses are, relatively.
+    refused: what the error says if it cannot be made on a CPU; nothing else is tried. alone: why it is not compared
+    with transformers. differs: why its losses are others there. ranks: what the error says under DDP; empty if it
+    trains. note: more for the page.
+    """
+
+    arguments: Mapping[str, Any] = MappingProxyType({})
+    by_hand: Callable[[Groups], Any] | None = None
+    close: float = 1e-6
+    refused: str = ""
+    alone: str = ""
+    differs: str = ""
+    ranks: str = ""
+    note: str = ""
+
+
+def made(path: str, **options: Any) -> Callable[[Groups], Any]:
+    """Return what makes an optimizer of the class at "package.module:name" with these options, and the rate."""
+    return lambda groups: resolve_name(path)(groups, lr=GIVEN["learning_rate"], **options)
+
+
+ADAM: Mapping[str, Any] = {"betas": BETAS, "eps": EPSILON}
+NO_TRANSFORMERS_NAME = "transformers has no such name"
+
+
+def bitsandbytes(path: str, **options: Any) -> Case:
+    """Return the row of an optimizer of bitsandbytes; by hand, its state of embeddings has 32 bits as well."""
+    note = "on a CPU, state is not paged" if options.get("is_paged") else ""
+    return Case(by_hand=made(f"bitsandbytes.optim:{path}", **options), note=note)
+
+
+MIX = {"betas": (*BETAS, 0.9999), "eps": EPSILON, "alpha": 5.0}
+EIGHT: Mapping[str, Any] = {"optim_bits": 8}
+PAGED: Mapping[str, Any] = {"is_paged": True}
+
+CASES: Mapping[str, Case] = {
+    "adamw_torch": Case(by_hand=made("torch.optim:AdamW", **ADAM)),
+    "adamw_torch_fused": Case(by_hand=made("torch.optim:AdamW", fused=True, **ADAM)),
+    "adamw_torch_xla": Case(refused="it is of torch_xla, which is not installed; install hexloop[xla]"),
+    "adamw_torch_npu_fused": Case(refused="it is of torch_npu, which is not installed; install torch_npu"),
+    "adamw_anyprecision": Case(
+        by_hand=made("torch.optim:AdamW", foreach=False, **ADAM),
+        alone="its package torchdistx, which transformers imports, is not published any more",
+        note="hexloop's own class, because the package is not published any more",
+    ),
+    "adafactor": Case(
+        by_hand=made("transformers.optimization:Adafactor", scale_parameter=False, relative_step=False),
+    ),
+    "sgd": Case(
+        arguments={"optim_args": "momentum=0.9,nesterov=True"},
+        by_hand=made("torch.optim:SGD", momentum=0.9, nesterov=True),
+    ),
+    "adagrad": Case(
+        arguments={"optim_args": "lr_decay=0.01,eps=1e-9"}, by_hand=made("torch.optim:Adagrad", lr_decay=0.01, eps=1e-9)
+    ),
+    "rmsprop": Case(
+        arguments={"optim_args": "momentum=0.5,alpha=0.9,centered=True"},
+        by_hand=made("torch.optim:RMSprop", momentum=0.5, alpha=0.9, centered=True),
+    ),
+    "adamw_torch_4bit": Case(by_hand=made("torchao.optim:AdamW4bit", block_size=256, **ADAM)),
+    "adamw_torch_8bit": Case(by_hand=made("torchao.optim:AdamW8bit", block_size=256, **ADAM)),
+    "adamw_torch_fp8": Case(by_hand=made("torchao.optim:AdamWFp8", block_size=256, **ADAM), alone=NO_TRANSFORMERS_NAME),
+    "adamw_bnb_8bit": bitsandbytes("AdamW", **EIGHT, **ADAM),
+    "adamw_8bit": bitsandbytes("AdamW", **EIGHT, **ADAM),
+    "paged_adamw_32bit": bitsandbytes("AdamW", **PAGED, **ADAM),
+    "paged_adamw_8bit": bitsandbytes("AdamW", **PAGED, **EIGHT, **ADAM),
+    "ademamix": bitsandbytes("AdEMAMix", **MIX),
+    "ademamix_8bit": bitsandbytes("AdEMAMix", **EIGHT, **MIX),
+    "paged_ademamix_32bit": bitsandbytes("AdEMAMix", **PAGED, **MIX),
+    "paged_ademamix_8bit": bitsandbytes("AdEMAMix", **PAGED, **EIGHT, **MIX),
+    "lion_32bit": bitsandbytes("Lion", betas=BETAS),
+    "lion_8bit": bitsandbytes("Lion", betas=BETAS, **EIGHT),
+    "paged_lion_32bit": bitsandbytes("Lion", betas=BETAS, **PAGED),
+    "paged_lion_8bit": bitsandbytes("Lion", betas=BETAS, **PAGED, **EIGHT),
+    "rmsprop_bnb": bitsandbytes("RMSprop"),
+    "rmsprop_bnb_8bit": bitsandbytes("RMSprop", **EIGHT),
+    "rmsprop_bnb_32bit": bitsandbytes("RMSprop"),
+    "grokadamw": Case(
+        by_hand=made("grokadamw:GrokAdamW", **ADAM),
+        differs="Adam's betas and epsilon do not reach it there",
+    ),
+    "stable_adamw": Case(by_hand=made("optimi:StableAdamW", triton=False, **ADAM)),
+    **{
+        name: Case(refused=row.refused[0]) for name, row in OPTIMIZERS.items() if row.refused is not None
+    },
+}
+"""One row per name of `OPTIMIZERS`."""
