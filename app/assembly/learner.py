@@ -58,14 +58,15 @@ class AlwaysInTraining:
 
 
 class AveragedWeights(Protocol):
-    """Averages of the weights that are trained, which are evaluated and saved in their place, or beside them.
+    """Averages of the weights that are trained, which are evaluated and saved in their place, or beside them."""
 
-    before_forward: is called before each forward pass of training. after_step: is called after each optimizer step,
-    with whether it was taken. None if there is nothing to call.
-    """
+    @property
+    def before_forward(self) -> Callable[[], object] | None:
+        """What is called before each forward pass of training; None if there is nothing to call."""
 
-    before_forward: Callable[[], None] | None
-    after_step: Callable[[bool], None] | None
+    @property
+    def after_step(self) -> Callable[[bool], None] | None:
+        """What is called after each optimizer step, with whether it was taken; None if there is nothing to call."""
 
     @property
     def kind(self) -> str:
@@ -101,14 +102,13 @@ class AveragedWeights(Protocol):
         """Return what a copy in memory, to which a run returns, holds of them."""
 
 
-@frozen
 class NoAverages:
     """Implements AveragedWeights for a run that evaluates and saves the weights that it trains."""
 
     kind = ""
     beside = False
     shown = False
-    before_forward: Callable[[], None] | None = None
+    before_forward: Callable[[], object] | None = None
     after_step: Callable[[bool], None] | None = None
 
     def show(self) -> None:

@@ -254,12 +254,14 @@ OPTIMIZERS: Mapping[str, Row] = MappingProxyType(
             package="transformers",
             extra="transformers",
         ),
-        "adamw_torch_xla": Row(target="torch_xla.amp.syncfree:AdamW",
+        "adamw_torch_xla": Row(
+            target="torch_xla.amp.syncfree:AdamW",
             options=adam,
             package="torch_xla",
             extra="xla",
             only_on=("xla",),
-            because="its steps are operations of XLA"),
+            because="its steps are operations of XLA",
+        ),
         "adamw_torch_npu_fused": Row(
             target="torch_npu.optim:NpuFusedAdamW",
             options=adam,

@@ -24,6 +24,7 @@ from hexloop.app.assembly.learner import NoAverages
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.torch.saved_weights import SavedWeights, saved_weights
 from hexloop.app.assembly.torch.state import layout_of
+from hexloop.app.calling import accepts
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.evaluation import best_metric_named
 from hexloop.domain.triggers import whole_steps
@@ -89,6 +90,11 @@ def _refuse(parts: TrainerParts, optimizer: Any, switches: bool, moving: bool) -
                 "ema_weights='beside' cannot be used with adapters of PEFT, whose files are in folders of the "
                 "adapters' names; set ema_weights='instead', or save_full_model=True."
             )
+        if not accepts(policy.state, "layout"):
+            raise ConfigurationError(
+                f"ema_weights='beside' cannot be used with the policy {type(policy).__name__}, whose `state` does not "
+                "take a layout that has averages in place of weights; let it take one, or set ema_weights='instead'."
+            )
 
 
 @frozen(eq=False)
@@ -101,7 +107,7 @@ class TransformersModes(NoAverages):
     modes: ModalOptimizer
 
     @property
-    def before_forward(self) -> Callable[[], None]:  # type: ignore[override]
+    def before_forward(self) -> Callable[[], object]:  # type: ignore[override]
         """Puts the optimizer in training mode."""
         return self.modes.train
 
@@ -117,7 +123,7 @@ class CheckpointedAverages:
     averages: AveragedWeights
     _policy: SavedWeights
     _parts: TrainerParts
-    before_forward: Callable[[], None] | None = None
+    before_forward: Callable[[], object] | None = None
     after_step: Callable[[bool], None] | None = None
     _layout: AveragedLayout = field(init=False)
 
@@ -162,9 +168,12 @@ class CheckpointedAverages:
 
     def components(self, model: ExportableModel) -> Mapping[str, Exportable]:
         """Return the averages, and what a checkpoint holds of the model instead of the weights that are trained."""
-        averaged = AveragedModel(
-            self.averages, model, self._policy.state(self._parts, self._layout), self._layout, self._policy.has_adapters
-        )
+        policy = self._policy
+        if accepts(policy.state, "layout"):
+            exported = policy.state(self._parts, self._layout)
+            averaged = AveragedModel(self.averages, model, exported, self._layout, policy.has_adapters)
+        else:
+            averaged = AveragedModel(self.averages, model, model, self._layout, computes=True, copies=True)
         if not self.beside:
             return {"averages": self.averages, "model": averaged}
         best = best_metric_named(self._parts.args)
@@ -182,6 +191,7 @@ class AveragedModel:
 
     plain: exports and loads the model as it is. averaged: the same with the averages, by `layout`.
     computes: whether tensors are computed from the model when it is exported, as those of prompt encoders are.
+    copies: whether `averaged` exports the model itself, whose averages are then copied: for a policy without layouts.
     """
 
     averages: AveragedWeights
@@ -189,6 +199,7 @@ class AveragedModel:
     averaged: ExportableModel
     layout: AveragedLayout
     computes: bool = False
+    copies: bool = False
 
     def export(self) -> Iterator[Part]:
         """Export the averages in place of the weights that are trained."""
@@ -196,11 +207,14 @@ class AveragedModel:
         if self.computes:
             self.averages.show()
         try:
-            yield from list(self.averaged.export())
+            found = list(self.averaged.export())
+            if self.copies:
+                found = [_copied(part) for part in found]
         finally:
             if self.computes:
                 self.averages.hide()
             self.layout.use({})
+        yield from found
 
     def load(self, parts: Iterable[Part]) -> None:
         """Load the parts into the model itself; see `AveragedWeights.resume`."""
@@ -209,6 +223,12 @@ class AveragedModel:
     def differences(self, parts: Sequence[Part], types: bool = False) -> list[str]:
         """Return how saved tensors differ from the model's."""
         return self.plain.differences(parts, types)
+
+
+def _copied(part: Part) -> Part:
+    """Return a part with a copy of its bytes."""
+    data = bytes(part.read())
+    return Part(part.name, part.dtype, part.shape, part.offset, part.length, lambda: memoryview(data))
 
 
 @frozen(eq=False)

@@ -95,7 +95,7 @@ def make_learner(parts: TrainerParts, wrapped: Any, choice: LossChoice, after: C
     return RunLearner(standard, standard, windows, WindowState(), modes, trainable, count_items)
 
 
-def _after(first: Callable[[], None], call: Callable[..., Any]) -> Callable[..., Any]:
+def _after(first: Callable[[], object], call: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that calls `first`, and then returns what `call` returns."""
 
     def both(*values: Any) -> Any:
