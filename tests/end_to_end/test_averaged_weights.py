@@ -25,6 +25,14 @@ from tests.end_to_end.small.trainers import history, same_weights, small_trainer
 
 schedulefree = pytest.importorskip("schedulefree")
 
+of_peft = pytest.mark.filterwarnings(
+    "ignore::FutureWarning",
+    "ignore::DeprecationWarning",
+    "ignore::UserWarning:peft",
+    "ignore:The following:RuntimeWarning",
+)
+"""PEFT reads names of transformers that are deprecated."""
+
 SCHEDULE_FREE = ("schedule_free_adamw", "schedule_free_radam", "schedule_free_sgd")
 
 KINDS_OF_AVERAGES: dict[str, dict[str, Any]] = {
@@ -447,6 +455,7 @@ def test_the_optimizer_of_the_package_by_hand(tmp_path: Path) -> None:
     torch.testing.assert_close(dict(model.state_dict()), weights(trainer), rtol=0, atol=1e-6)
 
 
+@of_peft
 @pytest.mark.parametrize("kind", ["LoRA", "AdaLoRA", "prompt tuning"])
 def test_adapters_are_averaged(kind: str, tmp_path: Path) -> None:
     """PEFT loads the averages of the adapters from a checkpoint, and the run resumes exactly."""
@@ -469,6 +478,7 @@ def test_adapters_are_averaged(kind: str, tmp_path: Path) -> None:
     assert same_weights(peft.get_peft_model_state_dict(resumed.model), own)
 
 
+@of_peft
 def test_adapters_cannot_be_saved_beside(tmp_path: Path) -> None:
     """With what to do."""
     pytest.importorskip("peft")
