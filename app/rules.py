@@ -24,6 +24,8 @@ class Rules:
         `training_step` does.
     new_optimizer: each run makes a new optimizer. Otherwise the next one continues with the optimizer of the last.
     keeps_fresh_model: a model that was not trained is kept by a run, also if there is a `model_init`.
+    own_averages: an optimizer with modes is in training mode except while weights are evaluated or saved, and continues
+        bit-identically. Otherwise an evaluation leaves it in evaluation mode until the next step.
     measures_operations: operations of a model that has no figure of its own are measured.
     generation_config_stays: `generate` leaves the generation config of the model as it is.
     adam_reaches_all: Adam's betas and epsilon, and the weight decay, reach every optimizer that has them. Otherwise
@@ -37,6 +39,7 @@ class Rules:
     run_sets_training_mode: bool
     new_optimizer: bool
     keeps_fresh_model: bool
+    own_averages: bool
     measures_operations: bool
     generation_config_stays: bool
     adam_reaches_all: bool
@@ -50,6 +53,7 @@ OWN = Rules(
     run_sets_training_mode=True,
     new_optimizer=True,
     keeps_fresh_model=True,
+    own_averages=True,
     measures_operations=True,
     generation_config_stays=True,
     adam_reaches_all=True,
@@ -63,6 +67,7 @@ TRANSFORMERS = Rules(
     run_sets_training_mode=False,
     new_optimizer=False,
     keeps_fresh_model=False,
+    own_averages=False,
     measures_operations=False,
     generation_config_stays=False,
     adam_reaches_all=False,

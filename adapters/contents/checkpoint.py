@@ -31,6 +31,9 @@ from hexloop.domain.wording import listed
 from hexloop.ports.state import JSON, Exportable, Part, Snapshots
 from hexloop.ports.storage import File, OpenFile
 
+EMA = "ema"
+"""The component that is a second model, with averages of the weights, in a folder of this name."""
+
 MOST_FILES = 3
 """Files that a message lists."""
 
@@ -102,7 +105,7 @@ class CheckpointContents:
     ranks: this process among those of the run, and which files it reads and writes.
     user_files: returns what an overridden method of the user's writes into the checkpoint. Collective.
     written: the names of the components to save, by default all. The others are still loaded from a checkpoint that has
-    them, and start fresh otherwise.
+    them, and start fresh otherwise. best: those that `restore_weights` loads.
     """
 
     _exportables: Mapping[str, Exportable]
@@ -113,6 +116,7 @@ class CheckpointContents:
     _ranks: RankFiles = field(factory=RankFiles)
     _written: Collection[str] | None = None
     _user_files: Callable[[], UserFiles] = UserFiles
+    _best: Sequence[str] = (MODEL,)
 
     @property
     def loads_together(self) -> bool:
@@ -215,6 +219,9 @@ class CheckpointContents:
     def restore_weights(self, names: Collection[str], open_file: OpenFile) -> None:
         """Load only the model; see `Contents.restore_weights`."""
         self._load_model(parts_of(MODEL, names, open_file), model_paths(names))
+        for name in self._best:
+            if name != MODEL:
+                self._load(name, parts_of(name, names, open_file), _paths_below(name, names))
 
     def _companion_files(self, users: UserFiles) -> Iterator[File]:
         """Yield the user's files and the extra files, without those whose name the user's or the checkpoint's own have.
@@ -307,6 +314,8 @@ class CheckpointContents:
         """Return the files that this process reads a component from."""
         if name == MODEL:
             return model_paths(names)
+        if name == EMA:
+            return _paths_below(name, names)
         found = [documents.path_of(each) for each in self._ranks.files_read(name, names)]
         return [path for path in dict.fromkeys(found) if path in names] + tensor_paths(name, names)
 
@@ -364,6 +373,8 @@ def files_of(name: str, parts: list[Part], max_shard_size: int) -> Iterator[File
     """Yield the files with the tensors of a component. Weights are split above `max_shard_size` bytes."""
     if name == MODEL:
         yield from model_files(parts, max_shard_size)
+    elif name == EMA:
+        yield from _files_below(name, model_files(parts, max_shard_size))
     elif tensors := join(part for part in parts if part.dtype != JSON):
         yield tensor_file(f"{name}.safetensors", tensors)
 
@@ -376,8 +387,22 @@ def sharded_files_of(name: str, parts: list[Part], max_shard_size: int, rank: in
     if name == MODEL:
         yield from model_files(parts, max_shard_size, rank, writers)
         return
+    if name == EMA:
+        yield from _files_below(name, model_files(parts, max_shard_size, rank, writers))
+        return
     tensors = [tensor_of_part(part) for part in parts if part.dtype != JSON]
     yield from tensor_files(name, tensors, max_shard_size, rank, writers)
+
+
+def _files_below(folder: str, files: Iterable[File]) -> Iterator[File]:
+    """Return the files in a folder of the checkpoint."""
+    return (File(f"{folder}/{file.path}", file.chunks) for file in files)
+
+
+def _paths_below(folder: str, names: Collection[str]) -> list[str]:
+    """Return the files of the model in a folder of the checkpoint."""
+    found = [name.removeprefix(f"{folder}/") for name in names if name.startswith(f"{folder}/")]
+    return [f"{folder}/{name}" for name in model_paths(found)]
 
 
 def documents_of(parts: Iterable[Part]) -> list[Part]:
@@ -394,11 +419,23 @@ def parts_of(
     Raises CheckpointError if a file is invalid or of a newer schema version.
     """
     documents = RunDocuments(names, open_file) if documents is None else documents
-    values = documents.read(name)
+    values, all_names = documents.read(name), names
     names, open_file = own_files(name, names if name == MODEL else documents.names_of(name), open_file)
     if name == MODEL:
         parts = model_parts(names, open_file)
+    elif name == EMA:
+        parts = _parts_below(name, all_names, open_file)
     else:
         stream = Stream(open_file)
         parts = [part for path in tensor_paths(name, names) for part in tensor_parts(stream, path)]
     return parts + [json_part(part, value) for part, value in values.items()]
+
+
+def _parts_below(folder: str, names: Collection[str], open_file: OpenFile) -> list[Part]:
+    """Return the tensors of a model in a folder of a checkpoint; none if there is no model in it."""
+    found = [name.removeprefix(f"{folder}/") for name in names if name.startswith(f"{folder}/")]
+
+    def open_below(path: str, start: int = 0, /) -> Iterator[memoryview]:
+        return open_file(f"{folder}/{path}", start)
+
+    return model_parts(found, open_below) if model_paths(found) else []

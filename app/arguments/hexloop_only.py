@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hexloop.app.arguments.averages import AverageArguments
 from hexloop.app.arguments.conversion import NONE_WORDS, above_zero, at_least, decoded, each_one_of, one_of
 from hexloop.app.arguments.declaration import ArgumentGroup, argument, argument_group, rule
 from hexloop.app.arguments.formats import Fp8Arguments
@@ -238,6 +239,7 @@ class HexloopArguments(
     MeterArguments,
     Fp8Arguments,
     LossArguments,
+    AverageArguments,
     PackingArguments,
     ParameterGroupArguments,
 ):
@@ -285,7 +287,8 @@ class HexloopArguments(
         the weights are converted. `optimizer`: one of another class or with other groups starts fresh; otherwise
         this run's options apply. `data_length`: the order of samples is that of the new data. `batch_size`: the run
         continues at the same sample, and a schedule of its own is stretched over the remaining steps. `base`: the
-        adapters continue on another base than the one that they were trained on.
+        adapters continue on another base than the one that they were trained on. `averages`: averages of weights begin
+        at the checkpoint, or end there, or are saved in another place.
     """
 
     reproduce: str | None = argument(
@@ -340,9 +343,9 @@ class HexloopArguments(
     )
     resume_despite: list[str] = argument(
         factory=list,
-        check=each_one_of("precision", "optimizer", "data_length", "batch_size", "base"),
+        check=each_one_of("precision", "optimizer", "data_length", "batch_size", "base", "averages"),
         help="accepted differences from the checkpoint when resuming: precision, optimizer, data_length, batch_size, "
-        "base",
+        "base, averages",
     )
 
     def _derive(self) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 TENSORS, DOCUMENT = ".safetensors", ".json"
 
-RUN_COMPONENTS = ("optimizer", "scheduler", "scaler", "losses", "data", "random", SETUP)
+RUN_COMPONENTS = ("optimizer", "averages", "scheduler", "scaler", "losses", "data", "random", SETUP)
 """The components of a run other than the model, and the setup, which had files of these names in hexloop 0.1."""
 
 _PARTS = r"(-rank-\d{5}|-\d{5}-of-\d{5})?\.(json|safetensors(\.index\.json)?)"

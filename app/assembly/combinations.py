@@ -84,6 +84,9 @@ OF_WHOLE_SHAPES = ("adafactor", "stable_adamw")
 """Optimizers whose updates use rows and columns, or the norm of a whole parameter."""
 
 
+WITHOUT_AVERAGES = ("deepspeed", "xla_fsdp")
+"""Engines that keep the weights in a form of their own, in which they are not averaged."""
+
 RECORDING_MODES = ("reduce-overhead", "max-autotune")
 """Modes of torch.compile in which it records graphs itself."""
 
@@ -212,6 +215,15 @@ REFUSALS = (
         "on_nonfinite or on_spike 'skip' or 'rollback' with the parallelism {parallelism.name}",
         "the engine does not say what state a run could return to",
         "choose 'stop', and resume from the last checkpoint, or 'warn'",
+    ),
+    Refusal(
+        lambda setting: (
+            setting.args.ema_decay is not None
+            and (setting.parallelism.owns_update or setting.parallelism.name in WITHOUT_AVERAGES)
+        ),
+        "ema_decay={args.ema_decay} with the parallelism {parallelism.name}",
+        "it keeps the weights in a form of its own, in which they cannot be averaged",
+        "leave it out, or train with DDP or with FSDP version 2",
     ),
     Refusal(
         lambda setting: setting.parallelism.owns_update and setting.args.auto_find_batch_size,
@@ -632,6 +644,7 @@ def log_ineffective_arguments(args: TrainingArguments) -> None:
 NEEDS = {
     "auto_find_batch_size": "kept_on_host",
     "capture_step": "compiled",
+    "ema_decay": "averages",
     "chunked_loss": "patched",
     "packing": "packing",
     "padding_free": "packing",

@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 from attrs import define, field
 
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.assembly.learner import RunLearner
+from hexloop.app.assembly.learner import AveragedWeights, NoAverages, RunLearner
 from hexloop.app.assembly.random_state import Flag
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.events import AnyEvent
@@ -417,6 +417,13 @@ class Framework(ABC, Generic[Parts]):
     @abstractmethod
     def learner(self, parts: Parts, wrapped: Any, after: Callable[[], None]) -> RunLearner:
         """Return what takes the steps of a prepared model. after: called after each optimizer step."""
+
+    def averages(self, parts: Parts, total_steps: int) -> AveragedWeights:
+        """Return the averages of a prepared model's weights, which are evaluated and saved.
+
+        total_steps: of the run. Raises ConfigurationError for averages that cannot be computed or saved.
+        """
+        return NoAverages()
 
     @abstractmethod
     def losses(self, parts: Parts) -> Losses[Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from typing import Any, Protocol
 
 from attrs import define, frozen
@@ -12,6 +12,8 @@ from hexloop.domain.errors import DataError
 from hexloop.domain.loop import StandardLearner
 from hexloop.domain.run import Run
 from hexloop.ports.learner import Learner
+from hexloop.ports.parallelism import ExportableModel
+from hexloop.ports.state import Exportable
 
 Windows = Callable[[Generator[Any, None, None], int], Generator[list[Any], None, None]]
 
@@ -53,6 +55,120 @@ class AlwaysInTraining:
 
     def restore(self) -> None:
         """No-op."""
+
+
+class AveragedWeights(Protocol):
+    """Averages of the weights that are trained, which are evaluated and saved in their place, or beside them."""
+
+    @property
+    def before_forward(self) -> Callable[[], object] | None:
+        """What is called before each forward pass of training; None if there is nothing to call."""
+
+    @property
+    def after_step(self) -> Callable[[bool], None] | None:
+        """What is called after each optimizer step, with whether it was taken; None if there is nothing to call."""
+
+    @property
+    def kind(self) -> str:
+        """What computes them: "optimizer", "ema"; "" for none, or if they are not part of checkpoints."""
+
+    @property
+    def beside(self) -> bool:
+        """Whether the weights that are trained are evaluated and saved too."""
+
+    @property
+    def shown(self) -> bool:
+        """Whether they are in the model at present."""
+
+    def show(self) -> None:
+        """Put them into the model, until `hide` has been called as often."""
+
+    def hide(self) -> None:
+        """Put the weights that are trained back, bit-identical to what they were."""
+
+    def conceal(self) -> Callable[[], None]:
+        """Put the weights that are trained back for some time; return what shows the averages again."""
+
+    def settle(self) -> None:
+        """Leave them in the model at the end of a run, unless they are kept beside it."""
+
+    def resume(self, updates: int) -> None:
+        """Continue with what was loaded from a checkpoint. updates: of the optimizer so far."""
+
+    def components(self, model: ExportableModel) -> Mapping[str, Exportable]:
+        """Return the components of a checkpoint that differ for them. model: what is saved of the model otherwise."""
+
+    def kept(self) -> Mapping[str, Exportable]:
+        """Return what a copy in memory, to which a run returns, holds of them."""
+
+
+class NoAverages:
+    """Implements AveragedWeights for a run that evaluates and saves the weights that it trains."""
+
+    kind = ""
+    beside = False
+    shown = False
+    before_forward: Callable[[], object] | None = None
+    after_step: Callable[[bool], None] | None = None
+
+    def show(self) -> None:
+        """No-op."""
+
+    def hide(self) -> None:
+        """No-op."""
+
+    def conceal(self) -> Callable[[], None]:
+        """Return a function that does nothing."""
+        return lambda: None
+
+    def settle(self) -> None:
+        """No-op."""
+
+    def resume(self, updates: int) -> None:
+        """No-op."""
+
+    def components(self, model: ExportableModel) -> Mapping[str, Exportable]:
+        """Return none."""
+        return {}
+
+    def kept(self) -> Mapping[str, Exportable]:
+        """Return none."""
+        return {}
+
+
+EMA = "ema"
+"""The end of the prefix of metrics of averages that are evaluated beside the trained weights, and their folder."""
+
+
+@define(eq=False)
+class Averages:
+    """The averaged weights of the live or the last run of a Trainer."""
+
+    weights: AveragedWeights = NoAverages()
+
+    @property
+    def replacing(self) -> AveragedWeights | None:
+        """Those that are evaluated and saved in place of the weights that are trained; None if there are none."""
+        return None if self.weights.beside or type(self.weights) is NoAverages else self.weights
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Within, those that replace the weights that are trained are in the model. No event may be yielded within."""
+        replacing = self.replacing
+        if replacing is None:
+            yield
+            return
+        replacing.show()
+        try:
+            yield
+        finally:
+            replacing.hide()
+
+    def settle(self) -> None:
+        """Leave them in the model, and forget them, unless they are kept beside it."""
+        self.weights.settle()
+        if not self.weights.beside and self.weights.kind:
+            self.weights = NoAverages()
 
 
 @frozen

@@ -9,7 +9,7 @@ from attrs import define, frozen
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.adapters import Adapters
-from hexloop.app.assembly.learner import Modes
+from hexloop.app.assembly.learner import Averages, Modes
 from hexloop.app.assembly.publishing import HubPublisher
 from hexloop.app.assembly.sharing import data_seed, dispatches, splits
 from hexloop.app.assembly.storage import WorkingFolder
@@ -85,6 +85,7 @@ class TrainerParts:
     label_smoother: Callable[..., Any] | None
     log_loss_components: Mapping[str, Callable[..., Any] | str]
     loss_tap: LossTap
+    averages: Averages
     model_accepts_loss_kwargs: bool
     loss_is_scaled_for_ga: bool | None
     main_input_name: str

@@ -64,6 +64,7 @@ class SavedSetup:
     base: SavedBase | None = None
     buckets: SavedBuckets | None = None
     packing: str | None = None
+    averages: str | None = None
     optimizer: SavedOptimizer | None = None
     imported_from: str | None = None
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from hexloop.adapters.contents.checkpoint import CheckpointContents, Setup
+from hexloop.adapters.contents.checkpoint import EMA, CheckpointContents, Setup
 from hexloop.adapters.contents.file_names import RankFiles, UserFiles
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.domain.run import Run
-from hexloop.ports.parallelism import OwnState, Parallelism, Sharding
+from hexloop.ports.parallelism import ExportableModel, OwnState, Parallelism, Sharding
 from hexloop.ports.state import Exportable
 from hexloop.ports.storage import File
 
 __all__ = ["CheckpointContents", "UserFiles"]
 """Names of adapters that other modules of the app import from here."""
 
-SHARDED = frozenset({"model", "optimizer"})
+SHARDED = frozenset({"model", "optimizer", "averages", EMA})
 """State of which no process holds all if the model is sharded."""
 
 
@@ -36,7 +36,7 @@ def exportables(parts: TrainerParts, run: Run[Any, Any], model: Exportable) -> d
 def contents_for(
     parts: TrainerParts,
     run: Run[Any, Any],
-    model: Exportable,
+    model: ExportableModel,
     setup: Setup,
     companion_files: Callable[[], Iterable[File]],
     user_files: Callable[[], UserFiles],
@@ -46,14 +46,16 @@ def contents_for(
     model: what is saved of the model. setup: compares a run with a checkpoint. companion_files: the files that are not
     state. user_files: what overridden save methods write.
     """
+    averages = parts.averages.weights
     return CheckpointContents(
-        exportables(parts, run, model),
+        exportables(parts, run, model) | dict(averages.components(model)),
         companion_files,
         snapshots=parts.adapters.framework.snapshots(parts),
         setup=setup,
         ranks=_rank_files(parts),
-        written={"model"} if parts.args.save_only_model else None,
+        written={"model", EMA} if parts.args.save_only_model else None,
         user_files=user_files,
+        best=("model", EMA) if averages.beside else ("model",),
     )
 
 
@@ -63,7 +65,7 @@ def _rank_files(parts: TrainerParts) -> RankFiles:
     sharded = SHARDED if is_sharded(parts.adapters.parallelism, parts.model) else frozenset()
     if engine is not None and engine.spreads_optimizer(parts.model_wrapped):
         sharded |= {"optimizer"}
-    gathered = frozenset({"model"}) if writers(parts) == 1 else frozenset[str]()
+    gathered = frozenset({"model", EMA}) if writers(parts) == 1 else frozenset[str]()
     return RankFiles(parts.adapters.mesh, sharded, gathered)
 
 

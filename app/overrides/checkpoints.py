@@ -147,7 +147,8 @@ class SavesByOverride:
         collectives.barrier("every rank has looked at the checkpoint's folder")
         self._standard.take_within = take
         try:
-            self._parts.hooks.save_checkpoint(self._parts.model_wrapped, self._parts.trial)
+            with self._parts.averages.shown():
+                self._parts.hooks.save_checkpoint(self._parts.model_wrapped, self._parts.trial)
         finally:
             self._standard.take_within = None
         run_on_rank0(collectives, folder.refuse_changes)
@@ -161,6 +162,7 @@ class SavesByOverride:
 
     def load_best(self, state: RunState) -> None:
         """Load the weights of the best checkpoint."""
+        self._parts.averages.settle()
         load = self._parts.hooks.load_best_model.override
         if load is not None and self._parts.args.load_best_model_at_end and state.best_checkpoint is not None:
             load()
@@ -202,7 +204,8 @@ def user_files(parts: TrainerParts, watched: WatchedFolder) -> UserFiles:
             return sorted(files_below(Path(folder)).keys() - {TRAINER_STATE})
 
         try:
-            written = run_on_all_ranks(collectives, write)
+            with parts.averages.shown():
+                written = run_on_all_ranks(collectives, write)
         except BaseException:
             close()
             raise

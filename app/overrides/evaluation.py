@@ -21,7 +21,7 @@ def evaluation_by_override(parts: TrainerParts, draws: AbstractContextManager[An
     draws: the context for its random draws.
     """
     hooks, ignored, step = parts.hooks, parts.ignore_keys_for_eval, parts.state.global_step
-    with draws:
+    with draws, parts.averages.shown():
         if hooks.evaluate_in_run.overridden:
             before_training = {"skip_scheduler": True} if parts.args.eval_on_start and step == 0 else {}
             metrics = hooks.evaluate_in_run(parts.trial, ignored, **before_training)
@@ -49,13 +49,14 @@ def looped_by_override(
     loop = parts.hooks.evaluation_loop.override
     if loop is None:
         return None
-    output = loop(
-        loader,
-        description="Evaluation",
-        prediction_loss_only=loss_only,
-        ignore_keys=ignore_keys,
-        metric_key_prefix=prefix,
-    )
+    with parts.averages.shown():
+        output = loop(
+            loader,
+            description="Evaluation",
+            prediction_loss_only=loss_only,
+            ignore_keys=ignore_keys,
+            metric_key_prefix=prefix,
+        )
     if output is None:
         raise ConfigurationError(
             "The overridden evaluation_loop returned None; let it return an EvalLoopOutput, such as that of super()."

@@ -188,6 +188,7 @@ class RunSetup:
             **({"weights": saved_as} if saved_as else {}),
             **({} if buckets is None else {"buckets": dict(buckets)}),
             **({} if packing is None else {"packing": packing}),
+            **({"averages": averages} if (averages := _averages_in(parts)) else {}),
             "optimizer": {
                 "class": type(optimizer).__qualname__,
                 "by_arguments": parts.makes_optimizer or optimizer is parts.standard_optimizer,
@@ -211,6 +212,8 @@ class RunSetup:
             yield "data_length", f"its data had {then} in an epoch, and the data of this run has {now}"
         elif difference := _bucket_difference(saved, here) or _packing_difference(saved, here):
             yield "data_length", difference
+        if difference := _averages_difference(saved, here):
+            yield "averages", difference
         then, now = state.global_batch_size, here["global_batch_size"]
         if then != now:
             yield "batch_size", f"its optimizer steps had {then} samples, and those of this run have {now}"
@@ -337,6 +340,25 @@ def _packing_difference(saved: Mapping[str, Any], here: Mapping[str, Any]) -> st
         f"its batches were planned by {then or 'numbers of samples'}, and those of this run by "
         f"{now or 'numbers of samples'}, so that other documents share a batch"
     )
+
+
+def _averages_in(parts: TrainerParts) -> str:
+    """Return which averages of weights a run has and where they are saved; "" for none, or those of its optimizer."""
+    averages = parts.averages.weights
+    return f"{averages.kind}, {'beside' if averages.beside else 'instead'}" if averages.kind == "ema" else ""
+
+
+def _averages_difference(saved: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
+    """Return how the averages of the run and the checkpoint's differ; None if they do not."""
+    then, now = saved.get("averages"), here.get("averages")
+    if "imported_from" in saved or then == now:
+        return None
+    written, has = (_settings_of(each) for each in (then, now))
+    return f"it was written with {written}, and this run has {has}"
+
+
+def _settings_of(averages: str | None) -> str:
+    return "no ema_decay" if averages is None else f"ema_decay and ema_weights={averages.partition(', ')[2]!r}"
 
 
 def _optimizer_difference(then: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str | None:

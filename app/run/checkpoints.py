@@ -141,11 +141,13 @@ class RunCheckpoints(CheckpointStore):
 
     def load_best(self, state: RunState) -> None:
         """Load the weights of the best checkpoint, if the run is to end with them."""
+        self._parts.averages.settle()
         log_best(self.storage, self._parts.args, state)
         super().load_best(state)
 
     def save(self, state: RunState, required: bool = True) -> Iterator[AnyEvent]:
         """Take a checkpoint; see `Checkpoints.save`."""
+        averages = self._parts.averages.weights
         self._parts.hooks.store_flos.call_override()
         self._settle_counters()
         state.callbacks = callbacks_state(self._parts.callback_handler, self._parts.control, saving=True)
@@ -156,7 +158,15 @@ class RunCheckpoints(CheckpointStore):
             own = [float(self.background is not None)]
             (everywhere,) = collectives.start_reduction(own, Reduction.MINIMUM).result()
             self.background = self._parts.adapters.background if everywhere else None
-        return super().save(state, required)
+        return self._save_in_evaluation(state, required) if averages.shown else super().save(state, required)
+
+    def _save_in_evaluation(self, state: RunState, required: bool) -> Iterator[AnyEvent]:
+        """Take a checkpoint while an evaluation has put averages in the place of the weights that are trained."""
+        show_again = self._parts.averages.weights.conceal()
+        try:
+            yield from super().save(state, required)
+        finally:
+            show_again()
 
     def _choose_background(self) -> None:
         hooks = self._parts.hooks
@@ -253,6 +263,7 @@ def restore(parts: TrainerParts, run: Run[Any, Any], store: RunCheckpoints, resu
         warn_of_other_arguments(parts, storage, name)
     parts.hooks.load_callback_state()
     store.load_by_override(storage, name)
+    parts.averages.weights.resume(state.updates)
 
 
 # Completion of a run

@@ -13,6 +13,7 @@ from contextlib import closing, suppress
 from copy import deepcopy
 from typing import Any
 
+from hexloop.app.assembly.learner import EMA
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.random_state import IsolatedRandomness
 from hexloop.app.overrides.evaluation import evaluation_by_override, looped_by_override
@@ -249,7 +250,24 @@ def evaluation_events(
     """Yield the events of an evaluation; return the metrics of all data sets together.
 
     within_run: requests to the live run may interrupt it. The random streams of a live run are not affected.
+    Averages of weights that are kept beside the trained ones are evaluated as well, under a prefix of their own.
     """
+    metrics = yield from _evaluate_all(parts, dataset, ignore_keys, prefix, within_run)
+    averages = parts.averages.weights
+    if metrics is None or not averages.beside:
+        return metrics
+    averages.show()
+    try:
+        further = yield from _evaluate_all(parts, dataset, ignore_keys, f"{prefix}_{EMA}", within_run)
+    finally:
+        averages.hide()
+    return None if further is None else metrics | further
+
+
+def _evaluate_all(
+    parts: TrainerParts, dataset: Any, ignore_keys: list[str] | None, prefix: str, within_run: bool
+) -> Evaluation:
+    """Yield the events of an evaluation of the weights in the model; return the metrics of all data sets together."""
     given = dataset is not None
     dataset = dataset if given else parts.eval_dataset
     if not isinstance(dataset, dict):
@@ -258,7 +276,7 @@ def evaluation_events(
     together: dict[str, float] = {}
     for name, one in dataset.items():
         chosen = one if given else name
-        metrics = yield from evaluation_events(parts, chosen, ignore_keys, f"{prefix}_{name}", within_run)
+        metrics = yield from _evaluate_all(parts, chosen, ignore_keys, f"{prefix}_{name}", within_run)
         if metrics is None:
             return None
         together |= metrics

@@ -60,7 +60,7 @@ def make_guard(parts: TrainerParts, run: Run[Any, Any], loader: Any, settle_coun
 
     framework = parts.adapters.framework
     whole = exportables(parts, run, framework.weights(parts.unwrapped_model).state(parts))
-    state = {**whole, **(framework.kept_state(parts) if options.leaves_out else {})}
+    state = {**whole, **parts.averages.weights.kept(), **(framework.kept_state(parts) if options.leaves_out else {})}
     kept = StateInMemory(state, framework.snapshots(parts), parts.adapters.device, complete, restore)
     return Guard(options, framework.window_values(parts), kept, partial(_indices, loader), partial(_leave_out, loader))
 

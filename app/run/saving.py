@@ -8,7 +8,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 
 from attrs import define
 
+from hexloop.app.assembly.learner import EMA
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.state import is_sharded
 from hexloop.app.assembly.storage import as_location, chunks_of, files_below, is_elsewhere, storage_for
@@ -42,12 +43,33 @@ def save_model(parts: TrainerParts, folder: str, state_dict: Mapping[str, Any] |
             _replace(_storage_for(parts, folder), _files_in(temporary))
         return
     os.makedirs(folder, exist_ok=True)
-    parts.adapters.framework.weights(parts.unwrapped_model).write(parts, folder, state_dict)
+    policy = parts.adapters.framework.weights(parts.unwrapped_model)
+    if state_dict is not None:
+        policy.write(parts, folder, state_dict)
+    else:
+        with parts.averages.shown():
+            policy.write(parts, folder)
+        _write_averages_beside(parts, os.path.join(folder, EMA))
     if is_sharded(parts.adapters.parallelism, parts.model) and state_dict is None and not parts.args.should_save:
         return
     _save_processing_class(parts, folder)
     _write_privately(os.path.join(folder, TRAINING_ARGUMENTS), _without_secrets(parts.args.to_json_string()))
     logging.getLogger("hexloop").info("Saved the model to %s.", folder)
+
+
+def _write_averages_beside(parts: TrainerParts, folder: str) -> None:
+    """Write the averages of weights that are kept beside the trained ones, as a model of their own."""
+    averages = parts.averages.weights
+    if not averages.beside:
+        return
+    os.makedirs(folder, exist_ok=True)
+    averages.show()
+    try:
+        parts.adapters.framework.weights(parts.unwrapped_model).write(parts, folder)
+    finally:
+        averages.hide()
+    if parts.args.should_save:
+        _save_processing_class(parts, folder)
 
 
 def save_state(parts: TrainerParts, folder: str | None = None) -> None:
@@ -96,9 +118,12 @@ def companion_files(parts: TrainerParts, arguments: ArgumentsFile) -> Iterator[F
     if not (policy.has_files or hasattr(_processing_class(parts), "save_pretrained")):
         return
     with tempfile.TemporaryDirectory() as folder:
-        policy.write_beside(parts, folder)
+        with parts.averages.shown() if policy.has_adapters else nullcontext():
+            policy.write_beside(parts, folder)
         _save_processing_class(parts, folder)
-        yield from (file for file in _files_in(folder) if file.path not in (TRAINING_ARGUMENTS, TRAINER_STATE))
+        written = [path for path in files_below(Path(folder)) if path not in (TRAINING_ARGUMENTS, TRAINER_STATE)]
+        for start in ("", f"{EMA}/") if parts.averages.weights.beside else ("",):
+            yield from (File(f"{start}{path}", chunks_of(Path(folder, path))) for path in written)
 
 
 def _storage_for(parts: TrainerParts, url: str) -> Storage:

@@ -213,6 +213,7 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         each_step, report = after_each_step(parts)
         after_step = AfterStep(each_step)
         framework = parts.adapters.framework
+        parts.averages.weights = framework.averages(parts, prepared.plan.total_steps)
         learner = framework.learner(parts, wrapped, after_step)
         cleanups.callback(learner.close)
         cleanups.enter_context(framework.precision(parts, wrapped))

@@ -11,6 +11,7 @@ from attrs import fields
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.adapters import Adapters, choose_adapters, disable_replication
+from hexloop.app.assembly.learner import Averages
 from hexloop.app.assembly.outboxes import state_folder
 from hexloop.app.assembly.parts import LossTap, PreparationTime, TrainerParts
 from hexloop.app.assembly.publishing import HubPublisher
@@ -152,6 +153,11 @@ class TrainerAttributes:
     @made
     def _loss_tap(self) -> LossTap:
         return LossTap()
+
+    @made
+    def _averages(self) -> Averages:
+        """The averages of weights that the live or the last run evaluates and saves."""
+        return Averages()
 
     # State and callbacks
 

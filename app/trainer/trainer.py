@@ -50,9 +50,10 @@ from hexloop.domain.redaction import remember_secrets, secret_values
 from hexloop.domain.requests import SaveRequest
 
 MADE_AGAIN = frozenset(
-    {"adapters", "_requests", "_dispatcher", "_memory", "_kept_loaders", "_own_publisher", "push_in_progress"}
+    {"adapters", "_averages", "_requests", "_dispatcher", "_memory", "_kept_loaders", "_own_publisher"}
+    | {"push_in_progress"}
 )
-"""The attributes that hold threads, locks, connections or a process's place among the others.
+"""The attributes that hold threads, locks, connections, a run's tensors or a process's place among the others.
 
 A copy makes its own from the arguments, and from the adapters that were passed to the constructor, when it needs them.
 """

@@ -6,7 +6,7 @@ import math
 from array import array
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -245,12 +245,22 @@ LARGEST_EXPONENT = 709.0
 """The exponential of a greater number may be too large for a float."""
 
 
+class Weights(Protocol):
+    """Weights that are evaluated in place of those in the model."""
+
+    def show(self) -> None:
+        """Put them into the model."""
+
+    def hide(self) -> None:
+        """Take them out of it."""
+
+
 @define
 class TorchEvaluator:
     """Implements the Evaluator port. After `metrics`, `predictions`, `label_ids` and `samples` can be read.
 
     modes: keeps the modes that the modules had before; the caller restores them before the next training step. If
-    None, `end` restores them.
+    None, `end` restores them. weights: those that are evaluated in place of the model's own, if not None.
     """
 
     model: nn.Module
@@ -263,6 +273,7 @@ class TorchEvaluator:
     options: EvaluationOptions = field(factory=EvaluationOptions)
     ranks: RankGatherer = field(factory=SingleRank)
     modes: Modes | None = None
+    weights: Weights | None = None
     samples: int = field(default=0, init=False)
     predictions: Any = field(default=None, init=False)
     label_ids: Any = field(default=None, init=False)
@@ -294,6 +305,8 @@ class TorchEvaluator:
             self.model.to(dtype=self.options.dtype)
         (self.modes or self._own_modes).enter_evaluation(self.model)
         self._reset()
+        if self.weights is not None:
+            self.weights.show()
 
     def step(self, batch: Any) -> int:
         """Predict this rank's part of a batch, and return the rows of all ranks. If one fails, all raise an error."""
@@ -377,7 +390,9 @@ class TorchEvaluator:
         return f"The evaluation has {lost}: the prediction step returned no loss, or no predictions and labels."
 
     def end(self) -> None:
-        """Put every module back in the mode that it was in, unless the caller does that."""
+        """Put every module back in the mode that it was in, unless the caller does that, and the weights back."""
+        if self.weights is not None:
+            self.weights.hide()
         self._own_modes.restore()
 
     def _reset(self) -> None:

@@ -164,6 +164,7 @@ def make_evaluator(
         options,
         ranks if own_order else TruncatedRanks(ranks, kept, args.eval_batch_size),
         modes=cast(Modes | None, parts.modes),
+        weights=parts.averages.replacing,
     )
 
 

@@ -19,6 +19,7 @@ from hexloop.app.assembly.framework import Framework
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.torch import (
     accelerator,
+    averages,
     buckets,
     data,
     determinism,
@@ -136,6 +137,7 @@ class TorchFramework(Framework[TrainerParts]):
     schedule = staticmethod(models.make_lr_scheduler)
     scheduler = staticmethod(models.scheduler_adapter)
     stretch = staticmethod(models.stretch_schedule)
+    averages = staticmethod(averages.averages_of)
     losses = staticmethod(learner.make_losses)
     window_values = staticmethod(learner.make_window_values)
     counters = staticmethod(run_batches.make_counters)

@@ -40,7 +40,7 @@ LOGGER = logging.getLogger("hexloop")
 
 def make_learner(parts: TrainerParts, wrapped: Any, choice: LossChoice, after: Callable[[], None]) -> RunLearner:
     """Return the standard learner of a wrapped model. after: called after each optimizer step."""
-    modes, parallelism = Modes(), parts.adapters.parallelism
+    modes, parallelism, averages = Modes(), parts.adapters.parallelism, parts.averages.weights
     if not parts.rules.own_losses:
         parts.loss_tap.components = components_of(parts, choice)  # none, or an error
         trainable: TorchTrainable = _transformers_trainable(parts, wrapped, choice.compute)
@@ -65,6 +65,8 @@ def make_learner(parts: TrainerParts, wrapped: Any, choice: LossChoice, after: C
     else:
         trainable.clear_gradients()  # a run may have failed in the middle of a window
     close = _step_in_backward(parts, trainable)
+    if averages.before_forward is not None:
+        trainable.loss = _after(averages.before_forward, trainable.loss)  # type: ignore[method-assign]
     before, ranks = _before_optimizer_step(parts), _rank_updates(parts)
     if ranks is not None:
         before = _both(ranks.before_step, before)
@@ -88,6 +90,9 @@ def make_learner(parts: TrainerParts, wrapped: Any, choice: LossChoice, after: C
             standard = kind(trainable, precision, parallelism, before, after, parts.backward)
             if ranks is not None:
                 standard.before_clearing = partial(_update_ranks, parts.state, ranks)
+
+    if averages.after_step is not None and isinstance(standard, StandardLearner):
+        standard.before_clearing = _each(standard.before_clearing, averages.after_step)
 
     def count_items(window: Sequence[Any]) -> object:
         return resolved_count(standard.count_items(window))
@@ -122,6 +127,29 @@ def _step_in_backward(parts: TrainerParts, trainable: TorchTrainable) -> Callabl
             args.max_grad_norm,
         )
     return cast("SteppingInBackward[Any]", parallelism).attach(trainable, args.max_grad_norm)
+
+
+def _after(first: Callable[[], object], call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls `first`, and then returns what `call` returns."""
+
+    def both(*values: Any) -> Any:
+        first()
+        return call(*values)
+
+    return both
+
+
+def _each(first: Callable[[bool], None] | None, second: Callable[[bool], None]) -> Callable[[bool], None]:
+    """Return a function that passes whether a step was taken to both functions."""
+    if first is None:
+        return second
+    earlier = first
+
+    def both(taken: bool) -> None:
+        earlier(taken)
+        second(taken)
+
+    return both
 
 
 def _rank_updates(parts: TrainerParts) -> RankUpdates | None:

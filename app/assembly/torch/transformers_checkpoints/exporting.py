@@ -13,11 +13,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from hexloop.adapters.contents.adapter_files import is_adapter_file
+from hexloop.adapters.contents.checkpoint import files_of
+from hexloop.adapters.contents.safetensors_files import MODEL, is_weights
 from hexloop.adapters.device.torch import decode_state
+from hexloop.adapters.trainable.torch.averaged_weights import trained_weights
 from hexloop.adapters.trainable.torch.parameter_groups import state_dict_of
 from hexloop.app.assembly.checkpoint_files import CheckpointFiles, is_run_file
 from hexloop.app.assembly.storage import storage_for
 from hexloop.app.assembly.torch.saved_weights import policy_of
+from hexloop.app.assembly.torch.state import LARGEST
 from hexloop.app.assembly.torch.transformers_checkpoints.files import (
     DEVICE_STREAMS,
     OPTIMIZER,
@@ -78,8 +83,12 @@ def export_checkpoint(
 def _write(source: CheckpointFiles, folder: str, device: str) -> None:
     state = source.run_state()
     of_model = [path for path in source.files if path not in NOT_COPIED and not is_run_file(path)]
+    trained = trained_weights(source.parts("averages"))
     for path in policy_of(source.run_setup().get("weights")).exported(of_model):
-        _copy(source, path, folder)
+        if not trained or not (is_weights(path) or is_adapter_file(path)):
+            _copy(source, path, folder)
+    if trained:
+        _write_trained(source, trained, folder)
     optimizer = state_dict_of(_parts(source, "optimizer"), _groups(source))
     write_pickled(folder, OPTIMIZER, optimizer)
     schedule = _schedule_state_dict(_parts(source, "scheduler"), optimizer["param_groups"], state)
@@ -89,6 +98,19 @@ def _write(source: CheckpointFiles, folder: str, device: str) -> None:
     write_pickled(folder, RANDOM, _random_state_dict(_parts(source, "random"), device))
     with open(os.path.join(folder, TRAINER_STATE), "w", encoding="utf-8") as file:
         json.dump(_trainer_state(source, state), file, indent=2, sort_keys=True)
+
+
+def _write_trained(source: CheckpointFiles, trained: Mapping[str, Part], folder: str) -> None:
+    """Write the weights that are trained, which transformers continues with, in place of their averages."""
+    parts = [trained.get(part.name, part) for part in source.parts(MODEL)]
+    if missing := trained.keys() - {part.name for part in parts}:
+        raise ValueError(
+            f"it holds averages of the weights of adapters, such as {min(missing)}, and transformers would continue "
+            "with them in place of the weights that are trained"
+        )
+    for file in files_of(MODEL, parts, LARGEST):
+        with open(os.path.join(folder, file.path), "wb") as written:
+            written.writelines(file.chunks)
 
 
 def _parts(source: CheckpointFiles, component: str) -> dict[str, Part]:
