@@ -4,7 +4,7 @@ Each line of `search.jsonl` is a JSON object, appended and durable before the se
 
     {"kind": "proposed", "trial": 3, "name": "run-3", "identifier": "3", "parameters": {"learning_rate": 0.01}, ...}
     {"kind": "reported", "trial": 3, "step": 40, "values": [0.71]}
-    {"kind": "ended", "trial": 3, "state": "complete", "values": [0.65], "seconds": 4.1, "checkpoint": "run-3/checkpoint-80"}
+    {"kind": "ended", "trial": 3, "state": "complete", "values": [0.65], "checkpoint": "run-3/checkpoint-80", ...}
 
 Numbers that JSON lacks are the texts "NaN", "Infinity" and "-Infinity". A killed process leaves at most its last line
 incomplete; such a line, and lines that are not valid, are skipped. The folder may come from elsewhere: reading is
@@ -14,6 +14,7 @@ bounded, names are checked, and no link is followed.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
@@ -62,14 +63,14 @@ def _is_checkpoint(text: str) -> bool:
 
 def number_of(value: Any) -> float | None:
     """Return a number of a line, also one that JSON lacks; None for anything else."""
-    if type(value) in (int, float):
-        return float(value) if abs(value) <= 2**1000 or value != value else None  # noqa: PLR0124  # NaN
-    return (
-        {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}.get(value)
-        if (type(value) is str)
-        else None
-    )
+    if type(value) is int:
+        return float(value) if abs(value) <= 2**1000 else None
+    if type(value) is float:
+        return value
+    return _WITHOUT_JSON.get(value) if type(value) is str else None
 
+
+_WITHOUT_JSON = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 Direction = Annotated[str, Holding(f"{MINIMIZE} or {MAXIMIZE}", lambda text: text in (MINIMIZE, MAXIMIZE))]
 Which = Annotated[str, Holding(f"{BEST} or {LAST}", lambda text: text in (BEST, LAST))]
@@ -185,6 +186,7 @@ class SearchRecord:
     trials: dict[int, RecordedTrial] = field(factory=dict)
     sampler: Any = None
     skipped: int = 0
+    _names: set[str] = field(factory=set)
 
     def add(self, line: bytes) -> None:
         """Take up a line of `search.jsonl`; one that is not valid is counted and skipped."""
@@ -207,8 +209,9 @@ class SearchRecord:
 
     def _propose(self, value: Any) -> None:
         line = structured(value, ProposedLine)
-        if line.trial in self.trials or any(each.name == line.name for each in self.trials.values()):
+        if line.trial in self.trials or line.name in self._names:
             raise ValueError(f"trial {line.trial} is proposed twice")
+        self._names.add(line.name)
         self.trials[line.trial] = RecordedTrial(
             line.trial, line.name, line.identifier, line.parameters, line.drawn, line.details
         )
