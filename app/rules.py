@@ -30,6 +30,8 @@ class Rules:
     generation_config_stays: `generate` leaves the generation config of the model as it is.
     adam_reaches_all: Adam's betas and epsilon, and the weight decay, reach every optimizer that has them. Otherwise
         only those to which transformers passes them.
+    own_search: a trial of a search counts with its best evaluation, and one that raises counts as failed. Otherwise the
+        last evaluation counts, and an error ends the search.
     """
 
     name: str | None
@@ -43,6 +45,7 @@ class Rules:
     measures_operations: bool
     generation_config_stays: bool
     adam_reaches_all: bool
+    own_search: bool
 
 
 OWN = Rules(
@@ -57,6 +60,7 @@ OWN = Rules(
     measures_operations=True,
     generation_config_stays=True,
     adam_reaches_all=True,
+    own_search=True,
 )
 
 TRANSFORMERS = Rules(
@@ -71,6 +75,7 @@ TRANSFORMERS = Rules(
     measures_operations=False,
     generation_config_stays=False,
     adam_reaches_all=False,
+    own_search=False,
 )
 
 RULES = MappingProxyType({each.name: each for each in (OWN, TRANSFORMERS)})
