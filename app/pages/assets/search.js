@@ -64,7 +64,10 @@
                  } },
       series: [{ type: "parallel", smooth: false, lineStyle: { width: 2.5, opacity: 0.85 }, inactiveOpacity: 0.05,
                  data: labels.map(function (_, run) {
-                   return axes.map(function (axis) { return axis.values[run] === null ? "-" : axis.values[run]; });
+                   const values = axes.map(function (axis) { return axis.values[run] === null ? "-" : axis.values[run]; });
+                   const state = search.states[run];
+                   return state === undefined || state === "complete" ? values
+                     : { value: values, lineStyle: { type: state === "failed" ? "dotted" : "dashed" } };
                  }) }]
     };
   }
@@ -101,7 +104,7 @@
                  formatter: function (found) {
                    const cell = found.value;
                    return [across.name + ": " + short(columns[cell[0]]), down.name + ": " + short(rows[cell[1]]),
-                           measured.name + ": " + short(cell[2]) + (cell[3] > 1 ? " (mean of " + cell[3] + " runs)" : "")]
+                           measured.name + ": " + short(cell[2]) + (cell[3] > 1 ? " (mean of " + cell[3] + " " + search.noun + "s)" : "")]
                           .join("\n").replace(/[{}|]/g, " ");
                  } },
       series: [{ type: "heatmap", data: data, itemStyle: { borderColor: colour("paper"), borderWidth: 1 },
