@@ -17,7 +17,7 @@ from hexloop.app.command_line import ExitCode
 from hexloop.app.pages.page import report_page, search_page
 from hexloop.app.pages.reading import RunRecord, read_runs
 from hexloop.app.pages.sections import reason_text
-from hexloop.app.pages.trials import SearchRecord, holds_search, read_search
+from hexloop.app.pages.trials import ShownSearch, holds_search, shown_search
 from hexloop.app.printing import print_lines
 from hexloop.domain.checkpoints.survey import FolderStatus
 from hexloop.domain.errors import ConfigurationError
@@ -37,7 +37,7 @@ def report(options: Namespace) -> ExitCode:
             "name it alone, or name the folders of its trials."
         )
     if searches:
-        search = read_search(Path(as_location(searches[0])))
+        search = shown_search(Path(as_location(searches[0])))
         out = target or Path(search.folder, REPORT)
         write_search_report(search, out)
         remarks = [f"{search.label}: {remark}" for remark in search.remarks[:3]]
@@ -56,7 +56,7 @@ def write_report(records: Sequence[RunRecord], out: Path) -> None:
     _write(report_page(records, time.time()), out)
 
 
-def write_search_report(search: SearchRecord, out: Path) -> None:
+def write_search_report(search: ShownSearch, out: Path) -> None:
     """Write the page for a search to a file, completely or not at all. Raises ConfigurationError if that fails."""
     _write(search_page(search, time.time()), out)
 

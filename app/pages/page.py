@@ -15,7 +15,7 @@ from hexloop.app.pages import templates
 from hexloop.app.pages.charts import COLOURS, GROUPS, MOST_CHARTS, Chart, chart_data, chart_shown, charts_of
 from hexloop.app.pages.reading import RunRecord
 from hexloop.app.pages.search import search_data, search_of, search_section
-from hexloop.app.pages.search_sections import search_document, search_sections, search_shown
+from hexloop.app.pages.search_sections import search_document, search_sections, search_view
 from hexloop.app.pages.sections import (
     arguments_section,
     checkpoints_section,
@@ -29,7 +29,7 @@ from hexloop.app.pages.sections import (
     timeline_section,
 )
 from hexloop.app.pages.templates import clean, inline
-from hexloop.app.pages.trials import SearchRecord
+from hexloop.app.pages.trials import ShownSearch
 from hexloop.domain.json_documents import finite_json
 
 ECHARTS = "6.1.0"
@@ -86,7 +86,7 @@ def report_page(records: Sequence[RunRecord], now: float) -> str:
     return _alone(content_of(records, now), RUN_SCRIPTS, now)
 
 
-def search_page(record: SearchRecord, now: float) -> str:
+def search_page(record: ShownSearch, now: float) -> str:
     """Return the page for a search. now: the time of the report, in seconds since the epoch."""
     return _alone(search_content(record), SEARCH_SCRIPTS, now)
 
@@ -103,9 +103,9 @@ def _alone(content: PageContent, names: Sequence[str], now: float) -> str:
     return page_of(content, PageFrame(policy, style, [source for source, _ in scripts], True, written))
 
 
-def search_content(record: SearchRecord, addresses: Mapping[int, str] | None = None) -> PageContent:
+def search_content(record: ShownSearch, addresses: Mapping[int, str] | None = None) -> PageContent:
     """Return what a page shows of a search. addresses: of the pages of its trials, by number; a report has none."""
-    shown = search_shown(record, addresses or {})
+    shown = search_view(record, addresses or {})
     sections = [Section(*each) for each in search_sections(shown)]
     remarks = list(record.remarks)
     left_out = templates.section("remarks", remarks=remarks) if remarks else Markup()
