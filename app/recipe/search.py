@@ -15,6 +15,9 @@ from attrs import field, frozen
 from hexloop.app.arguments.documents import Document, KeyPath, SourceLocation
 from hexloop.app.recipe.fine_tune import FINE_TUNE
 from hexloop.app.recipe.parts import PartKind, PartReader, RecipePart
+from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.search.records import BEST, LAST, MAXIMIZE, MINIMIZE
+from hexloop.domain.search.space import Choices, Distribution, Value, declared, space_function
 from hexloop.domain.wording import RefusalError, did_you_mean, enumeration, problem
 
 SEARCH = "search"
@@ -22,18 +25,12 @@ SEARCH = "search"
 
 SPACE = "space"
 
-KINDS = {
-    "choices": "a list of values",
-    "uniform": "the lowest and the highest number",
-    "log_uniform": "the lowest and the highest number, above 0, whose logarithm is uniform",
-    "integers": "the lowest and the highest whole number",
-    "log_integers": "the lowest and the highest whole number, above 0, whose logarithm is uniform",
-}
-"""The keys of a parameter that say what its values are, and what each takes."""
+LOW, HIGH, LOG, STEP, CHOICES, WHEN = "low", "high", "log", "step", "choices", "when"
+"""The keys of a parameter."""
 
-STEP, WHEN = "step", "when"
+KEYS_OF_A_PARAMETER = (CHOICES, LOW, HIGH, LOG, STEP, WHEN)
 
-MINIMIZE, MAXIMIZE = "minimize", "maximize"
+EXAMPLE = "[1, 2], or {low: 1e-5, high: 1e-2, log: true}"
 
 MOST_CHOICES = 1_000
 """How many values a parameter may list."""
@@ -41,24 +38,16 @@ MOST_CHOICES = 1_000
 MOST_CHECKED = 100
 """How many values of a parameter are checked before the search starts, the first ones."""
 
-Value = bool | int | float | str | None
-
 
 @frozen
 class Parameter:
     """What a search tries for one name of the space.
 
-    kind: a key of `KINDS`. choices: its values, if it lists them; otherwise they are from `low` to `high`, both
-    included, in steps of `step` if that is set. when: the name of another parameter, and the values of it with which
-    this one is tried; None for always.
+    when: the name of another parameter, and the values of it with which this one is tried; None for always.
     """
 
     name: str
-    kind: str
-    choices: tuple[Value, ...] = ()
-    low: float = 0
-    high: float = 0
-    step: float | None = None
+    distribution: Distribution
     when: tuple[str, tuple[Value, ...]] | None = None
 
     def is_tried(self, drawn: Mapping[str, Any]) -> bool:
@@ -67,16 +56,31 @@ class Parameter:
 
     def examples(self) -> tuple[Value, ...]:
         """Return values that can be checked: those that are listed, or the ends of the range."""
-        return self.choices[:MOST_CHECKED] if self.kind == "choices" else (self.low, self.high)
+        if isinstance(self.distribution, Choices):
+            return self.distribution.values[:MOST_CHECKED]
+        return (self.distribution.low, self.distribution.high)
 
     def as_data(self) -> dict[str, Any]:
-        """Return the parameter as the section has it, without its name."""
-        described: dict[str, Any] = {self.kind: list(self.choices or (self.low, self.high))}
-        if self.step is not None:
-            described[STEP] = self.step
-        if self.when is not None:
-            described[WHEN] = {self.when[0]: list(self.when[1])}
-        return described
+        """Return the parameter as a section of a recipe has it, without its name."""
+        if isinstance(self.distribution, Choices):
+            described: dict[str, Any] = {CHOICES: list(self.distribution.values)}
+        else:
+            names = (LOW, HIGH, LOG, STEP)
+            described = {name: getattr(self.distribution, name) for name in names}
+        return described if self.when is None else {**described, WHEN: {self.when[0]: list(self.when[1])}}
+
+
+def space_of(parameters: Sequence[Parameter]) -> Callable[[Any], dict[str, Any]]:
+    """Return the function that draws a space from a trial: `hp_space` of `Trainer.hyperparameter_search`."""
+
+    def draw(trial: Any) -> dict[str, Any]:
+        drawn: dict[str, Any] = {}
+        for each in parameters:
+            if each.is_tried(drawn):
+                drawn |= space_function({each.name: each.distribution})(trial)
+        return drawn
+
+    return draw
 
 
 @frozen
@@ -94,7 +98,7 @@ class SearchSection:
     backend: str | None = None
     objectives: Sequence[str] = ()
     directions: Sequence[str] = (MINIMIZE,)
-    counts: str = "best"
+    counts: str = BEST
     seed: int = 42
     keep: str = "best"
     sampler: RecipePart | None = None
@@ -151,7 +155,7 @@ PLAIN: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "backend": ("backend", _name),
     "objective": ("objectives", _several(_name)),
     "direction": ("directions", _several(_one_of(MINIMIZE, MAXIMIZE))),
-    "counts": ("counts", _one_of("best", "last")),
+    "counts": ("counts", _one_of(BEST, LAST)),
     "seed": ("seed", _whole(0)),
     "keep": ("keep", _one_of("best", "all", "none")),
 }
@@ -231,7 +235,7 @@ def _space(document: Document, space: Any, arguments: str, known: Sequence[str])
     if not isinstance(space, Mapping) or not space:
         sentence = (
             "search.space is missing or empty; add what is to be tried, as in "
-            "'space: {learning_rate: {log_uniform: [1e-5, 1e-2]}}'."
+            "'space: {learning_rate: {low: 1e-5, high: 1e-2, log: true}}'."
         )
         document.problems.append(document.located([path if space is not None else (SEARCH,)], sentence))
         return
@@ -312,32 +316,30 @@ def _mentions(sentence: str, place: KeyPath) -> bool:
 def _parameter(name: str, described: Any) -> Parameter:
     """Return what is tried for a name. Raises RefusalError."""
     if isinstance(described, list):
-        return Parameter(name, "choices", _choices(described))
+        return Parameter(name, Choices(_choices(described)))
     if not isinstance(described, Mapping):
-        raise RefusalError("it takes a list of values, or a mapping", f"write [{described!r}, ...], or {_ways()}")
-    kinds = [each for each in described if each in KINDS]
-    unknown = [each for each in described if each not in (*KINDS, STEP, WHEN)]
-    if unknown:
+        raise RefusalError("it takes a list of values, or a mapping with a range", f"write {EXAMPLE}")
+    if unknown := [each for each in described if each not in KEYS_OF_A_PARAMETER]:
+        otherwise = f"its keys are {enumeration(KEYS_OF_A_PARAMETER)}"
         raise RefusalError(
-            f"{unknown[0]} is not known there", did_you_mean(str(unknown[0]), (*KINDS, STEP, WHEN), _ways())
+            f"it has no key {unknown[0]!r:.60}", did_you_mean(str(unknown[0]), KEYS_OF_A_PARAMETER, otherwise)
         )
-    if len(kinds) != 1:
-        because = "it says in more than one way what is tried" if kinds else "it does not say what is tried"
-        raise RefusalError(because, f"give one of {enumeration(KINDS, 'or')}")
-    (kind,) = kinds
     when = _condition(described[WHEN]) if described.get(WHEN) is not None else None
-    step = described.get(STEP)
-    if kind == "choices":
-        if step is not None:
-            raise RefusalError("choices have no step", "leave it out")
-        return Parameter(name, kind, _choices(described[kind]), when=when)
-    low, high = _range(kind, described[kind])
-    return Parameter(name, kind, (), low, high, _step(kind, step, low, high), when)
+    rest = {key: value for key, value in described.items() if key != WHEN and value is not None}
+    if CHOICES in rest:
+        if len(rest) > 1:
+            raise RefusalError("it has both choices and a range", "remove one of them")
+        return Parameter(name, Choices(_choices(rest[CHOICES])), when)
+    try:
+        return Parameter(name, declared({name: rest})[name], when)
+    except ConfigurationError as error:
+        because = str(error.problems[0]).partition(" wrong: ")[2].rstrip(".")
+        raise RefusalError(because, f"write {EXAMPLE}") from None
 
 
 def _choices(values: Any) -> tuple[Value, ...]:
     if not isinstance(values, list) or not values:
-        raise RefusalError("choices take a list of values", "give at least one")
+        raise RefusalError("choices are a list of values", "give at least one")
     if len(values) > MOST_CHOICES:
         raise RefusalError(f"there are more than {MOST_CHOICES} choices", "give a range instead")
     for number, value in enumerate(values):
@@ -351,33 +353,6 @@ def _choices(values: Any) -> tuple[Value, ...]:
         if isinstance(value, float) and not math.isfinite(value):
             raise RefusalError(f"the choice {value!r} is not finite", "remove it")
     return tuple(values)
-
-
-def _range(kind: str, values: Any) -> tuple[float, float]:
-    numbers = values if isinstance(values, list) else []
-    whole = kind.endswith("integers")
-    fitting = [each for each in numbers if type(each) is int or (type(each) is float and not whole)]
-    if len(numbers) != 2 or len(fitting) != 2 or not all(map(math.isfinite, numbers)):
-        raise RefusalError(f"{kind} takes {KINDS[kind]}", f"write {kind}: {'[1, 8]' if whole else '[0.1, 1.0]'}")
-    low, high = numbers
-    if low >= high:
-        raise RefusalError(f"{low} is not less than {high}", "give the lowest value first")
-    if kind.startswith("log") and low <= 0:
-        raise RefusalError(f"{low} has no logarithm", f"start above 0, or use {kind.removeprefix('log_')}")
-    return (low, high) if whole else (float(low), float(high))
-
-
-def _step(kind: str, step: Any, low: float, high: float) -> float | None:
-    if step is None:
-        return None
-    if kind.startswith("log"):
-        raise RefusalError(f"{kind} has no step", "leave it out, or give choices")
-    if isinstance(step, bool) or not isinstance(step, int if kind == "integers" else int | float) or not step > 0:
-        number = "a whole number" if kind == "integers" else "a number"
-        raise RefusalError(f"the step {step!r:.60} is not {number} above 0", "give one")
-    if not step <= high - low:
-        raise RefusalError(f"the step {step} is longer than the range", "give a shorter one")
-    return int(step) if kind == "integers" else float(step)
 
 
 def _condition(value: Any) -> tuple[str, tuple[Value, ...]]:
@@ -399,22 +374,18 @@ def _check_condition(parameter: Parameter, space: Mapping[Any, Any]) -> None:
             f"there is no {name} of its condition in the space", did_you_mean(name, earlier, "name one that is")
         )
     other = _parameter(name, next(described for each, described in space.items() if str(each) == name))
-    if other.kind != "choices":
+    if not isinstance(other.distribution, Choices):
         raise RefusalError(f"{name} of its condition has no choices", "conditions are on parameters that list them")
     for value in values:
-        if not any(map(_same(value), other.choices)):
+        if not any(map(_same(value), other.distribution.values)):
             raise RefusalError(
-                f"{value!r:.60} is not a choice of {name}", f"choose among {enumeration(map(repr, other.choices))}"
+                f"{value!r:.60} is not a choice of {name}", f"choose among {enumeration(map(repr, other.distribution.values))}"
             )
 
 
 def _same(value: Any) -> Callable[[Any], bool]:
     """Return a test for equal values of equal types: 1, 1.0 and true are different choices."""
     return lambda other: type(other) is type(value) and other == value
-
-
-def _ways() -> str:
-    return f"give one of {enumeration(KINDS, 'or')}, with {STEP} or {WHEN} if needed"
 
 
 def _refuse(document: Document, path: KeyPath, value: object, refusal: RefusalError) -> None:
