@@ -45,6 +45,8 @@ class OptunaSearch:
             given["study_name"] = STUDY
         self._space = options.space
         self._study = _quietly(lambda: optuna.create_study(directions=list(options.directions), **given))
+        self._stopped = False
+        self._study.stop = self._stop  # samplers of a finite space call it after their last trial
         wanted = [each.name.lower() for each in self._study.directions]
         if wanted != list(options.directions):
             raise ConfigurationError(
@@ -58,9 +60,14 @@ class OptunaSearch:
         return self._study
 
     def ask(self) -> Proposal | None:
-        """Return the next trial; see `Search.ask`. A trial whose space raises counts as failed in the study."""
+        """Return the next trial; None once the sampler has stopped the study, as a grid does at its end.
+
+        A trial whose space raises counts as failed in the study.
+        """
         from optuna.trial import TrialState as State
 
+        if self._stopped:
+            return None
         trial = self._study.ask()
         try:
             return self._proposal(trial)
@@ -93,7 +100,11 @@ class OptunaSearch:
     def export_state(self) -> Json:
         """Return the states of the sampler's random generators; None if it has others than NumPy's, or none."""
         found = {place: _exported(generator) for place, generator in _generators(self._study.sampler)}
-        return {"random": found} if found and None not in found.values() else None
+        if not found or None in found.values():
+            return None
+        storage, study = self._study._storage, self._study._study_id
+        attributes = _json_like(storage.get_study_system_attrs(study)) if self._in_memory else {}
+        return {"random": found, "study": attributes, "stopped": self._stopped}
 
     def export_trial(self, proposal: Proposal) -> TrialExport:
         """Return the trial's values, distributions and attributes."""
@@ -117,9 +128,15 @@ class OptunaSearch:
             running = [found for each in trials if (found := self._loaded(each)) is not None]
             if isinstance(state, dict):
                 self._load_generators(state.get("random"))
+                self._stopped = bool(state.get("stopped"))
+                for name, value in dict(state.get("study") or {}).items() if self._in_memory else ():
+                    self._study._storage.set_study_system_attr(self._study._study_id, name, value)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"The record of the search cannot be used: {error!r:.300}.") from error
         return running
+
+    def _stop(self) -> None:
+        self._stopped = True
 
     def _loaded(self, past: PastTrial) -> Proposal | None:
         """Take up a trial; return its proposal if it has not ended."""

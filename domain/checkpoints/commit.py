@@ -19,7 +19,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import islice
 from typing import Protocol, cast
 
@@ -69,7 +68,8 @@ class CheckpointPolicy:
     """Which checkpoints of a run are kept. The newest always is.
 
     save_total_limit: how many are kept; None, or a number below 1, means all.
-    keep_best: also keep the one with the best metric. protected: names of others to keep.
+    keep_best: also keep the one with the best metric. protected: names of others to keep. protects: returns whether one
+    of a name is kept as well, by the time at which it would be removed.
     Checkpoints that must be kept count towards the limit and may exceed it: with a limit of 1, the best and the newest
     are kept.
     """
@@ -77,6 +77,7 @@ class CheckpointPolicy:
     save_total_limit: int | None = None
     keep_best: bool = True
     protected: frozenset[str] = frozenset()
+    protects: Callable[[str], bool] = field(default=lambda _: False, eq=False)
 
     def surplus(
         self, steps: Iterable[int], best: str | None = None, is_protected: Callable[[str], bool] = lambda _: False
@@ -368,10 +369,13 @@ class CheckpointSave:
             self.committer.note("rotated", checkpoint=self.name, removed=[checkpoint_name(step) for step in removed])
 
     def _surplus(self, steps: set[int]) -> tuple[int, ...]:
-        """Return the steps that the policy no longer keeps and no user protects, as rank 0 sees them."""
+        """Return the steps that the policy no longer keeps and nothing protects, as rank 0 sees them."""
         if not self.policy.surplus(steps, self.best):
             return ()
-        is_kept = partial(is_protected, self.committer.storage)
+
+        def is_kept(name: str) -> bool:
+            return self.policy.protects(name) or is_protected(self.committer.storage, name)
+
         return tuple(
             run_on_rank0(self.committer.collectives, lambda: list(self.policy.surplus(steps, self.best, is_kept)))
         )

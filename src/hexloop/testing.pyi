@@ -25,6 +25,8 @@ from .adapters.engines.single.engine import SingleProcess as SingleProcess
 from .adapters.precision.plain import PlainPrecision as PlainPrecision
 from .adapters.precision.simulated_scaling import SimulatedScaling as SimulatedScaling
 from .adapters.scheduler import ConstantRates as ConstantRates
+from .adapters.search.drawing import GridSearch as GridSearch, RandomSearch as RandomSearch
+from .adapters.search.drawing import ScriptedSearch as ScriptedSearch
 from .adapters.signatures import HmacSignatures as HmacSignatures
 from .adapters.snapshots import InMemorySnapshots as InMemorySnapshots
 from .adapters.storage.faults import Died as Died, Effect as Effect, Fault as Fault, FaultyStorage as FaultyStorage
@@ -53,6 +55,7 @@ from .app.testing.contracts.environment import LoggerContract as LoggerContract
 from .app.testing.contracts.learning import LossesContract as LossesContract
 from .app.testing.contracts.processes import ParallelismContract as ParallelismContract
 from .app.testing.contracts.learning import SchedulerContract as SchedulerContract
+from .app.testing.contracts.search import SearchContract as SearchContract
 from .app.testing.contracts.environment import SignaturesContract as SignaturesContract
 from .app.testing.contracts.state import SnapshotsContract as SnapshotsContract
 from .app.testing.contracts.learning import TrainableContract as TrainableContract

@@ -1,0 +1,173 @@
+"""A trial that is being run: what it is, what its evaluations are, and whether it continues; the same on every rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+from attrs import define, field, frozen
+
+from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.search.records import BEST, MAXIMIZE
+from hexloop.domain.search.space import SpaceTrial
+from hexloop.domain.wording import shown
+from hexloop.ports.search import TrialState
+
+Decide = Callable[[int, Sequence[float], bool], bool]
+"""Records an evaluation, given its step, its values, and whether the trial has diverged; returns whether to go on."""
+
+
+class ObjectiveError(ConfigurationError):
+    """An objective that is not a number, or not one for each direction: it ends the search."""
+
+
+@frozen
+class Aim:
+    """What trials are compared by. which: whether a trial counts with its best or its last evaluation."""
+
+    directions: Sequence[str]
+    which: str
+
+    def values_of(self, objective: Any) -> tuple[float, ...]:
+        """Return what `compute_objective` returned as numbers, one for each direction. Raises ObjectiveError."""
+        several = isinstance(objective, list | tuple)
+        numbers = list(objective) if several else [objective]
+        found = [_number(each) for each in numbers]
+        if None in found or isinstance(objective, bool):
+            raise ObjectiveError(
+                f"compute_objective returned {shown(objective)}; let it return a number, or for several directions a "
+                "list of numbers."
+            )
+        if len(found) != len(self.directions):
+            raise ObjectiveError(
+                f"compute_objective returned {len(found)} numbers, and the search has {len(self.directions)} "
+                f"directions, {', '.join(self.directions)}; return one number for each."
+            )
+        return tuple(each for each in found if each is not None)
+
+    def step_of_objective(self, reports: Mapping[int, Sequence[float]]) -> int | None:
+        """Return the step of the evaluation that a trial counts with; None if there is none.
+
+        With several objectives that is the last one, because none of them need be the best.
+        """
+        if not reports:
+            return None
+        if self.which != BEST or len(self.directions) > 1:
+            return max(reports)
+        sign = -1.0 if self.directions[0] == MAXIMIZE else 1.0
+        return min(reports, key=lambda step: (sign * reports[step][0], step))
+
+
+def _number(value: Any) -> float | None:
+    """Return a number of Python, NumPy or a framework as a float; None if it is not one."""
+    if isinstance(value, Real):
+        return float(value)
+    if hasattr(value, "item") and getattr(value, "numel", lambda: getattr(value, "size", 0))() == 1:
+        return float(value.item())
+    return None
+
+
+@define(eq=False)
+class LiveTrial:
+    """A trial that is being run.
+
+    number, identifier: of the proposal. name: the path of its folder within that of the search. folder: that folder, an
+    absolute path or a URL. group: the name of the search for trackers. run: the name of its run. parameters: for its
+    arguments. handle: what the user's functions receive as the trial. aim: what it is compared by. decide: see
+    `Decide`. reports: the values of its evaluations, by step, those before a restart among them. state: how it ends, as
+    far as that is decided; reason: why.
+    """
+
+    number: int
+    identifier: str
+    name: str
+    folder: str
+    group: str
+    run: str
+    parameters: Mapping[str, Any]
+    handle: Any
+    aim: Aim
+    decide: Decide
+    reports: dict[int, Sequence[float]] = field(factory=dict)
+    state: TrialState | None = None
+    reason: str | None = None
+
+    def observe(self, step: int, objective: Any, metrics: Mapping[str, Any]) -> bool:
+        """Take up an evaluation of the run, and return whether the run continues.
+
+        One that was taken up before a restart is not reported again. Raises ObjectiveError.
+        """
+        if step in self.reports or self.state is not None:
+            return self.state is None
+        values = self.aim.values_of(objective)
+        problem = diverged(values, metrics)
+        self.reports[step] = values
+        if self.decide(step, values, bool(problem)):
+            return True
+        if problem:
+            self.state, self.reason = TrialState.FAILED, f"it diverged: {problem} at step {step}"
+        else:
+            self.state, self.reason = TrialState.PRUNED, f"pruned at step {step}"
+        return False
+
+    @property
+    def step_of_objective(self) -> int | None:
+        """The step of the evaluation that the trial counts with by now."""
+        return self.aim.step_of_objective(self.reports)
+
+
+def diverged(values: Sequence[float], metrics: Mapping[str, Any]) -> str:
+    """Return what is not finite in an evaluation: an objective that is NaN, or the loss; "" if nothing is."""
+    if any(map(math.isnan, values)):
+        return "the objective is NaN"
+    for name, value in metrics.items():
+        if name.endswith("_loss") and isinstance(value, float) and not math.isfinite(value):
+            return f"{name} is {value}"
+    return ""
+
+
+class SharedTrial(SpaceTrial):
+    """The trial that the user's functions receive in a run of several processes.
+
+    A value that is not drawn yet is drawn on rank 0 and sent to all ranks, which have to draw in the same order. Other
+    attributes are those of the library's own trial, on rank 0.
+
+    of: the library's own trial, None on other ranks. on_rank0: calls a function on rank 0, and returns what it returned
+    on every rank.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        drawn: Mapping[str, Any],
+        of: Any,
+        on_rank0: Callable[[Callable[[], Any]], Any],
+    ) -> None:
+        super().__init__(number, lambda name, distribution: None, drawn)
+        self._of, self._on_rank0 = of, on_rank0
+
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
+        """Return a number from `low` to `high`."""
+        return float(self._shared(name, lambda: self._of.suggest_float(name, low, high, step=step, log=log)))
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        """Return a whole number from `low` to `high`."""
+        return int(self._shared(name, lambda: self._of.suggest_int(name, low, high, step=step, log=log)))
+
+    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
+        """Return one of the choices, which are to be values that JSON can hold."""
+        return self._shared(name, lambda: self._of.suggest_categorical(name, choices))
+
+    def _shared(self, name: str, draw: Callable[[], Any]) -> Any:
+        if name not in self._params:
+            self._params[name] = self._on_rank0(draw)
+        return self._params[name]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or self._of is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._of, name)
