@@ -165,6 +165,7 @@ class WatchedRuns:
     root: Path
     _index: RunIndex = field(init=False)
     _listed: dict[str, RunListing] = field(factory=dict, init=False)
+    _searches: set[str] = field(factory=set, init=False)
     _readers: OrderedDict[str, RunReader] = field(factory=OrderedDict, init=False)
     _lock: Lock = field(factory=Lock, init=False)
 
