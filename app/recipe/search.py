@@ -89,7 +89,8 @@ class SearchSection:
 
     trials: how many, None for as many as the backend has. timeout: seconds after which no trial starts. backend: None
     for the default. objectives: the metrics by which a trial is judged, with a direction each; none for the standard
-    objective. sampler, pruner: of the backend, made once. options: further ones of the backend, such as ray's.
+    objective. evaluation: the one that a trial counts with, its best or its last. keep_trials: of how many of the best
+    trials the checkpoints are kept, None for all. sampler, pruner: of the backend. options: further ones of it.
     """
 
     space: Sequence[Parameter]
@@ -98,9 +99,9 @@ class SearchSection:
     backend: str | None = None
     objectives: Sequence[str] = ()
     directions: Sequence[str] = (MINIMIZE,)
-    counts: str = BEST
+    evaluation: str = BEST
     seed: int = 42
-    keep: str = "best"
+    keep_trials: int | None = None
     sampler: RecipePart | None = None
     pruner: RecipePart | None = None
     options: Mapping[str, RecipePart] = field(factory=dict)
@@ -155,9 +156,9 @@ PLAIN: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "backend": ("backend", _name),
     "objective": ("objectives", _several(_name)),
     "direction": ("directions", _several(_one_of(MINIMIZE, MAXIMIZE))),
-    "counts": ("counts", _one_of(BEST, LAST)),
+    "evaluation": ("evaluation", _one_of(BEST, LAST)),
     "seed": ("seed", _whole(0)),
-    "keep": ("keep", _one_of("best", "all", "none")),
+    "keep_trials": ("keep_trials", _whole(1)),
 }
 """From a key of the section to its attribute, and what returns its value or raises RefusalError."""
 

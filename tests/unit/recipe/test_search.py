@@ -51,9 +51,9 @@ search:
   backend: random
   objective: accuracy
   direction: maximize
-  counts: last
+  evaluation: last
   seed: 3
-  keep: all
+  keep_trials: 2
   sampler: {call: project.any_of, a: 1}
   pruner: {call: project.any_of, b: 2}
   options: {study_name: a, given: {call: project.any_of, c: 3}}
@@ -66,8 +66,8 @@ search:
     model.slope: [1.0, 2.0]
 """,
     )
-    assert (found.trials, found.timeout, found.backend, found.seed, found.keep) == (12, 60.0, "random", 3, "all")
-    assert (found.objectives, found.directions, found.counts) == (("accuracy",), ("maximize",), "last")
+    assert (found.trials, found.timeout, found.backend, found.seed, found.keep_trials) == (12, 60.0, "random", 3, 2)
+    assert (found.objectives, found.directions, found.evaluation) == (("accuracy",), ("maximize",), "last")
     assert found.sampler is not None
     assert found.pruner is not None
     assert (found.sampler(), found.pruner()) == ({"a": 1}, {"b": 2})
@@ -126,7 +126,7 @@ def test_all_problems_have_their_lines(project: Project) -> None:
 search:
   trails: 3
   trials: 0
-  keep: everything
+  keep_trials: all
   direction: up
   sampler: {call: project.any_off}
   space:
@@ -146,7 +146,7 @@ search:
     text = "\n".join(found)
     assert "line 6: You chose search.trails=3, but the section has no such key; did you mean trials?" in found
     assert "line 7: You chose search.trials=0, but it takes a whole number of at least 1; give one." in found
-    assert "line 8: You chose search.keep='everything', but it takes best, all or none; choose one of them." in found
+    assert "line 8: You chose search.keep_trials='all', but it takes a whole number of at least 1; give one." in found
     assert "line 9: You chose search.direction='up', but it takes minimize or maximize; choose one of them." in found
     assert "line 10: You chose search.sampler.call='project.any_off', but the module project has no any_off; did you mean any_of?" in found  # fmt: skip  # noqa: E501
     assert "line 12: You chose search.space.lerning_rate=[0.1], but there is no such argument, nor such a key in the recipe; did you mean learning_rate?" in found  # fmt: skip  # noqa: E501
