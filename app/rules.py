@@ -26,6 +26,8 @@ class Rules:
     keeps_fresh_model: a model that was not trained is kept by a run, also if there is a `model_init`.
     measures_operations: operations of a model that has no figure of its own are measured.
     generation_config_stays: `generate` leaves the generation config of the model as it is.
+    own_search: a trial of a search counts with its best evaluation, and one that raises counts as failed. Otherwise the
+        last evaluation counts, and an error ends the search.
     """
 
     name: str | None
@@ -37,6 +39,7 @@ class Rules:
     keeps_fresh_model: bool
     measures_operations: bool
     generation_config_stays: bool
+    own_search: bool
 
 
 OWN = Rules(
@@ -49,6 +52,7 @@ OWN = Rules(
     keeps_fresh_model=True,
     measures_operations=True,
     generation_config_stays=True,
+    own_search=True,
 )
 
 TRANSFORMERS = Rules(
@@ -61,6 +65,7 @@ TRANSFORMERS = Rules(
     keeps_fresh_model=False,
     measures_operations=False,
     generation_config_stays=False,
+    own_search=False,
 )
 
 RULES = MappingProxyType({each.name: each for each in (OWN, TRANSFORMERS)})

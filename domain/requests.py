@@ -94,6 +94,10 @@ class Requests:
         self._reasons.append(reason)
         self._add(*(("save", "stop") if save else ("stop",)))
 
+    def explain_stop(self, reason: str) -> None:
+        """Add the reason of a stop that was not requested, such as that of a pruned trial."""
+        self._reasons.append(reason)
+
     def request_save(self) -> SaveRequest:
         """Save a checkpoint at the next step boundary."""
         request = SaveRequest()

@@ -17,6 +17,7 @@ from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerContr
 from hexloop.app.hooks import Hooks
 from hexloop.app.notices import Notices
 from hexloop.app.rules import Rules, rules_of
+from hexloop.app.search.trial import LiveTrial
 from hexloop.domain.requests import Requests
 from hexloop.domain.run import Run
 
@@ -54,9 +55,10 @@ class TrainerParts:
 
     makes_optimizer, makes_scheduler: whether the arguments choose them. own_optimizer: whether the user set none.
     gathers_all_rows: whether evaluation with `reproduce` keeps the rows that fill up the batches of processes.
-    train_batch_size: samples of a micro-batch of this process. trial: of a hyperparameter search. run, modes: the run
-    in progress, and the modes that its evaluations change; None between runs. backward: called in every step with its
-    loss, instead of the engine's backward pass; None if nothing was assigned to `accelerator.backward`.
+    train_batch_size: samples of a micro-batch of this process. trial: of a hyperparameter search. live_trial: what the
+    search in progress knows of it; None outside of one. run, modes: the run in progress, and the modes that its
+    evaluations change; None between runs. backward: called in every step with its loss, instead of the engine's
+    backward pass; None if nothing was assigned to `accelerator.backward`.
     """
 
     hooks: Hooks
@@ -100,6 +102,7 @@ class TrainerParts:
     kept_loaders: Any
     gathers_all_rows: bool
     trial: Any
+    live_trial: LiveTrial | None
     run: Run[Any, Any] | None
     modes: Modes | None
     hub_model_id: str | None

@@ -21,6 +21,9 @@ from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import Problem, did_you_mean, enumeration
 from hexloop.ports.search import Search
 
+__all__ = ["SearchOptions"]
+"""An adapter's name that the rest of the app gets from here."""
+
 SPACES = "hexloop.app.search.results"
 """The module of the default search spaces."""
 
@@ -96,15 +99,15 @@ def choose_backend(name: str | None) -> ChosenBackend:
 
 
 def _default() -> str:
-    """Return the first installed backend of transformers. Raises ConfigurationError, also a RuntimeError, if none is."""
+    """Return the first installed backend of transformers. Raises ConfigurationError, also a RuntimeError, if none."""
     candidates = {name: row for name, row in BACKENDS.items() if row.by_default}
     installed = [name for name, row in candidates.items() if _is_installed(row)]
     if not installed:
         packages = "; ".join(f"for {name}, run `pip install 'hexloop[{name}]'`" for name in candidates)
         raise ConfigurationError(
             Problem(
-                f"No hyperparameter search backend is installed: {packages}. Or choose backend='random' or 'grid', which "
-                "need nothing.",
+                f"No hyperparameter search backend is installed: {packages}. Or choose backend='random' or 'grid', "
+                "which need nothing.",
                 kind=RuntimeError,
             )
         )

@@ -23,6 +23,7 @@ from hexloop.adapters.contents.run_documents import SETUP, RunDocuments
 from hexloop.adapters.signatures import signatures_of
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.adapters.storage.signed import SignedStorage
+from hexloop.adapters.storage.within import StorageWithin
 from hexloop.app.assembly.saved_setup import check_setup
 from hexloop.app.engines import find_plugin, plugin_names
 from hexloop.domain.checkpoints.manifest import checkpoint_name, step_of
@@ -156,6 +157,11 @@ def storage_for(
     from hexloop.adapters.storage.fsspec import FsspecStorage
 
     return FsspecStorage(location, digest=digest)
+
+
+def storage_within(storage: Storage, folder: str) -> Storage:
+    """Return a folder of a storage, by its path in it, as a storage of its own."""
+    return StorageWithin(storage, folder)
 
 
 def refuse_unreachable(location: str, storage: Storage) -> None:

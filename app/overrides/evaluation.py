@@ -27,7 +27,8 @@ def evaluation_by_override(parts: TrainerParts, draws: AbstractContextManager[An
             metrics = hooks.evaluate_in_run(parts.trial, ignored, **before_training)
         else:
             metrics = hooks.evaluate(ignore_keys=ignored)
-            hooks.report_to_hp_search.call_override(parts.trial, step, metrics)
+            if hooks.report_to_hp_search.overridden or parts.live_trial is not None:
+                hooks.report_to_hp_search(parts.trial, step, metrics)
     yield OpaquelyEvaluated(step, metrics)
     return cast(dict[str, float], metrics)
 

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 from hexloop.app.arguments import TrainingArguments
@@ -26,6 +27,7 @@ from hexloop.app.run.checks import refuse_missing_checkpoint
 from hexloop.app.run.journal import note_of_saves
 from hexloop.app.run.messages import log_best, logging_saves
 from hexloop.app.run.saving import ArgumentsFile, companion_files, warn_of_other_arguments
+from hexloop.app.search.trial import LiveTrial
 from hexloop.domain.checkpoints.commit import CheckpointPolicy
 from hexloop.domain.checkpoints.manifest import checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest, verify
@@ -78,7 +80,9 @@ class RunCheckpoints(CheckpointStore):
                 lambda: companion_files(now(), arguments),
                 lambda: user_files(now(), folder),
             ),
-            CheckpointPolicy(args.save_total_limit, keep_best=args.load_best_model_at_end),
+            CheckpointPolicy(
+                args.save_total_limit, args.load_best_model_at_end, protects=partial(_is_of_objective, parts.live_trial)
+            ),
             environment=_environment_of(parts.adapters),
             load_best_at_end=args.load_best_model_at_end,
             note=logging_saves(note_of_saves(parts.adapters.journal), storage, parts.adapters.clock.monotonic),
@@ -162,6 +166,12 @@ class RunCheckpoints(CheckpointStore):
         listens = self._parts.callback_handler.overriding("on_save") or hooks.writes_checkpoint or hooks.follows_saves
         in_background = self._parts.args.save_async and not listens
         self.background = self._parts.adapters.background if in_background else None
+
+
+def _is_of_objective(live: LiveTrial | None, name: str) -> bool:
+    """Return whether a checkpoint is that of the evaluation that a trial of a search counts with by now."""
+    step = None if live is None else live.step_of_objective
+    return step is not None and name == checkpoint_name(step)
 
 
 def _environment_of(adapters: Adapters) -> dict[str, str]:

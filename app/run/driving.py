@@ -41,7 +41,8 @@ def drive(host: RunHost, resume_from: str | bool | None, run_name: str | None = 
     """
     parts = host.parts()
     refuse_second_run(parts.run)
-    collectives = parts.adapters.collectives
+    collectives, fails_alone = parts.adapters.collectives, parts.live_trial is None
+    del parts  # it refers to the model
     host.memory.start("train")
     try:
         if run_name is None:
@@ -62,7 +63,7 @@ def drive(host: RunHost, resume_from: str | bool | None, run_name: str | None = 
         try:
             if explained is not error:
                 raise explained from error
-            if not isinstance(error, CollectiveError):
+            if fails_alone and not isinstance(error, CollectiveError):  # a search lets all ranks agree on a failure
                 collectives.tell_failure(f"{type(error).__name__}: {error}")
             raise
         finally:
@@ -239,7 +240,9 @@ def evaluation_in_training(parts: TrainerParts) -> Evaluation:
         return (yield from evaluation_by_override(parts, _randomness(parts)))
     found = yield from evaluation_events(parts, None, ignored, "eval", within_run=True)
     if found is not None:
-        hooks.report_to_hp_search.call_override(parts.trial, parts.state.global_step, dict(found))
+        hook = hooks.report_to_hp_search
+        if hook.overridden or parts.live_trial is not None:
+            hook(parts.trial, parts.state.global_step, dict(found))
     return found
 
 

@@ -24,7 +24,10 @@ def information_of(parts: TrainerParts, run: Run[Any, Any]) -> RunInformation:
     args, model, state = parts.args, parts.unwrapped_model, parts.state
     parameters, trained = parts.adapters.framework.parameter_counts(parts)
     adapters = parts.adapters.framework.weights(model).adapters
-    is_trial = state.is_hyper_param_search or state.trial_name is not None
+    live, trial, group = parts.live_trial, state.trial_name, str(args.run_name or args.output_dir)
+    if live is not None:
+        trial, group = live.label or live.name, live.group
+    is_trial = state.is_hyper_param_search or trial is not None
     return RunInformation(
         name=redact(args.run_name or str(args.output_dir)),
         configuration=redacted(_json_like(args.to_dict())),
@@ -37,9 +40,9 @@ def information_of(parts: TrainerParts, run: Run[Any, Any]) -> RunInformation:
         adapter_configuration=redacted(_json_like(_configuration_of(adapters))),
         parameters=parameters,
         trainable_parameters=trained,
-        trial=state.trial_name,
+        trial=trial,
         trial_parameters=_json_like(state.trial_params or {}),
-        group=redact(args.run_name or str(args.output_dir)) if is_trial else None,
+        group=redact(group) if is_trial else None,
         model=model,
     )
 

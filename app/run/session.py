@@ -125,6 +125,13 @@ class Session:
         """
         wait_while_paused(self.parts)
 
+    def end_here(self, reason: str) -> None:
+        """End the run at this boundary, without a further save. Every rank calls it at the same one."""
+        run = self.run
+        run.requests.explain_stop(reason)
+        run.stopped = run.control.should_training_stop = True
+        run.control.should_save = False
+
     def token_speed(self, tokens: int) -> dict[str, float]:
         """Return the tokens per second since the start, if there are `tokens` by now."""
         start = self.run.start

@@ -15,8 +15,11 @@ from hexloop.domain.search.space import SpaceTrial
 from hexloop.domain.wording import shown
 from hexloop.ports.search import TrialState
 
-Decide = Callable[[int, Sequence[float], bool], bool]
-"""Records an evaluation, given its step, its values, and whether the trial has diverged; returns whether to go on."""
+Decide = Callable[[int, Sequence[float], bool, bool], bool]
+"""Records an evaluation, given its step, its values, whether the trial has diverged, and whether the backend is asked.
+
+Returns whether the trial goes on.
+"""
 
 
 class ObjectiveError(ConfigurationError):
@@ -74,16 +77,17 @@ class LiveTrial:
     """A trial that is being run.
 
     number, identifier: of the proposal. name: the path of its folder within that of the search. folder: that folder, an
-    absolute path or a URL. group: the name of the search for trackers. run: the name of its run. parameters: for its
-    arguments. handle: what the user's functions receive as the trial. aim: what it is compared by. decide: see
-    `Decide`. reports: the values of its evaluations, by step, those before a restart among them. state: how it ends, as
-    far as that is decided; reason: why.
+    absolute path or a URL. label: the name that the user chose, if any. group: the name of the search for trackers.
+    run: the name of its run. parameters: for its arguments. handle: what the user's functions receive as the trial.
+    aim: what it is compared by. decide: see `Decide`. reports: the values of its evaluations, by step, those before a
+    restart among them. state: how it ends, as far as that is decided; reason: why.
     """
 
     number: int
     identifier: str
     name: str
     folder: str
+    label: str | None
     group: str
     run: str
     parameters: Mapping[str, Any]
@@ -101,10 +105,17 @@ class LiveTrial:
         """
         if step in self.reports or self.state is not None:
             return self.state is None
+        return self._take_up(step, objective, metrics, asks=True)
+
+    def conclude(self, step: int, objective: Any, metrics: Mapping[str, Any]) -> None:
+        """Take up the evaluation after a run without any, which prunes nothing. Raises ObjectiveError."""
+        self._take_up(step, objective, metrics, asks=False)
+
+    def _take_up(self, step: int, objective: Any, metrics: Mapping[str, Any], asks: bool) -> bool:
         values = self.aim.values_of(objective)
         problem = diverged(values, metrics)
         self.reports[step] = values
-        if self.decide(step, values, bool(problem)):
+        if self.decide(step, values, bool(problem), asks):
             return True
         if problem:
             self.state, self.reason = TrialState.FAILED, f"it diverged: {problem} at step {step}"

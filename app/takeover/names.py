@@ -41,6 +41,7 @@ FAMILY: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
         "trainer_jit_checkpoint": ("JITCheckpointCallback",),
         "trainer_utils": (
+            "BestRun",
             "EvalLoopOutput",
             "EvalPrediction",
             "FSDPOption",
@@ -63,7 +64,15 @@ FAMILY: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 EQUIVALENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "trainer_utils": ("enable_full_determinism", "set_seed"),
+        "trainer_utils": (
+            "default_compute_objective",
+            "default_hp_space_optuna",
+            "default_hp_space_ray",
+            "default_hp_space_wandb",
+            "enable_full_determinism",
+            "set_seed",
+        ),
+        "integrations": ("hp_params",),
         "optimization": (
             "get_adafactor_schedule",
             "get_constant_schedule",

@@ -25,6 +25,7 @@ from hexloop.app.run.memory_metrics import MemoryStages, memory_stages_for
 from hexloop.app.run.messages import resumed_from
 from hexloop.app.run.quantized_models import cannot_be_replicated, stays_on_its_device
 from hexloop.app.run.session import RunOutcome, Session
+from hexloop.app.search.trial import LiveTrial
 from hexloop.app.trainer.attribute_kinds import made
 from hexloop.domain.errors import RunStateError
 from hexloop.domain.requests import Requests
@@ -218,6 +219,12 @@ class TrainerAttributes:
 
     _trial: Any = None
     """The trial of a hyperparameter search, as `train` received it; None outside of one."""
+
+    _live_trial: LiveTrial | None = None
+    """The trial that is being run by a search; None outside of one."""
+
+    _renews_model: bool = False
+    """Whether the next run makes a new model, also if the present one was not trained: it is that of a trial."""
 
     _session: Session | None = None
     """The live run; None between runs."""

@@ -27,7 +27,10 @@ class TrainerCheckpoints(TrainerAttributes):
 
     @standard
     def _get_output_dir(self, trial: Any = None) -> str:
-        """Return the folder of the run's checkpoints. If overridden, each run saves to the folder that it returns."""
+        """Return the folder of the run's checkpoints. If overridden, each run saves to the folder that it returns.
+
+        Within a trial of a search it is the trial's, as `args.output_dir` is.
+        """
         return self._received(None)
 
     @standard

@@ -109,7 +109,7 @@ class TrainerEvaluation(TrainerAttributes):
         If overridden, it replaces every evaluation of a run. skip_scheduler: leave the schedule as it is.
         """
         metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
-        if is_overridden(self, "_report_to_hp_search"):
+        if self._live_trial is not None or is_overridden(self, "_report_to_hp_search"):
             self._report_to_hp_search(trial, self.state.global_step, metrics)
         if self._session is not None and not skip_scheduler:
             self._session.run.scheduler.observe(metrics)
@@ -123,7 +123,3 @@ class TrainerEvaluation(TrainerAttributes):
         `metric_for_best_model`, and it is not among the metrics.
         """
         return best_metric_named(self.args).observe(self.state.run_state, metrics)
-
-    @standard
-    def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
-        """No-op: no hyperparameter search is in progress. If overridden, it receives each evaluation of a run."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hexloop.app.assembly import torch as assembly
 from hexloop.app.engines import is_requested
-from hexloop.app.hooks import standard
 from hexloop.app.run.memory_metrics import MemoryTracker
 from hexloop.app.trainer.attribute_kinds import computed, made
 from hexloop.app.trainer.attributes import TrainerAttributes
@@ -122,9 +121,6 @@ class TransformersAttributes(TrainerAttributes):
 class LegacyNames(TrainerAttributes):
     """Old names, each with a warning that states the new one, and methods that are refused."""
 
-    hp_search_backend: Any = None
-    """The back end of a hyperparameter search; None outside of one."""
-
     @property
     def tokenizer(self) -> Any:
         """The old name of `processing_class`."""
@@ -165,33 +161,6 @@ class LegacyNames(TrainerAttributes):
         """Raise ConfigurationError: arguments reach DeepSpeed when a run starts."""
         _refuse("propagate_args_to_deepspeed", "arguments reach DeepSpeed when a run starts", "remove the call")
 
-    def hyperparameter_search(
-        self,
-        hp_space: Any = None,
-        compute_objective: Any = None,
-        n_trials: int = 20,
-        direction: Any = "minimize",
-        backend: Any = None,
-        hp_name: Any = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Raise ConfigurationError, which is also a RuntimeError: there is no hyperparameter search yet."""
-        _refuse("hyperparameter_search", "hexloop has no search yet", SEARCH_YOURSELF, RuntimeError)
-
-    @standard
-    def _hp_search_setup(self, trial: Any) -> None:
-        """Note the trial. If overridden, `train` calls it first, and it may change the arguments.
-
-        Raises ConfigurationError if `hp_search_backend` is set: there is no hyperparameter search yet.
-        """
-        self._trial = trial
-        if self.hp_search_backend is not None and trial is not None:
-            _refuse("_hp_search_setup", "hexloop has no search yet", SEARCH_YOURSELF)
-
-    def _tune_save_checkpoint(self, checkpoint_dir: str) -> Any:
-        """Raise ConfigurationError: there is no hyperparameter search yet."""
-        _refuse("_tune_save_checkpoint", "hexloop has no search yet", SEARCH_YOURSELF)
-
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
@@ -205,9 +174,6 @@ class LegacyNames(TrainerAttributes):
             instead = INSTEAD.get(name) or RETIRED.get(name) or ATTRIBUTES_INSTEAD.get(name)
             known = f": {instead}" if instead else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{known}")
-
-
-SEARCH_YOURSELF = "make a Trainer with model_init for each trial of a search library of your choice, and call train"
 
 
 def old_model_path(given: dict[str, Any]) -> Any:

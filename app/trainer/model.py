@@ -46,12 +46,25 @@ class TrainerModel(TrainerAttributes):
 
     def _renew_model(self) -> None:
         """Rebuild the model if there is a `model_init` and the current one was trained; with `reproduce` always."""
-        if self.model_init is not None and not (rules_of(self.args).keeps_fresh_model and self.state.global_step == 0):
+        is_fresh = rules_of(self.args).keeps_fresh_model and self.state.global_step == 0 and not self._renews_model
+        if self.model_init is not None and not is_fresh:
+            if self._renews_model:
+                self._leave_trial()
             with seeded(self.adapters.device, self.args.seed):
                 self.model = self.model_wrapped = self.call_model_init(self._trial)
             framework = self.adapters.framework
             framework.receive(framework.unwrapped(self.model), self.args)
             self.optimizer = self.lr_scheduler = None  # also one that the user set: it holds the old model
+
+    def _leave_trial(self) -> None:
+        """Free the model of the last trial, and let the state be that of a run outside of the search, if it is one."""
+        self.model = self.model_wrapped = self.optimizer = self.lr_scheduler = self._standard_optimizer = None
+        handler = self.callback_handler
+        handler.model = handler.optimizer = handler.lr_scheduler = handler.train_dataloader = None
+        self._renews_model = False
+        if self._live_trial is None:
+            self.state.checkpoints_folder = str(self.args.output_dir)
+            self.state.is_hyper_param_search, self.state.trial_name, self.state.trial_params = False, None, None
 
     @standard
     def place_model(self, moves: bool = True) -> Any:

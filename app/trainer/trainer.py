@@ -43,6 +43,7 @@ from hexloop.app.trainer.legacy_names import (
 from hexloop.app.trainer.model import TrainerModel
 from hexloop.app.trainer.publishing import TrainerPublishing
 from hexloop.app.trainer.results import TrainerStages, TrainOutput, output_of
+from hexloop.app.trainer.search import TrainerSearch
 from hexloop.app.trainer.steps import TrainerSteps
 from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.domain.events import AnyEvent, Paused, TrainEnded
@@ -73,6 +74,7 @@ class Trainer(
     TrainerCheckpoints,
     TrainerPublishing,
     TrainerStages,
+    TrainerSearch,
     TransformersAttributes,
     LegacyNames,
 ):
@@ -206,9 +208,9 @@ class Trainer(
         if kwargs:
             resume_from_checkpoint = old_model_path(kwargs)
         self._trial = trial
-        resume_from_checkpoint = self._named_location(resume_from_checkpoint)
-        if is_overridden(self, "_hp_search_setup"):
+        if self._live_trial is not None or is_overridden(self, "_hp_search_setup"):
             self._hp_search_setup(trial)
+        resume_from_checkpoint = self._named_location(resume_from_checkpoint)
         return self._train_to_the_end(resume_from_checkpoint, ignore_keys_for_eval)
 
     def _train_to_the_end(self, resume_from: str | bool | None, ignored: list[str] | None) -> TrainOutput:
@@ -323,7 +325,7 @@ class Trainer(
     @standard
     def new_run_name(self) -> str:
         """Return a unique name for a run."""
-        return uuid.uuid4().hex
+        return uuid.uuid4().hex if self._live_trial is None else self._live_trial.run
 
     # Requests to a live run, from any thread
 

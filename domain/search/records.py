@@ -88,7 +88,7 @@ class SearchDefinition:
     backend: the name of the search backend. directions: minimize or maximize, for each objective. trials: how many are
     wanted; None if the backend decides. seed: of the proposals; None if the user passed a sampler. objective: whether a
     trial counts with its best or its last evaluation. space: the search space where it is data, such as that of a
-    recipe; None where it is a function.
+    recipe; None where it is a function. run: from which the names of the trials' runs are derived.
     """
 
     backend: Text
@@ -97,6 +97,7 @@ class SearchDefinition:
     seed: int | None = None
     objective: Which = BEST
     space: Any = None
+    run: Text | None = None
     schema: PositiveCount = SCHEMA
 
     def differences(self, other: SearchDefinition) -> list[str]:
@@ -307,9 +308,13 @@ class SearchLog:
         """Start the record of a new search; that of an earlier one is kept in hexloop's own folder."""
         self.close()
         self._set_aside()
+        self.redefine(definition)
+        self.resume()
+
+    def redefine(self, definition: SearchDefinition) -> None:
+        """Replace what is said of the search, such as the number of trials."""
         data = json.dumps(finite_json(asdict(definition)), indent=2, sort_keys=True).encode() + b"\n"
         self._folder.replace(DEFINITION, data)
-        self.resume()
 
     def resume(self) -> None:
         """Append to the record that is there."""

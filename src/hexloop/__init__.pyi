@@ -50,6 +50,15 @@ from .app.takeover.names import (
     TFTrainingArguments as TFTrainingArguments,
     default_hp_space_sigopt as default_hp_space_sigopt,
 )
+from .app.search.parameters import with_hyperparameters as with_hyperparameters
+from .app.search.results import (
+    BestRun as BestRun,
+    default_compute_objective as default_compute_objective,
+    default_hp_space_optuna as default_hp_space_optuna,
+    default_hp_space_ray as default_hp_space_ray,
+    default_hp_space_wandb as default_hp_space_wandb,
+    hp_params as hp_params,
+)
 from .app.takeover import Takeover as Takeover, takeover as takeover
 from .domain.limits import reading_limits as reading_limits
 from .app.assembly.torch.merging import merge_adapters as merge_adapters
