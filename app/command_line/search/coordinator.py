@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic
 from types import FrameType
@@ -13,11 +13,11 @@ from typing import Any
 from attrs import define, field
 
 from hexloop.app.command_line.search.progress import SearchProgress
-from hexloop.app.command_line.search.workers import Worker, WorkerPool
+from hexloop.app.command_line.search.workers import Worker, WorkerPool, values_in
 from hexloop.app.search.searching import Leader
-from hexloop.app.search.trial import values_in
 from hexloop.domain.errors import RunStateError
 from hexloop.domain.redaction import redact
+from hexloop.domain.search.records import RecordedTrial
 from hexloop.ports.search import TrialState
 
 MOST_STARTS = 2
@@ -46,7 +46,6 @@ class Coordinator:
     stopped_by: signal.Signals | None = None
     is_ready: bool = False
     _starts: dict[int, int] = field(factory=dict, init=False)
-    _given: dict[int, Mapping[str, Any]] = field(factory=dict, init=False)
     _began: dict[int, float] = field(factory=dict, init=False)
     _again: list[Mapping[str, Any]] = field(factory=list, init=False)
     _deadline: float | None = field(default=None, init=False)
@@ -66,17 +65,24 @@ class Coordinator:
                     self._take(worker, message)
                     exhausted &= not self._again
 
+    def _trial(self, number: int) -> RecordedTrial:
+        return self.leader.record.trials[number]
+
+    def _described(self, number: int) -> dict[str, Any]:
+        """Return a trial that is started again, from its newest checkpoint."""
+        return self.leader.described(number, resumes=True)
+
     def _give(self, worker: Worker) -> bool:
         """Give a worker the next trial; return False if there is none."""
-        described = self._again.pop(0) if self._again else self.leader.next()
+        described: Any = self._again.pop(0) if self._again else self.leader.next()
         if described is None:
             return False
         number = int(described["number"])
-        self._given[number] = described
         self._starts[number] = self._starts.get(number, 0) + 1
         self._began.setdefault(number, monotonic())
-        self.progress.started(self.leader.trial(number))
-        self.pool.give(worker, **described)
+        self.progress.started(self._trial(number))
+        host = self.leader.host
+        self.pool.give(worker, **described, folder=host.location(described["name"]), group=host.group)
         return True
 
     def _take(self, worker: Worker, message: Mapping[str, Any] | None) -> None:
@@ -88,8 +94,9 @@ class Coordinator:
             raise RunStateError(str(message["reason"]))
         elif message["kind"] == "reported" and worker.trial is not None:
             values = values_in(message["values"])
-            goes_on = self.leader.report(worker.trial, int(message["step"]), values, bool(message["diverged"]))
-            self.progress.reported(self.leader.trial(worker.trial))
+            diverged, asks = bool(message["diverged"]), bool(message["asks"])
+            goes_on = self.leader.report(worker.trial, int(message["step"]), values, diverged, asks)
+            self.progress.reported(self._trial(worker.trial))
             worker.answer(kind="continues", goes_on=goes_on)
         elif message["kind"] == "ended" and worker.trial is not None:
             number, worker.trial = worker.trial, None
@@ -106,19 +113,19 @@ class Coordinator:
         if number is None:
             return
         if self.stopped_by is not None:
-            self.progress.stopped(self.leader.trial(number))
+            self.progress.stopped(self._trial(number))
         elif self._starts[number] < MOST_STARTS:
-            self._again.append(self.leader.described_again(number))
+            self._again.append(self._described(number))
         else:
             self._end(number, TrialState.FAILED.value, worker.ending)
 
     def _end(self, number: int, state: str | None, reason: str | None) -> None:
         if state is None:  # stopped by a signal, and to be resumed
-            self.progress.stopped(self.leader.trial(number))
+            self.progress.stopped(self._trial(number))
             return
         seconds = monotonic() - self._began.pop(number)
         self.leader.end(number, TrialState(state), None if reason is None else redact(reason), seconds)
-        self.progress.ended(self.leader.trial(number))
+        self.progress.ended(self._trial(number))
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

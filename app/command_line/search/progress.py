@@ -36,6 +36,7 @@ class SearchProgress:
     draws: bool = Factory(lambda self: is_terminal(self.stream), takes_self=True)
     best: float | None = None
     _running: dict[int, tuple[RecordedTrial, float]] = field(factory=dict)
+    _objectives: dict[int, str] = field(factory=dict)  # the last ones: the record forgets those of trials that ended
     _drawn: int = 0
     _headed: bool = False
 
@@ -46,6 +47,7 @@ class SearchProgress:
 
     def reported(self, trial: RecordedTrial) -> None:
         """Show the newest report of a trial."""
+        self._objectives[trial.number] = ", ".join(map(_number, trial.reports[max(trial.reports)]))
         if self.draws:
             self._show(None)
 
@@ -54,6 +56,7 @@ class SearchProgress:
         self._running.pop(trial.number, None)
         self.count(trial)
         self._show(trial)
+        self._objectives.pop(trial.number, None)
 
     def stopped(self, trial: RecordedTrial) -> None:
         """Show a trial no longer, because it was stopped to be resumed later."""
@@ -87,7 +90,7 @@ class SearchProgress:
     def _row(self, trial: RecordedTrial, seconds: float) -> str:
         state = "training" if trial.state is None else trial.state.value
         best = "" if self.best is None or trial.state is None else _number(self.best)
-        cells = (f"{trial.number}", state, _objectives(trial), best, duration_text(seconds))
+        cells = (f"{trial.number}", state, self._objectives_of(trial), best, duration_text(seconds))
         row = "".join(f"{cell} ".ljust(width) for cell, width in zip(cells, WIDTHS.values(), strict=True))
         return row + (trial.reason or "") + (" " if trial.reason else "") + _parameters(trial.parameters)
 
@@ -96,11 +99,14 @@ class SearchProgress:
         text = f"trial {trial.number} {trial.state.value}"
         if trial.reason:
             text += f" ({trial.reason})"
-        if objectives := _objectives(trial):
+        if objectives := self._objectives_of(trial):
             text += f", {'objective' if len(self.minimized) == 1 else 'objectives'} {objectives}"
         if self.best is not None:
             text += f", best {_number(self.best)}"
         return f"{text}, took {duration_text(trial.seconds)}: {_parameters(trial.parameters)}"
+
+    def _objectives_of(self, trial: RecordedTrial) -> str:
+        return ", ".join(map(_number, trial.values)) if trial.values else self._objectives.get(trial.number, "")
 
     def _cut(self, row: str) -> str:
         """Return a row that fits a line of the terminal, so that it can be redrawn."""
@@ -111,11 +117,6 @@ class SearchProgress:
 
 def _first(values: Sequence[float] | None) -> float | None:
     return values[0] if values else None
-
-
-def _objectives(trial: RecordedTrial) -> str:
-    values = trial.values or (trial.reports[max(trial.reports)] if trial.reports else ())
-    return ", ".join(map(_number, values))
 
 
 def _parameters(parameters: Mapping[str, Any]) -> str:

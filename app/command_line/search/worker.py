@@ -84,7 +84,7 @@ class TrialWorker:
         if finished and live.state is None:
             live.state = TrialState.COMPLETE
         state = None if live.state is None else live.state.value
-        self.channel.send(kind="ended", state=state, reason=live.reason, step=live.step_of_objective)
+        self.channel.send(kind="ended", state=state, reason=live.reason)
 
     def _run(self, live: LiveTrial, resume_from: str | None) -> bool:
         recipe = read_recipe(
@@ -94,8 +94,9 @@ class TrialWorker:
             recipe.arguments.interrupts = SIGNALS
         trainer = recipe.make_trainer(("train_dataset", "eval_dataset"))
         trainer.compute_objective = objective_of(self.section)
-        arguments = {name: value for name, value in live.parameters.items() if is_argument(recipe, name)}
-        return run_trial(trainer, live, arguments, resume_from)
+        # Other parameters are in the parts of the recipe, which were made with them.
+        live.parameters = {name: value for name, value in live.parameters.items() if is_argument(recipe, name)}
+        return run_trial(trainer, live, resume_from)
 
     def _live(self, described: Mapping[str, Any]) -> LiveTrial:
         def decide(step: int, values: Sequence[float], diverged: bool, asks: bool) -> bool:

@@ -3,10 +3,10 @@
 Each worker runs one trial after another. It is started with the command of the search, finds the number of a socket in
 an environment variable, and exchanges lines of JSON through it::
 
-    {"kind": "trial", "number": 3, "name": "run-3", "identifier": "3", "parameters": {...}, "reports": [[20, [0.7]]]}
-    {"kind": "reported", "step": 40, "values": [0.6], "diverged": false}      answered with
-    {"kind": "continues", "is": true}
-    {"kind": "ended", "state": "complete", "values": [0.6], "reason": null, "seconds": 3.2, "checkpoint": ...}
+    {"kind": "trial", "number": 3, "name": "run-3", "parameters": {...}, "resume_from": null, ...}
+    {"kind": "reported", "step": 40, "values": [0.6], "diverged": false, "asks": true}      answered with
+    {"kind": "continues", "goes_on": true}
+    {"kind": "ended", "state": "complete", "reason": null}
 
 A state of null means that the trial was stopped, and can be resumed. What a trial prints is in a file in its folder.
 """
@@ -90,6 +90,11 @@ class Worker:
     channel: Channel
     trial: int | None = None
 
+    def answer(self, **message: Any) -> None:
+        """Send a message. That the worker has died is found out by `WorkerPool.messages`."""
+        with suppress(OSError):
+            self.channel.send(**message)
+
     @property
     def ending(self) -> str:
         """How the process ended, in words; waits for it to end."""
@@ -131,11 +136,10 @@ class WorkerPool:
         """Return the workers that train a trial."""
         return [each for each in self._workers.values() if each.trial is not None]
 
-    def give(self, worker: Worker, number: int, **trial: Any) -> None:
+    def give(self, worker: Worker, number: int, **described: Any) -> None:
         """Let a worker train a trial."""
         worker.trial = number
-        with suppress(OSError):  # a worker that died is found by `messages`
-            worker.channel.send(kind="trial", number=number, **trial)
+        worker.answer(kind="trial", number=number, **described)
 
     def messages(self, seconds: float | None) -> Iterator[tuple[Worker, Mapping[str, Any] | None]]:
         """Wait up to some seconds, and yield what has arrived; None stands for the end of a worker."""
@@ -192,6 +196,11 @@ class WorkerPool:
         self._workers.pop(worker.number, None)
         self._selector.unregister(worker.channel.connection)
         worker.channel.connection.close()
+
+
+def values_in(message: Any) -> tuple[float, ...]:
+    """Return the objectives in a message, in which NaN and infinity are texts."""
+    return tuple(float(each) for each in message)
 
 
 def command_of_worker(argv: Sequence[str]) -> list[str]:

@@ -53,7 +53,8 @@ def test_lines_where_there_is_no_terminal() -> None:
     progress.reported(trial(0, None, 0.25))
     progress.ended(trial(0, TrialState.COMPLETE, 0.5))
     progress.started(trial(1))
-    progress.ended(trial(1, TrialState.PRUNED, 0.25))
+    progress.reported(trial(1, None, 0.25))
+    progress.ended(trial(1, TrialState.PRUNED))
     progress.ended(trial(2, TrialState.FAILED, reason="ValueError: \x1b[31mno"))
     assert stream.getvalue().splitlines() == [
         "trial 0 complete, objective 0.5, best 0.5, took 2.5 s: learning_rate=0.01235, optim=sgd",
