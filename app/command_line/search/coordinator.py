@@ -100,7 +100,7 @@ class Coordinator:
             worker.answer(kind="continues", goes_on=goes_on)
         elif message["kind"] == "ended" and worker.trial is not None:
             number, worker.trial = worker.trial, None
-            self._end(number, message["state"], message["reason"])
+            self._end(number, message["state"], message["reason"], float(message["seconds"]))
 
     def _take_death(self, worker: Worker) -> None:
         """Start the trial of a worker that died again, from its newest checkpoint, or count it as failed."""
@@ -117,13 +117,13 @@ class Coordinator:
         elif self._starts[number] < MOST_STARTS:
             self._again.append(self._described(number))
         else:
-            self._end(number, TrialState.FAILED.value, worker.ending)
+            self._end(number, TrialState.FAILED.value, worker.ending, monotonic() - self._began[number])
 
-    def _end(self, number: int, state: str | None, reason: str | None) -> None:
+    def _end(self, number: int, state: str | None, reason: str | None, seconds: float) -> None:
         if state is None:  # stopped by a signal, and to be resumed
             self.progress.stopped(self._trial(number))
             return
-        seconds = monotonic() - self._began.pop(number)
+        self._began.pop(number)
         self.leader.end(number, TrialState(state), None if reason is None else redact(reason), seconds)
         self.progress.ended(self._trial(number))
 

@@ -9,6 +9,7 @@ import socket
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
 from typing import Any
 
 from attrs import frozen
@@ -70,7 +71,7 @@ class TrialWorker:
 
         Errors of the recipe's code are those of the trial. Those that every trial would meet end the search.
         """
-        live = self._live(described)
+        live, began = self._live(described), monotonic()
         _print_to(live.folder)
         try:
             finished = live.state is not None or self._run(live, described["resume_from"])
@@ -84,7 +85,7 @@ class TrialWorker:
         if finished and live.state is None:
             live.state = TrialState.COMPLETE
         state = None if live.state is None else live.state.value
-        self.channel.send(kind="ended", state=state, reason=live.reason)
+        self.channel.send(kind="ended", state=state, reason=live.reason, seconds=monotonic() - began)
 
     def _run(self, live: LiveTrial, resume_from: str | None) -> bool:
         recipe = read_recipe(

@@ -6,7 +6,7 @@ an environment variable, and exchanges lines of JSON through it::
     {"kind": "trial", "number": 3, "name": "run-3", "parameters": {...}, "resume_from": null, ...}
     {"kind": "reported", "step": 40, "values": [0.6], "diverged": false, "asks": true}      answered with
     {"kind": "continues", "goes_on": true}
-    {"kind": "ended", "state": "complete", "reason": null}
+    {"kind": "ended", "state": "complete", "reason": null, "seconds": 3.2}
 
 A state of null means that the trial was stopped, and can be resumed. What a trial prints is in a file in its folder.
 """
