@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pkgutil import resolve_name
@@ -25,6 +26,7 @@ class DeviceKind(Protocol):
     exchange: str | None
     launched_by: str | None
     parallel_mode: str | None
+    visible: str | None
 
     def is_available(self) -> bool:
         """Return whether this machine has such devices."""
@@ -186,3 +188,20 @@ def count_accelerators() -> int:
     """Return how many numbered accelerators of the preferred kind this machine has."""
     kind = next(iter(available_kinds()))
     return kind.count() if kind.numbered else 0
+
+
+def devices_of_worker(worker: int, workers: int) -> dict[str, str]:
+    """Return the environment variables with which one of several processes of this machine sees its own devices.
+
+    Each has an equal part of the numbered accelerators of the preferred kind that this process sees; with more
+    processes than devices, several share one. Nothing is returned if there is at most one device, or if the kind has no
+    such variable.
+    """
+    kind = next(iter(available_kinds()))
+    count = kind.count() if kind.numbered else 0
+    if kind.visible is None or count < 2:
+        return {}
+    seen = [each.strip() for each in os.environ.get(kind.visible, "").split(",") if each.strip()]
+    devices = seen if len(seen) == count else [str(number) for number in range(count)]
+    own = devices[worker::workers] if workers <= count else [devices[worker % count]]
+    return {kind.visible: ",".join(own)}

@@ -7,9 +7,9 @@ the parameters from it. Several trials may be in progress at once: `ask` does no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from attrs import field, frozen
 
@@ -106,3 +106,45 @@ class Search(Protocol):
 
         Called before anything else. Raises CheckpointError for a state or trials that are not this search's.
         """
+
+
+# Libraries that run the trials by themselves
+
+
+Report: TypeAlias = Callable[[int, Sequence[float], Mapping[str, Any], "str | None"], bool]
+"""Reports the objectives and metrics at an optimizer step, with the folder of a checkpoint at that step if there is one;
+returns whether the trial continues."""
+
+
+class RunTrial(Protocol):
+    """Trains one trial. A service calls it, possibly in a process of its own, for which it is pickled."""
+
+    def __call__(self, proposal: Proposal, report: Report, checkpoint: str | None) -> None:
+        """Train to the end, or until `report` returns False. checkpoint: the folder to resume from, None to start.
+
+        Raises TrialFailedError, or whatever the user's code raises, for a trial that failed.
+        """
+
+
+class TrialFailedError(Exception):
+    """A trial failed, for the reason that the message says. It must survive pickling, so it has only a message."""
+
+
+class TrialListener(Protocol):
+    """Follows the trials of a service, in the process that started it."""
+
+    def started(self, proposal: Proposal) -> None:
+        """Take up a trial that starts."""
+
+    def reported(self, proposal: Proposal, step: int, values: Sequence[float], stop: bool) -> None:
+        """Take up a report. stop: whether the trial ends with it, because it is pruned."""
+
+    def ended(self, proposal: Proposal, state: TrialState, reason: str | None, seconds: float) -> None:
+        """Take up the end of a trial."""
+
+
+class SearchService(Protocol):
+    """A library or service that proposes parameters and runs the trials by itself, several at a time if it can."""
+
+    def run(self, train: RunTrial, listener: TrialListener) -> tuple[Proposal | None, Any]:
+        """Run all trials; return the best one, None if there is none, and the library's own result."""

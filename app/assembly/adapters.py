@@ -272,6 +272,11 @@ def disable_replication(adapters: Adapters, args: TrainingArguments) -> None:
         args.distributed_environment = evolve(args.distributed_environment, n_gpu=1)
 
 
+def system_clock() -> Clock:
+    """Return the clock of the operating system."""
+    return SystemClock()
+
+
 def choose_storage(args: TrainingArguments, given: Storage | None = None, folder: str | None = None) -> Storage:
     """Return the given storage, or that of `folder`, by default the output folder, with the key of the arguments."""
     signatures = read_key(args.checkpoint_key)

@@ -21,6 +21,7 @@ from hexloop.app.assembly.storage import is_elsewhere, is_missing, joined, split
 from hexloop.app.command_line import ExitCode
 from hexloop.app.printing import print_lines, print_text
 from hexloop.app.recipe import Recipe, read_recipe
+from hexloop.app.search.stored import recorded_trial
 from hexloop.app.trainer.attributes import folder_of
 from hexloop.domain.checkpoints.manifest import Lineage
 from hexloop.domain.checkpoints.reading import Checkpoint, checkpoint_steps
@@ -38,7 +39,8 @@ def evaluate(options: Namespace) -> ExitCode:
     """Print the metrics as JSON, with nothing else on standard output, and write them to a file."""
     with redirect_stdout(sys.stderr):
         problems = partial(_checkpoint_problems, options)
-        recipe = read_recipe(options.recipe, ("model", "eval_dataset"), options, options.unknown, problems)
+        values = values_of_trial(options, with_folder=True)
+        recipe = read_recipe(options.recipe, ("model", "eval_dataset"), options, options.unknown, problems, values)
         trainer = recipe.make_trainer(("eval_dataset",))
         checkpoint = _load_weights(trainer, options)
         text = _metrics_text(trainer.evaluate(), checkpoint)
@@ -60,7 +62,8 @@ def predict(options: Namespace) -> ExitCode:
             yield f"--output: You chose {options.output!r}, but that format is unknown; use a name ending in {endings}."
 
     with redirect_stdout(sys.stderr):
-        recipe = read_recipe(options.recipe, ("model",), options, options.unknown, problems)
+        values = values_of_trial(options, with_folder=True)
+        recipe = read_recipe(options.recipe, ("model",), options, options.unknown, problems, values)
         recipe.arguments.eval_do_concat_batches = True
         # nothing is evaluated, and the Trainer gets no data for it
         recipe.arguments.eval_strategy, recipe.arguments.load_best_model_at_end = "no", False
@@ -76,6 +79,18 @@ def predict(options: Namespace) -> ExitCode:
         print_lines(f"The predictions are in {path}.")
     print_text(_metrics_text(predicted.metrics or {}, checkpoint).removesuffix("\n"), to=sys.stdout)
     return ExitCode.DONE
+
+
+def values_of_trial(options: Namespace, with_folder: bool) -> dict[str, Any]:
+    """Return the values of the trial that `--trial` names, but for those that other options replace.
+
+    with_folder: whether its folder is the output folder, unless another one is given.
+    """
+    if options.trial is None:
+        return {}
+    trial, folder = recorded_trial(options.trial)
+    values = {**trial.parameters, **({"output_dir": folder} if with_folder else {})}
+    return {name: value for name, value in values.items() if not hasattr(options, name.partition(".")[0])}
 
 
 def to_npz(predictions: Any, labels: Any) -> bytes:

@@ -8,6 +8,7 @@ and its metrics by import path, so that code of any project can be trained.
   hexloop train recipe.yaml --resume              resume after a stop or a crash
   hexloop evaluate recipe.yaml                    evaluate the checkpoint
   hexloop predict recipe.yaml --output out.npz    write its predictions
+  hexloop search recipe.yaml                      try different values, and compare
   hexloop run script.py                           run a script written for transformers
   hexloop launch --processes 2 recipe.yaml        train in several processes
   hexloop checkpoints list runs/a                 list checkpoints and whether they are good
@@ -31,6 +32,7 @@ USAGES = {
     "train": "hexloop train RECIPE [--resume [CHECKPOINT]] [--report] [--any_argument value ...]",
     "evaluate": "hexloop evaluate RECIPE [--checkpoint FOLDER] [--output FILE] [--any_argument value ...]",
     "predict": "hexloop predict RECIPE --output FILE [--checkpoint FOLDER] [--any_argument value ...]",
+    "search": "hexloop search RECIPE [--trials N] [--parallel N] [--resume] [--check] [--any_argument value ...]",
     "run": "hexloop run [--check] [--reproduce transformers] SCRIPT.py|-m MODULE [argument ...]",
     "launch": "hexloop launch [--processes N | --tpu N] [--restarts K] [option ...] RECIPE-or-SCRIPT.py [argument ...]",
     "report": "hexloop report RUN [RUN ...] [--out FILE] [--quick]",
@@ -79,6 +81,25 @@ if there is none, to a file. The metrics are printed as JSON on standard output.
           outputs are predictions_0, predictions_1, ... or predictions_<name>.
           numpy.load reads it without unpickling anything.
   .jsonl  a line {"prediction": ..., "label": ...} per sample
+
+All training arguments may be given too; `hexloop train --help` lists them.""",
+    "search": """\
+Train what RECIPE describes several times with different values, and compare the results.
+Its section search says which values, by what they are compared, and how many trials:
+
+  search:
+    trials: 20
+    objective: accuracy                  a metric of the evaluation (default: its loss)
+    direction: maximize
+    space:
+      learning_rate: {low: 1e-4, high: 1e-1, log: true}
+      per_device_train_batch_size: [16, 32, 64]
+      model.width: {low: 8, high: 64, step: 8}     a key of the recipe
+
+Trials run in processes of their own, which share the GPUs and cores of this machine.
+Each trains in output_dir/run-<number>, where output.log has what it prints. A trial
+that fails counts as failed, and the search goes on. Ctrl-C or SIGTERM saves and stops
+the trials; with --resume the search continues.
 
 All training arguments may be given too; `hexloop train --help` lists them.""",
     "run": """\
@@ -213,6 +234,15 @@ examples:
   hexloop train recipe.yaml --resume
   hexloop train recipe.yaml --resume auto
   hexloop train recipe.yaml --resume runs/first/checkpoint-500
+
+"""
+    + EXIT_CODES,
+    "search": """\
+examples:
+  hexloop search recipe.yaml --check
+  hexloop search recipe.yaml --trials 50 --parallel 2
+  hexloop search recipe.yaml --resume
+  hexloop train recipe.yaml --trial runs/search --output_dir runs/best
 
 """
     + EXIT_CODES,

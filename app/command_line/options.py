@@ -40,6 +40,7 @@ COMMANDS = (
     Command("train", "training:run", "train what a recipe describes"),
     Command("evaluate", "evaluating:evaluate", "evaluate a checkpoint on the recipe's eval_dataset"),
     Command("predict", "evaluating:predict", "write a checkpoint's predictions to a file"),
+    Command("search", "search:run", "train what a recipe describes with different values, and compare"),
     Command("run", "run:run", "run a script or module written for transformers, unmodified"),
     Command("checkpoints", "", "list, verify, sign, compare, prune and convert checkpoints"),
     Command("checkpoints list", "checkpoints.inspecting:list_checkpoints",
@@ -76,9 +77,9 @@ COMMANDS = (
 ALL = [command.name for command in COMMANDS]
 LIMITED = [command.name for command in COMMANDS if command.function and command.name != "launch"]
 """The commands with `--limit`, which `launch` passes on with the arguments of the recipe."""
-WITH_RECIPE, WITH_WEIGHTS = ["train", "evaluate", "predict"], ["evaluate", "predict"]
+WITH_RECIPE, WITH_WEIGHTS = ["train", "evaluate", "predict", "search"], ["evaluate", "predict"]
 FLUSHING = ["outbox flush", "outbox retry"]
-LIST, VERIFY, SIGN, SHOW, DIFF, PRUNE, CONSOLIDATE, IMPORT, EXPORT, MERGE = ALL[5:15]
+LIST, VERIFY, SIGN, SHOW, DIFF, PRUNE, CONSOLIDATE, IMPORT, EXPORT, MERGE = ALL[6:16]
 
 WEIGHTS = "weights"
 """The group of options that exclude each other."""
@@ -108,6 +109,13 @@ def _at_least_one(text: str) -> int:
     return number
 
 
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
 def _port(text: str) -> int:
     port = int(text)
     if not 0 <= port < 1 << 16:
@@ -132,6 +140,18 @@ OPTIONS = (
            "auto: from that one if there is any, unless the run is finished", {"nargs": "?", "const": True}),
     Option(["train"], "--report", "",
            "at the end, also write report.html to output_dir: a page that shows the run, as `hexloop report` does"),
+    Option(["train", *WITH_WEIGHTS], "--trial", "FOLDER",
+           "use the values of a trial of a search: its folder, or that of the search for its best trial; without "
+           "--output_dir, evaluate and predict use the trial's checkpoints"),
+    Option(["search"], "--resume", "",
+           "continue the search in output_dir, at the trials that it was in; it may have other numbers of trials and "
+           "processes than before"),
+    Option(["search"], "--trials", "N", "how many trials the search has (default: that of the recipe, or 20)",
+           {"type": _count}),
+    Option(["search"], "--parallel", "N", "train so many trials at a time, each in a process (default: 1)",
+           {"type": _count, "default": 1}),
+    Option(["search"], "--check", "", "check the recipe and its search, print what would be tried, and train nothing"),
+    Option(["search"], "--report", "", "at the end, also write report.html to output_dir, as `hexloop report` does"),
     Option(WITH_WEIGHTS, "--checkpoint", "FOLDER",
            "the checkpoint whose weights to use (default: the last one of the newest run in output_dir: its best "
            "if load_best_model_at_end is set, else its newest)", group=WEIGHTS),
@@ -290,7 +310,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
             usage=USAGES.get(command.name),
             description=DESCRIPTIONS.get(command.name, f"{command.help[0].upper()}{command.help[1:]}."),
             epilog=EPILOGS.get(command.name),
-            formatter_class=HelpWithoutArguments if command.name in WITH_WEIGHTS else PlainHelp,
+            formatter_class=PlainHelp if command.name not in (*WITH_WEIGHTS, "search") else HelpWithoutArguments,
             allow_abbrev=False,
         )
         function = f"hexloop.app.command_line.{command.function}" if command.function else None

@@ -12,11 +12,12 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from hexloop.app.assembly.storage import is_elsewhere
+from hexloop.app.assembly.storage import as_location, is_elsewhere
 from hexloop.app.command_line import ExitCode
-from hexloop.app.pages.page import report_page
+from hexloop.app.pages.page import report_page, search_page
 from hexloop.app.pages.reading import RunRecord, read_runs
 from hexloop.app.pages.sections import reason_text
+from hexloop.app.pages.trials import ShownSearch, holds_search, shown_search
 from hexloop.app.printing import print_lines
 from hexloop.domain.checkpoints.survey import FolderStatus
 from hexloop.domain.errors import ConfigurationError
@@ -29,10 +30,22 @@ REPORT = "report.html"
 def report(options: Namespace) -> ExitCode:
     """Write the page, and print where it is and what is missing in it."""
     target = _target(options.runs, options.out)
-    records = read_runs(options.runs, options.quick)
-    out = target or Path(records[0].folder, REPORT)
-    write_report(records, out)
-    remarks = [remark for record in records for remark in _remarks(record)]
+    searches = [each for each in options.runs if not is_elsewhere(each) and holds_search(Path(as_location(each)))]
+    if len(searches) > 0 and len(options.runs) > 1:
+        raise ConfigurationError(
+            f"You chose {len(options.runs)} folders, but {searches[0]} is that of a search, which has a page of its own; "
+            "name it alone, or name the folders of its trials."
+        )
+    if searches:
+        search = shown_search(Path(as_location(searches[0])))
+        out = target or Path(search.folder, REPORT)
+        write_search_report(search, out)
+        remarks = [f"{search.label}: {remark}" for remark in search.remarks[:3]]
+    else:
+        records = read_runs(options.runs, options.quick)
+        out = target or Path(records[0].folder, REPORT)
+        write_report(records, out)
+        remarks = [remark for record in records for remark in _remarks(record)]
     shown = out if target is not None or os.path.isabs(options.runs[0]) else os.path.relpath(out)
     print_lines(*remarks, f"The report is in {shown}")
     return ExitCode.DONE
@@ -40,9 +53,17 @@ def report(options: Namespace) -> ExitCode:
 
 def write_report(records: Sequence[RunRecord], out: Path) -> None:
     """Write the page for runs to a file, completely or not at all. Raises ConfigurationError if that fails."""
-    page = report_page(records, time.time()).encode("utf-8", errors="replace")
+    _write(report_page(records, time.time()), out)
+
+
+def write_search_report(search: ShownSearch, out: Path) -> None:
+    """Write the page for a search to a file, completely or not at all. Raises ConfigurationError if that fails."""
+    _write(search_page(search, time.time()), out)
+
+
+def _write(page: str, out: Path) -> None:
     try:
-        write_atomically(out, page, private=True)  # it shows the arguments
+        write_atomically(out, page.encode("utf-8", errors="replace"), private=True)  # it shows the arguments
     except OSError as error:
         raise ConfigurationError(
             f"The report cannot be written to {out} ({error.strerror or error}); choose another file with --out."

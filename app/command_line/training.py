@@ -19,6 +19,7 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.adapters import choose_interrupts, choose_storage
 from hexloop.app.assembly.storage import as_location, is_elsewhere, is_missing, joined, scheme_of, storage_for
 from hexloop.app.command_line import ExitCode
+from hexloop.app.command_line.evaluating import values_of_trial
 from hexloop.app.command_line.options import AUTO, RESUME, command_text, without_options
 from hexloop.app.printing import print_lines, print_text
 from hexloop.app.recipe import read_recipe
@@ -81,7 +82,8 @@ def run(options: Namespace) -> ExitCode:
             )
         yield from _resume_problems(_resume_source(options, arguments), arguments)
 
-    recipe = read_recipe(options.recipe, ("model", "train_dataset"), options, options.unknown, problems)
+    values = values_of_trial(options, with_folder=False)
+    recipe = read_recipe(options.recipe, ("model", "train_dataset"), options, options.unknown, problems, values)
     arguments = recipe.arguments
     source, storage = _resume_source(options, arguments), choose_storage(arguments)
     if source == AUTO and (step := finished_at(storage, arguments)) is not None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from attrs import evolve
+from markupsafe import Markup
 
 from hexloop.app.checkpoint_rows import format_age
 from hexloop.app.control.files import Action, CommandFolder
@@ -17,7 +18,8 @@ from hexloop.app.pages.page import PageContent, PageFrame, Section, page_of
 from hexloop.app.pages.reading import RunRecord
 from hexloop.app.pages.sections import NOT_KNOWN, RUNNING_FOR, moment, state_of
 from hexloop.app.pages.templates import section
-from hexloop.app.pages.watching import RunListing, WatchedRuns
+from hexloop.app.pages.trials import ShownSearch, objective_of
+from hexloop.app.pages.watching import RunListing, SearchListing, WatchedRuns
 from hexloop.domain.errors import ConfigurationError
 
 POLICY = (
@@ -28,7 +30,10 @@ POLICY = (
 SCRIPTS = ("echarts.min.js", "report.js", "search.js", "board.js")
 """The scripts of a page with curves, in order."""
 
-DRAWN = ("curves", "search")
+OF_A_SEARCH = ("echarts.min.js", "search.js", "trials.js", "board.js")
+"""Those of the page of a search."""
+
+DRAWN = ("curves", "search", "objective", "slices")
 """The sections whose charts a script keeps up to date."""
 
 LISTENING_FOR = 60.0
@@ -40,11 +45,19 @@ MOST_COMMANDS = 20
 LABELS = {Action.PAUSE: "Pause", Action.RESUME: "Resume", Action.SAVE: "Save", Action.STOP: "Save and stop"}
 
 
-def list_content(root: Path, runs: Sequence[RunListing], cut: bool, now: float) -> PageContent:
-    """Return the list of the runs in a folder. cut: whether there are more. now: in seconds since the epoch."""
+def list_content(
+    root: Path, runs: Sequence[RunListing], cut: bool, now: float, searches: Sequence[SearchListing] = ()
+) -> PageContent:
+    """Return the list of the runs in a folder, and of its searches. cut: whether there are more.
+
+    now: in seconds since the epoch.
+    """
     rows = [_row(number, each, now) for number, each in enumerate(runs)]
-    shown = section("runs", folder=str(root), runs=rows, cut=cut)
-    return PageContent(f"Runs in {root.name or root}", [Section("runs", "Runs", shown)], {"runs": [], "charts": []})
+    found = [_search_row(number, each, now) for number, each in enumerate(searches)]
+    shown = section("searches", folder=str(root), searches=found) if found else Markup()
+    listed = section("runs", folder=str(root), runs=rows, cut=cut)
+    sections = [Section("runs", "Runs", Markup("").join([shown, listed]))]
+    return PageContent(f"Runs in {root.name or root}", sections, {"runs": [], "charts": []})
 
 
 def list_page(content: PageContent, version: str) -> str:
@@ -56,6 +69,24 @@ def runs_page(content: PageContent, folders: Sequence[str], version: str) -> str
     """Return the page of runs. folders: by which the board knows them."""
     attributes = _attributes(f"updates?{address_of(folders)}", version)
     return page_of(content, PageFrame(POLICY, "report.css", SCRIPTS, links=[("All runs", ".")], attributes=attributes))
+
+
+def trial_addresses(folder: str, search: ShownSearch, is_listed: Callable[[str], bool]) -> dict[int, str]:
+    """Return the addresses of the pages of a search's trials, by number. is_listed: whether the board knows a run."""
+    paths = {each.number: each.name if folder == "." else f"{folder}/{each.name}" for each in search.trials}
+    return {number: f"runs?{address_of([path])}" for number, path in paths.items() if is_listed(path)}
+
+
+def board_search_page(content: PageContent, folder: str, version: str) -> str:
+    """Return the page of a search. folder: by which the board knows it."""
+    attributes = _attributes(f"updates?{search_address_of(folder)}", version)
+    frame = PageFrame(POLICY, "report.css", OF_A_SEARCH, links=[("All runs", ".")], attributes=attributes)
+    return page_of(content, frame)
+
+
+def search_address_of(folder: str) -> str:
+    """Return the query of an address that names a search."""
+    return urlencode([("search", folder)], errors="replace")
 
 
 def lines_page(content: PageContent, folder: str) -> str:
@@ -88,6 +119,27 @@ def _row(number: int, run: RunListing, now: float) -> dict[str, Any]:
             f"{history.last_step:,}{of_total}",
             _loss_text(run.last_loss),
             NOT_KNOWN if history.seen is None else f"{format_age(max(now - history.seen, 0.0))} ago",
+        ),
+    }
+
+
+def _search_row(number: int, listing: SearchListing, now: float) -> dict[str, Any]:
+    search = listing.search
+    trials = NOT_KNOWN
+    best = None
+    if search is not None:
+        ended, wanted = len(search.trials) - len(search.ended(None)), search.definition.trials
+        trials, best = f"{ended:,}{f' of {wanted:,}' if wanted else ''}", search.best
+    value = None if best is None else objective_of(best, 0)
+    return {
+        "number": number,
+        "name": listing.folder if listing.folder != "." else "this folder",
+        "address": f"searches?{search_address_of(listing.folder)}",
+        "cells": (
+            trials,
+            NOT_KNOWN if value is None else f"{value:.6g}",
+            NOT_KNOWN if best is None else f"{best.number}",
+            f"{format_age(max(now - listing.changed, 0.0))} ago",
         ),
     }
 

@@ -15,6 +15,7 @@ from hexloop.app.pages import templates
 from hexloop.app.pages.charts import COLOURS, GROUPS, MOST_CHARTS, Chart, chart_data, chart_shown, charts_of
 from hexloop.app.pages.reading import RunRecord
 from hexloop.app.pages.search import search_data, search_of, search_section
+from hexloop.app.pages.search_sections import search_document, search_sections, search_view
 from hexloop.app.pages.sections import (
     arguments_section,
     checkpoints_section,
@@ -29,10 +30,14 @@ from hexloop.app.pages.sections import (
     timeline_section,
 )
 from hexloop.app.pages.templates import clean, inline
+from hexloop.app.pages.trials import ShownSearch
 from hexloop.domain.json_documents import finite_json
 
 ECHARTS = "6.1.0"
 """The version of the chart library that is shipped."""
+
+RUN_SCRIPTS, SEARCH_SCRIPTS = ("report.js", "search.js"), ("search.js", "trials.js")
+"""The scripts of a report on runs and of one on a search, after the chart library."""
 
 MOST_REMARKS = 50
 """How many remarks about what could not be read are listed."""
@@ -79,14 +84,34 @@ class PageFrame:
 
 def report_page(records: Sequence[RunRecord], now: float) -> str:
     """Return the page for runs. now: the time of the report, in seconds since the epoch."""
+    return _alone(content_of(records, now), RUN_SCRIPTS, now)
+
+
+def search_page(record: ShownSearch, now: float) -> str:
+    """Return the page for a search. now: the time of the report, in seconds since the epoch."""
+    return _alone(search_content(record), SEARCH_SCRIPTS, now)
+
+
+def _alone(content: PageContent, names: Sequence[str], now: float) -> str:
+    """Return a page that has its style and scripts in it."""
     style, style_digest = inline("style", asset("report.css"))
-    scripts = [inline("script", asset(name)) for name in ("echarts/echarts.min.js", "report.js", "search.js")]
+    scripts = [inline("script", asset(name)) for name in ("echarts/echarts.min.js", *names)]
     policy = (
         f"default-src 'none'; script-src {' '.join(digest for _, digest in scripts)}; style-src {style_digest}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
     written = f"Written by hexloop {__version__} on {moment(now)} UTC. Times are in UTC; ages are as of then."
-    return page_of(content_of(records, now), PageFrame(policy, style, [source for source, _ in scripts], True, written))
+    return page_of(content, PageFrame(policy, style, [source for source, _ in scripts], True, written))
+
+
+def search_content(record: ShownSearch, addresses: Mapping[int, str] | None = None) -> PageContent:
+    """Return what a page shows of a search. addresses: of the pages of its trials, by number; a report has none."""
+    shown = search_view(record, addresses or {})
+    sections = [Section(*each) for each in search_sections(shown)]
+    remarks = list(record.remarks)
+    left_out = templates.section("remarks", remarks=remarks) if remarks else Markup()
+    sections.append(Section("left-out", "Left out", left_out))
+    return PageContent(f"Search {record.label}", [each for each in sections if each.content], search_document(shown))
 
 
 def content_of(records: Sequence[RunRecord], now: float) -> PageContent:

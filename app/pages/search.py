@@ -66,10 +66,15 @@ class Axis:
 
 @frozen
 class Search:
-    """Runs with different arguments. arguments, results: axes with different values."""
+    """Runs with different arguments. arguments, results: axes with different values.
+
+    noun: what has these: a run, or a trial. states: the state of each trial; those that are not complete are marked.
+    """
 
     arguments: Sequence[Axis]
     results: Sequence[Axis]
+    noun: str = "run"
+    states: Sequence[str] = ()
 
 
 def search_of(records: Sequence[RunRecord]) -> Search | None:
@@ -78,10 +83,10 @@ def search_of(records: Sequence[RunRecord]) -> Search | None:
         return None
     settings = [redacted(record.history.settings) for record in records]
     names = sorted({str(name) for each in settings for name in each} - NOT_COMPARED)
-    arguments = _different([_axis(name, [each.get(name) for each in settings]) for name in names])
+    arguments = _different([axis_of(name, [each.get(name) for each in settings]) for name in names])
     results = [_last_values(record) for record in records]
     wanted = dict.fromkeys(name for each in results for name in each)
-    measured = _different([_axis(name, [each.get(name) for each in results]) for name in wanted])
+    measured = _different([axis_of(name, [each.get(name) for each in results]) for name in wanted])
     if not arguments or not measured:
         return None
     return Search(arguments[:MOST_ARGUMENTS], measured[:MOST_RESULTS])
@@ -93,32 +98,36 @@ def search_section(search: Search | None, labels: Sequence[str]) -> Markup:
         return Markup()
     arguments, results = ([each.name for each in axes] for axes in (search.arguments, search.results))
     colour = _choice("colour-of", "colour", results, 0)
-    figures = [_figure(IDENTIFIERS[0], "Each line is a run; its colour is a result", [colour], labels)]
+    noun = search.noun
+    figures = [_figure(IDENTIFIERS[0], f"Each line is a {noun}; its colour is a result", [colour], labels, noun)]
     if len(arguments) > 1:
         choices = [_choice("heat-x", "across", arguments, 0), _choice("heat-y", "down", arguments, 1)]
         choices.append(_choice("heat-value", "mean of", results, 0))
-        figures.append(_figure(IDENTIFIERS[1], "A result for two arguments", choices, labels))
+        title = "A result for two arguments" if noun == "run" else "A result for two parameters"
+        figures.append(_figure(IDENTIFIERS[1], title, choices, labels, noun))
     axes = [*search.arguments, *search.results]
     rows = [(label, *(_shown(axis.values[run]) for axis in axes)) for run, label in enumerate(labels)]
     numbers = [number for number, axis in enumerate(axes, 1) if axis.is_number]
-    return section("search", figures=figures, head=("run", *(axis.name for axis in axes)), rows=rows, numbers=numbers)
+    return section("search", figures=figures, head=(noun, *(axis.name for axis in axes)), rows=rows, numbers=numbers)
 
 
 def search_data(search: Search | None) -> dict[str, Any] | None:
     """Return what the script needs to draw the charts."""
     if search is None:
         return None
-    return {"arguments": list(map(_data, search.arguments)), "results": list(map(_data, search.results))}
+    axes = {"arguments": list(map(axis_data, search.arguments)), "results": list(map(axis_data, search.results))}
+    return {**axes, "noun": search.noun, "states": list(search.states)}
 
 
-def _data(axis: Axis) -> dict[str, Any]:
+def axis_data(axis: Axis) -> dict[str, Any]:
+    """Return what a script needs of an axis."""
     kind = "category" if not axis.is_number else "log" if axis.is_logarithmic else "value"
     words = [] if axis.is_number else axis.categories
     return {"name": clean(axis.name), "type": kind, "values": list(axis.values), "categories": words}
 
 
-def _figure(identifier: str, title: str, choices: Sequence[Any], labels: Sequence[str]) -> dict[str, Any]:
-    words = f"{title}, for {len(labels)} runs. The table below has the same in figures."
+def _figure(identifier: str, title: str, choices: Sequence[Any], labels: Sequence[str], noun: str) -> dict[str, Any]:
+    words = f"{title}, for {len(labels)} {noun}s. The table below has the same in figures."
     return {"identifier": identifier, "title": title, "choices": choices, "words": words}
 
 
@@ -131,8 +140,8 @@ def _different(axes: Sequence[Axis | None]) -> list[Axis]:
     return sorted(found, key=lambda axis: -axis.different)
 
 
-def _axis(name: str, values: Sequence[Any]) -> Axis | None:
-    """Return an axis; None for one with too many words."""
+def axis_of(name: str, values: Sequence[Any]) -> Axis | None:
+    """Return the axis of a value for each run, None for a run without it; None for an axis with too many words."""
     numbers = [None if isinstance(each, bool) else number_of(each) for each in values]
     finite = [each if each is not None and abs(each) < float("inf") else None for each in numbers]
     if all(each is not None for each in finite):

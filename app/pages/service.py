@@ -19,18 +19,21 @@ from aiohttp.typedefs import Handler, Middleware
 from attrs import define, field, frozen
 
 from hexloop.app.pages.board import (
+    OF_A_SEARCH,
     POLICY,
     SCRIPTS,
+    board_search_page,
     give_command,
     lines_page,
     list_content,
     list_page,
     runs_page,
+    trial_addresses,
     update_of,
     with_controls,
 )
 from hexloop.app.pages.lines import files_with_lines, last_lines, lines_content, with_last_lines
-from hexloop.app.pages.page import PageContent, asset, content_of
+from hexloop.app.pages.page import PageContent, asset, content_of, search_content
 from hexloop.app.pages.reading import RunRecord
 from hexloop.app.pages.watching import WatchedRuns
 from hexloop.domain.errors import ConfigurationError
@@ -149,6 +152,7 @@ class Board:
             [
                 web.get("/{token}/", self._list),
                 web.get("/{token}/runs", self._show),
+                web.get("/{token}/searches", self._show_search),
                 web.get("/{token}/updates", self._update),
                 web.get("/{token}/assets/{name}", self._asset),
                 web.get("/{token}/lines", self._lines),
@@ -190,10 +194,23 @@ class Board:
         answer = await self._answers.get(("page", *folders), version, partial(self._page, folders))
         return _html(answer.body)
 
+    async def _show_search(self, request: web.Request) -> web.Response:
+        folder = request.query.get("search")
+        if folder is None:
+            raise web.HTTPSeeOther("./")
+        version = await asyncio.to_thread(partial(self._search_version, folder))
+        answer = await self._answers.get(("search page", folder), version, partial(self._search_page, folder))
+        return _html(answer.body)
+
     async def _update(self, request: web.Request) -> web.Response:
         """Answer with what is new, or that nothing is."""
         folders, known = self._chosen(request), request.query.get("version", "")
-        if not folders:
+        if (search := request.query.get("search")) is not None:
+            version = await asyncio.to_thread(partial(self._search_version, search))
+            if version == known:
+                return web.Response(status=UNCHANGED)
+            answer = await self._answers.get(("search update", search), version, partial(self._search_update, search))
+        elif not folders:
             answer = await self._answers.get(("list update",), NO_VERSION, self._list_update)
         else:
             version = await asyncio.to_thread(partial(self._version, folders))
@@ -230,7 +247,7 @@ class Board:
         name = request.match_info["name"]
         if name == "report.css":
             return web.Response(text=asset(name), content_type="text/css")
-        if name not in SCRIPTS:
+        if name not in (*SCRIPTS, *OF_A_SEARCH):
             raise web.HTTPNotFound
         path = f"echarts/{name}" if name.startswith("echarts") else name
         return web.Response(text=asset(path), content_type="text/javascript")
@@ -239,8 +256,8 @@ class Board:
         return list(dict.fromkeys(request.query.getall("run", [])))
 
     def _listed(self) -> PageContent:
-        runs, cut = self._runs.listing()
-        return list_content(self.root, runs, cut, time.time())
+        runs, searches, cut = self._runs.listing()
+        return list_content(self.root, runs, cut, time.time(), searches)
 
     def _list_page(self) -> tuple[str, str]:
         content = self._listed()
@@ -259,6 +276,26 @@ class Board:
     def _runs_update(self, folders: list[str]) -> tuple[str, str]:
         version = self._version(folders)
         return version, json.dumps(update_of(self._content(folders), version))
+
+    def _search_page(self, folder: str) -> tuple[str, str]:
+        version = self._search_version(folder)
+        return version, board_search_page(self._search_content(folder), folder, version)
+
+    def _search_update(self, folder: str) -> tuple[str, str]:
+        version = self._search_version(folder)
+        return version, json.dumps(update_of(self._search_content(folder), version))
+
+    def _search_content(self, folder: str) -> PageContent:
+        search = self._runs.search(folder)
+        self._runs.listing()  # its newest trials may not be listed yet
+        return search_content(search, trial_addresses(folder, search, self._runs.is_listed))
+
+    def _search_version(self, folder: str) -> str:
+        try:
+            return self._runs.search_version(folder)
+        except ConfigurationError:
+            self._runs.listing()
+            return self._runs.search_version(folder)
 
     def _version(self, folders: list[str]) -> str:
         self._know(folders)

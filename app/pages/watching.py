@@ -17,9 +17,11 @@ from attrs import define, field, frozen
 from hexloop.app.pages.history import RunHistory
 from hexloop.app.pages.journal_lines import RunLines, journal_note, log_note
 from hexloop.app.pages.reading import RunReader, RunRecord, locate, with_unique_labels
+from hexloop.app.pages.trials import ShownSearch, shown_search
 from hexloop.domain.checkpoints.manifest import MANIFEST, step_of
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.run_folder import COMMANDS, EARLIER, JOURNAL, LOG, OWN, own_file
+from hexloop.domain.search.records import DEFINITION, LINES
 
 Shown = TypeVar("Shown")
 
@@ -31,6 +33,12 @@ MOST_FOLDERS = 20_000
 
 MOST_LISTED = 2_000
 """How many runs are listed."""
+
+MOST_SEARCHES = 200
+"""How many searches are listed, and kept in memory: their record is read as a whole."""
+
+LARGEST_SEARCH = 16 << 20
+"""Bytes of the record of a search up to which the list counts its trials."""
 
 MOST_KEPT = 32
 """How many runs are kept in memory, those that were shown last."""
@@ -62,20 +70,32 @@ class RunListing:
         return series.values[-1] if series is not None and len(series) else None
 
 
+@frozen
+class SearchListing:
+    """A search below the folder of all runs. folder: relative to it. search: None if its record is too long to list."""
+
+    folder: str
+    search: ShownSearch | None
+    changed: float
+
+
 @define
 class RunIndex:
-    """The runs below `root`. A run is read again only if its file has changed; links are not followed.
+    """The runs below `root`, and the searches. What has not changed is not read again; links are not followed.
 
-    cut: whether there are more folders or runs than are listed.
+    cut: whether there are more folders or runs than are listed. searches: those that the last call of `runs` found.
     """
 
     root: Path
     cut: bool = False
+    searches: list[SearchListing] = field(factory=list)
+    _known_searches: dict[str, tuple[object, SearchListing]] = field(factory=dict)
+    _found_searches: list[str] = field(factory=list)
     _known: dict[str, tuple[tuple[int, int, int], RunListing]] = field(factory=dict)
 
     def runs(self) -> list[RunListing]:
         """Return the runs, the one that reported last first. Raises OSError if `root` cannot be listed."""
-        self.cut = False
+        self.cut, self._found_searches = False, []
         found: dict[str, tuple[tuple[int, int, int], RunListing]] = {}
         for folder, name in self._folders():
             if len(found) >= MOST_LISTED:
@@ -90,7 +110,23 @@ class RunIndex:
             known = self._known.get(folder)
             found[folder] = known if known is not None and known[0] == version else (version, _listing(folder, path))
         self._known = found
+        self._list_searches()
         return sorted((listing for _, listing in found.values()), key=lambda each: -(each.history.seen or 0.0))
+
+    def _list_searches(self) -> None:
+        """Read the searches that were found, unless they are known and have not changed; the newest first."""
+        self.cut |= len(self._found_searches) > MOST_SEARCHES
+        found: dict[str, tuple[object, SearchListing]] = {}
+        for folder in self._found_searches[:MOST_SEARCHES]:
+            states = _search_states(self.root / folder)
+            known = self._known_searches.get(folder)
+            if known is None or known[0] != states:
+                size, changed = sum(each[2] for each in states), max((each[3] for each in states), default=0) / 1e9
+                search = shown_search(self.root / folder) if size <= LARGEST_SEARCH else None
+                known = states, SearchListing(folder, search, changed)
+            found[folder] = known
+        self._known_searches = found
+        self.searches = sorted((listing for _, listing in found.values()), key=lambda each: -each.changed)
 
     def _folders(self) -> Iterator[tuple[str, str]]:
         """Yield the folders that hold a run, relative to the root, each with the name of its journal or log."""
@@ -112,6 +148,8 @@ class RunIndex:
             name = JOURNAL if OWN in names and os.path.lexists(self.root / folder / JOURNAL) else None
             if name := name or next((each for each in (EARLIER[JOURNAL], LOG) if each in names), None):
                 yield folder or ".", name
+            if DEFINITION in names and not os.path.islink(self.root / folder / DEFINITION):
+                self._found_searches.append(folder or ".")
             if depth < DEEPEST:
                 below = [entry.name for entry in listed if _may_hold_runs(entry)]
                 pending += [(os.path.join(folder, name), depth + 1) for name in sorted(below, reverse=True)]
@@ -127,18 +165,41 @@ class WatchedRuns:
     root: Path
     _index: RunIndex = field(init=False)
     _listed: dict[str, RunListing] = field(factory=dict, init=False)
+    _searches: set[str] = field(factory=set, init=False)
     _readers: OrderedDict[str, RunReader] = field(factory=OrderedDict, init=False)
     _lock: Lock = field(factory=Lock, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._index = RunIndex(self.root)
 
-    def listing(self) -> tuple[list[RunListing], bool]:
-        """Return the runs, the one that reported last first, and whether there are more. Raises OSError."""
+    def listing(self) -> tuple[list[RunListing], list[SearchListing], bool]:
+        """Return the runs and the searches, those that reported last first, and whether there are more.
+
+        Raises OSError.
+        """
         with self._lock:
             runs = self._index.runs()
             self._listed = {each.folder: each for each in runs}
-            return runs, self._index.cut
+            self._searches = {each.folder for each in self._index.searches}
+            return runs, self._index.searches, self._index.cut
+
+    def search(self, folder: str) -> ShownSearch:
+        """Return a search that was listed. Raises ConfigurationError for anything else."""
+        return shown_search(self._search_path(folder))
+
+    def search_version(self, folder: str) -> str:
+        """Return a text that differs once a file of a search has changed. Raises ConfigurationError."""
+        states = _search_states(self._search_path(folder))
+        return hashlib.blake2b(repr(states).encode(), digest_size=8).hexdigest()
+
+    def is_listed(self, folder: str) -> bool:
+        """Return whether a run was listed."""
+        return folder in self._listed
+
+    def _search_path(self, folder: str) -> Path:
+        if folder not in self._searches:
+            raise ConfigurationError(f"There is no search {folder!r:.200} in {self.root}; go back to the list of runs.")
+        return self.root / folder
 
     def version(self, folders: Sequence[str]) -> str:
         """Return a text that differs once a file of one of these runs has changed. Raises ConfigurationError."""
@@ -216,6 +277,16 @@ def _version(path: Path) -> str:
         states.append((COMMANDS, os.lstat(path / COMMANDS).st_mtime_ns))
     states.append(_checkpoints_of(path))
     return hashlib.blake2b(repr(states).encode(), digest_size=8).hexdigest()
+
+
+def _search_states(path: Path) -> list[tuple[str, int, int, int]]:
+    """Return the name, inode, size and time of change, in ns, of each file of a search that exists."""
+    states = []
+    for name in (DEFINITION, LINES):
+        with suppress(OSError):
+            status = os.lstat(path / name)
+            states.append((name, status.st_ino, status.st_size, status.st_mtime_ns))
+    return states
 
 
 def _checkpoints_of(path: Path) -> list[tuple[str, bool]]:

@@ -13,13 +13,14 @@ from attrs import field, frozen, make_class
 
 import hexloop
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.arguments.documents import Document, KeyPath, from_document, read_yaml
+from hexloop.app.arguments.documents import Document, KeyPath, SourceLocation, from_document, read_yaml
 from hexloop.app.arguments.fine_tuning import SFTConfig
 from hexloop.app.arguments.options import unknown_options
 from hexloop.app.arguments.parser import add_arguments, override
 from hexloop.app.recipe.fine_tune import FINE_TUNE, MODEL, SECTION_PARTS, read_section
 from hexloop.app.recipe.groups import PARAM_GROUPS, read_groups
 from hexloop.app.recipe.parts import PartKind, PartReader, RecipePart
+from hexloop.app.recipe.search import SEARCH, SearchSection, place_of, read_search_section, with_values
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import RefusalError, did_you_mean, problem
 
@@ -41,7 +42,7 @@ PARTS = {
 
 ARGUMENTS = "arguments"
 TRAINER = "trainer"
-KEYS = (*PARTS, TRAINER, FINE_TUNE, PARAM_GROUPS, ARGUMENTS)
+KEYS = (*PARTS, TRAINER, FINE_TUNE, PARAM_GROUPS, ARGUMENTS, SEARCH)
 
 KINDS = {**PARTS, **SECTION_PARTS}
 """What each part must be."""
@@ -54,13 +55,14 @@ class Recipe:
     """The contents of a recipe, resolved and checked, from which a Trainer can be made.
 
     document: the file's values with their lines. parts: the parts to make, by the names in `PARTS`. trainer_class:
-    Trainer, or the subclass that the recipe names.
+    Trainer, or the subclass that the recipe names. search: its section of that name, None if it has none.
     """
 
     document: Document
     parts: Mapping[str, RecipePart]
     arguments: TrainingArguments
     trainer_class: type[hexloop.Trainer]
+    search: SearchSection | None = None
 
     def make_trainer(self, datasets: Collection[str]) -> hexloop.Trainer:
         """Return a Trainer with the given datasets ("train_dataset", "eval_dataset") and all other parts.
@@ -107,6 +109,7 @@ def read_recipe(
     options: Namespace | None = None,
     unknown: Sequence[str] = (),
     check: Callable[[TrainingArguments, Collection[str]], Iterator[str]] = lambda arguments, given: iter(()),
+    values: Mapping[str, Any] | None = None,
 ) -> Recipe:
     """Read the recipe in a YAML file, and put the file's folder first on `sys.path`.
 
@@ -114,7 +117,8 @@ def read_recipe(
 
     needed: the parts that it must have. options: command-line arguments, which override the recipe's. unknown: those
     that the command line does not know. check: returns further problems, given the arguments and the names of the
-    parts. Raises ConfigurationError with all problems and their lines.
+    parts. values: those of a trial, by the names of the space of a search; they override everything else. Raises
+    ConfigurationError with all problems and their lines.
     """
     document = _document(path)
     folder = str(Path(path).resolve().parent)
@@ -132,6 +136,8 @@ def read_recipe(
         further, unknown = parser.parse_known_args(unknown)
         for given in (options, further):
             override(document, kind, given, at=(ARGUMENTS,))
+    document = _of_trial(document, kind, values or {})
+    reader.document = document
     document.problems += unknown_options(unknown, kind.__dataclass_fields__)
     document.problems += _unknown_keys(document, kind)
     document.problems += _missing_parts(document, str(path), needed)
@@ -140,13 +146,16 @@ def read_recipe(
         sentence = "You chose model_init, but fine-tuning starts from the weights of a model; give it as model."
         document.problems.append(document.located([("model_init",)], sentence))
     arguments = _arguments(document, kind)
+    search = read_search_section(reader, ARGUMENTS, tuple(kind.__dataclass_fields__))
+    if search is not None and arguments is not None and not values:
+        document.problems += _values_of_arguments(document, kind, search)
     if arguments is not None:
         document.problems += _adapter_problems(arguments)
         document.problems += check(arguments, parts)
     if arguments is None or document.problems:
         cause = BaseExceptionGroup("Raised by the recipe's modules", reader.causes) if reader.causes else None
         raise ConfigurationError(document.problems) from cause
-    return Recipe(document, parts, arguments, trainer_class)
+    return Recipe(document, parts, arguments, trainer_class, search)
 
 
 def _document(path: str | Path) -> Document:
@@ -234,6 +243,35 @@ def _arguments(document: Document, kind: type[TrainingArguments]) -> TrainingArg
     except ConfigurationError as error:
         document.problems += error.problems
         return None
+
+
+def _of_trial(document: Document, kind: type[TrainingArguments], values: Mapping[str, Any]) -> Document:
+    """Return the document with the values of a trial. Raises ConfigurationError for a name that has no place in it."""
+    known, places = tuple(kind.__dataclass_fields__), dict[KeyPath, Any]()
+    for name, value in values.items():
+        try:
+            places[place_of(document, name, ARGUMENTS, known)] = value
+        except RefusalError as refusal:
+            raise ConfigurationError(problem({name: value}, refusal)) from refusal
+    changed = with_values(document, places, SourceLocation("the trial"))
+    changed.problems = document.problems
+    return changed
+
+
+def _values_of_arguments(
+    document: Document, kind: type[TrainingArguments], search: SearchSection
+) -> Iterator[str]:
+    """Return what is wrong with values of the space, each tried on its own, as the recipe's arguments."""
+    known = tuple(kind.__dataclass_fields__)
+    for parameter in search.space:
+        place = place_of(document, parameter.name, ARGUMENTS, known)
+        path: KeyPath = (SEARCH, "space", parameter.name)
+        source = document.locations.get(path) or SourceLocation(SEARCH)
+        for value in parameter.examples() if place[0] == ARGUMENTS else ():
+            trial = with_values(document, {place: value}, source)
+            if _arguments(trial, kind) is None:
+                yield from (each for each in trial.problems if each not in document.problems)
+                break
 
 
 def _adapter_problems(arguments: TrainingArguments) -> Iterator[str]:

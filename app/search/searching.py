@@ -16,7 +16,7 @@ from hexloop.app.assembly.searches import ChosenBackend, SearchOptions
 from hexloop.app.search.checkpoints import TrialCheckpoints
 from hexloop.app.search.parameters import plain_parameters
 from hexloop.app.search.results import BestRun
-from hexloop.app.search.trial import Aim, LiveTrial, ObjectiveError, SharedTrial, diverged
+from hexloop.app.search.trial import Aim, LiveTrial, ObjectiveError, SharedTrial
 from hexloop.domain.errors import (
     CheckpointError,
     CollectiveError,
@@ -94,24 +94,33 @@ class SearchCall:
 
 
 @frozen
-class SearchHost:
-    """The Trainer's side of a search.
+class SearchPlace:
+    """Where a search is, and what its trials may be.
 
     folder: where the record is, a local one. location: returns where the folder of a trial is, a path or a URL. group:
-    the name of the search for trackers. checkpoints: of the trials. run: runs a trial, from a checkpoint if one is
-    given; returns whether it was run to its end, False if a request stopped it. check: raises ConfigurationError for
-    parameters that the arguments do not take. release: frees what a trial left.
+    the name of the search for trackers. checkpoints: of the trials. check: raises ConfigurationError for parameters
+    that the arguments do not take.
     """
 
     folder: Folder
     location: Callable[[str], str]
     group: str
-    collectives: Collectives
-    device: Device
     clock: Clock
     checkpoints: TrialCheckpoints
-    run: Callable[[LiveTrial, str | None], bool]
     check: Callable[[Mapping[str, Any]], None]
+
+
+@frozen
+class SearchHost(SearchPlace):
+    """The Trainer's side of a search.
+
+    run: runs a trial, from a checkpoint if one is given; returns whether it was run to its end, False if a request
+    stopped it. release: frees what a trial left.
+    """
+
+    collectives: Collectives
+    device: Device
+    run: Callable[[LiveTrial, str | None], bool]
     release: Callable[[], None]
 
 
@@ -143,7 +152,9 @@ def search(host: SearchHost, call: SearchCall) -> BestRun | list[BestRun]:
                 LOGGER.info("The search was stopped in trial %d; resume='auto' continues it.", live.number)
                 break
             seconds = host.clock.monotonic() - began
-            run_on_rank0(shared, lambda: leader.end(live, seconds))  # noqa: B023  # called at once
+            assert live.state is not None
+            state, reason = live.state, live.reason
+            run_on_rank0(shared, lambda: leader.end(live.number, state, reason, seconds))  # noqa: B023  # called at once
             del live
             host.release()
             if call.collects:
@@ -176,7 +187,7 @@ def _live(
         handle = dict(drawn) if described["plain"] else SharedTrial(number, drawn, own, on_rank0)
 
     def decide(step: int, values: Sequence[float], has_diverged: bool, asks: bool) -> bool:
-        return bool(on_rank0(lambda: leader.report(step, values, has_diverged, asks)))
+        return bool(on_rank0(lambda: leader.report(described["number"], step, values, has_diverged, asks)))
 
     live = LiveTrial(
         number=described["number"],
@@ -192,10 +203,7 @@ def _live(
         decide=decide,
         reports={int(step): tuple(map(float, values)) for step, values in described["reports"]},
     )
-    if described["pruned_at"] is not None:
-        live.state, live.reason = TrialState.PRUNED, f"pruned at step {described['pruned_at']}"
-    elif live.reports and diverged(live.reports[max(live.reports)], {}):
-        live.state, live.reason = TrialState.FAILED, "it diverged"
+    live.take_up_end(described["pruned_at"])
     return live
 
 
@@ -247,12 +255,12 @@ def _agree(shared: Collectives, own: dict[str, Any], error: BaseException | None
 
 @define(eq=False)
 class Leader:
-    """What rank 0 does for a search; on the other ranks, it is never asked.
+    """What rank 0 does for a search; on the other ranks, it is never asked. Several trials may be in progress.
 
-    search: the backend's. record: what is recorded so far. handle: the library's own object of the present trial.
+    search: the backend's. record: what is recorded so far. handle: the library's own object of the newest trial.
     """
 
-    host: SearchHost
+    host: SearchPlace
     call: SearchCall
     search: Search | None = None
     record: SearchRecord = field(init=False)
@@ -260,7 +268,7 @@ class Leader:
     none_ended: bool = True
     _log: SearchLog = field(init=False)
     _pending: list[Proposal] = field(factory=list)
-    _present: tuple[Proposal, RecordedTrial] | None = None
+    _present: dict[int, Proposal] = field(factory=dict)
     _deadline: float | None = None
     _best: set[str] = field(factory=set)
 
@@ -330,21 +338,24 @@ class Leader:
     def next(self) -> Json:
         """Return the description of the next trial for all ranks; None at the end of the search."""
         assert self.search is not None
-        self.handle = self._present = None
+        self.handle = None
         if self._pending:
-            proposal = self._pending.pop(0)
-            recorded, resumes = self.record.trials[proposal.number], True
+            proposal, resumes = self._pending.pop(0), True
+        elif (asked := self._asked()) is not None:
+            proposal, resumes = asked, False
         else:
-            asked = self._asked()
-            if asked is None:
-                return None
-            (proposal, recorded), resumes = asked, False
-        self._present, self.handle = (proposal, recorded), proposal.trial
-        run = run_name(self.record.definition.run, proposal.number)
+            return None
+        self._present[proposal.number], self.handle = proposal, proposal.trial
+        return self.described(proposal.number, resumes)
+
+    def described(self, number: int, resumes: bool) -> dict[str, Any]:
+        """Return the description of a trial in progress. resumes: whether it continues from its newest checkpoint."""
+        proposal, recorded = self._present[number], self.record.trials[number]
+        run = run_name(self.record.definition.run, number)
         label = self.call.name(proposal.trial) if self.call.name is not None else None
         return {
             "first": self.none_ended,
-            "number": proposal.number,
+            "number": number,
             "identifier": proposal.identifier,
             "name": recorded.name,
             "label": label,
@@ -357,7 +368,7 @@ class Leader:
             "resume_from": self.host.checkpoints.newest(recorded.name, run) if resumes else None,
         }
 
-    def _asked(self) -> tuple[Proposal, RecordedTrial] | None:
+    def _asked(self) -> Proposal | None:
         """Ask for a trial and record it; None if there is none, or no time. One that cannot be run counts as failed."""
         assert self.search is not None
         wanted = self.record.definition.trials
@@ -386,9 +397,8 @@ class Leader:
             self._log.proposed(recorded, self.search.export_state())
             self.record.trials[recorded.number] = recorded
             if problem is None:
-                return proposal, recorded
-            self._present = proposal, recorded
-            self._end(TrialState.FAILED, None, redact(str(problem)), 0.0, None)
+                return proposal
+            self._end(proposal, TrialState.FAILED, None, redact(str(problem)), 0.0, None)
         return None
 
     def _name_of(self, proposal: Proposal) -> str:
@@ -402,26 +412,27 @@ class Leader:
         taken = {each.name for each in self.record.trials.values()}
         return f"{name}-{proposal.number}" if name in taken else name
 
-    def report(self, step: int, values: Sequence[float], has_diverged: bool, asks: bool) -> bool:
-        """Record an evaluation of the present trial, and return whether it goes on. asks: whether it may be pruned."""
+    def report(self, number: int, step: int, values: Sequence[float], has_diverged: bool, asks: bool) -> bool:
+        """Record an evaluation of a trial, and return whether it goes on. asks: whether it may be pruned."""
         assert self.search is not None
-        assert self._present is not None
-        proposal, recorded = self._present
+        proposal, recorded = self._present[number], self.record.trials[number]
         goes_on = not has_diverged and (not asks or self.search.report(proposal, step, values))
-        self._log.reported(recorded.number, step, values, stop=not (goes_on or has_diverged))
+        self._log.reported(number, step, values, stop=not (goes_on or has_diverged))
         recorded.reports[step] = tuple(values)
         return goes_on
 
-    def end(self, live: LiveTrial, seconds: float) -> None:
-        """Record how the present trial ended, and let its checkpoints go that are not to be kept."""
-        assert live.state is not None
-        step = live.step_of_objective
-        values = live.reports[step] if live.state is TrialState.COMPLETE and step is not None else None
-        checkpoint = self.host.checkpoints.of_objective(live.name, live.run, step)
-        self._end(live.state, values, live.reason, seconds, checkpoint)
+    def end(self, number: int, state: TrialState, reason: str | None, seconds: float) -> None:
+        """Record how a trial ended, and let the checkpoints go that are not to be kept."""
+        proposal, recorded = self._present.pop(number), self.record.trials[number]
+        step = self.call.aim.step_of_objective(recorded.reports)
+        values = recorded.reports[step] if state is TrialState.COMPLETE and step is not None else None
+        run = run_name(self.record.definition.run, number)
+        checkpoint = self.host.checkpoints.of_objective(recorded.name, run, step)
+        self._end(proposal, state, values, reason, seconds, checkpoint)
 
     def _end(
         self,
+        proposal: Proposal,
         state: TrialState,
         values: Sequence[float] | None,
         reason: str | None,
@@ -429,8 +440,7 @@ class Leader:
         checkpoint: str | None,
     ) -> None:
         assert self.search is not None
-        assert self._present is not None
-        proposal, recorded = self._present
+        recorded = self.record.trials[proposal.number]
         self.search.tell(proposal, state, values)
         export = self.search.export_trial(proposal)
         recorded.state, recorded.values, recorded.reason = state, values, reason

@@ -1,10 +1,12 @@
-"""The best trial of a search as its folder has it."""
+"""Trials of a search as its folder has them: the best one, and one whose folder is named."""
 
 from __future__ import annotations
 
-from hexloop.domain.errors import RunStateError
+import os
+
+from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.domain.folders import Folder
-from hexloop.domain.search.records import read_search
+from hexloop.domain.search.records import DEEPEST, DEFINITION, RecordedTrial, read_search
 from hexloop.domain.search.selection import best_trials
 from hexloop.ports.collectives import Json
 
@@ -34,3 +36,29 @@ def best_recorded(folder: Folder) -> Json:
         "checkpoint": best[0].checkpoint,
         "several": len(record.definition.directions) > 1,
     }
+
+
+def recorded_trial(path: str) -> tuple[RecordedTrial, str]:
+    """Return a trial and its folder. path: of that folder, or of a search, which stands for its best trial.
+
+    Raises ConfigurationError if there is no such trial, and CheckpointError if the record cannot be read.
+    """
+    root, name = os.path.abspath(path), ""
+    for _ in range(DEEPEST + 1):
+        if os.path.lexists(os.path.join(root, DEFINITION)):
+            break
+        root, inner = os.path.split(root)
+        name = f"{inner}/{name}" if name else inner
+    record = read_search(Folder(root))
+    if record is None:
+        raise ConfigurationError(
+            f"You chose the trial {path}, but that is not in the folder of a search; name one, such as runs/search, or "
+            "the folder of a trial in it."
+        )
+    trials = list(record.trials.values())
+    best = best_trials(trials, record.definition.directions)
+    found = next((each for each in trials if each.name == name), None) if name else next(iter(best), None)
+    if found is None:
+        because = "the search has no such trial" if name else "no trial of the search was complete"
+        raise ConfigurationError(f"You chose the trial {path}, but {because}; name the folder of another one.")
+    return found, os.path.join(root, *found.name.split("/"))

@@ -123,6 +123,13 @@ class LiveTrial:
             self.state, self.reason = TrialState.PRUNED, f"pruned at step {step}"
         return False
 
+    def take_up_end(self, pruned_at: int | None) -> None:
+        """Take up what was decided before a restart. pruned_at: the step at which the trial was found to be pruned."""
+        if pruned_at is not None:
+            self.state, self.reason = TrialState.PRUNED, f"pruned at step {pruned_at}"
+        elif self.reports and diverged(self.reports[max(self.reports)], {}):
+            self.state, self.reason = TrialState.FAILED, "it diverged"
+
     @property
     def step_of_objective(self) -> int | None:
         """The step of the evaluation that the trial counts with by now."""

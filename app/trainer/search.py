@@ -275,3 +275,11 @@ def _refuse_draw(name: str, _distribution: object) -> Any:
             f"model_init draws {name!r}, which the best trial has not drawn; load it with the model_init of the search."
         )
     )
+
+
+def run_trial(trainer: TrainerSearch, live: LiveTrial, resume_from: str | None) -> bool:
+    """Train a trial with a Trainer that was made for it, as a process of a search does.
+
+    Returns whether the trial was run to its end, False if a request stopped it.
+    """
+    return trainer._run_trial(live, resume_from)

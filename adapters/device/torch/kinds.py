@@ -63,6 +63,7 @@ class Kind:
     exchange: the back end of torch.distributed for a run of several processes, by default the one that torch names.
     launched_by: the option of `hexloop launch` that starts a process for each device of a kind that cannot be counted
     before. parallel_mode: the value of transformers' ParallelMode for all runs on the kind, if it has one of its own.
+    visible: the environment variable with the numbers of the devices that a process sees.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Kind:
     exchange: str | None = None
     launched_by: str | None = None
     parallel_mode: str | None = None
+    visible: str | None = None
 
     @property
     def functions(self) -> Any:
@@ -263,10 +265,17 @@ def _xla(_number: int) -> Device:
     return device
 
 
-def _by_package(name: str, *packages: str, precisions: tuple[str, ...] = (), compiler: str = "inductor") -> Kind:
+def _by_package(
+    name: str,
+    *packages: str,
+    precisions: tuple[str, ...] = (),
+    compiler: str = "inductor",
+    visible: str | None = None,
+) -> Kind:
     """Return the row of a kind that packages add to torch. precisions: by default those that torch's module states."""
     able = DeviceCapabilities(name, frozenset(precisions), pins_memory=True) if precisions else None
-    return Kind(name, partial(AcceleratorDevice, name, capabilities=able), packages=packages, compiler=compiler)
+    make = partial(AcceleratorDevice, name, capabilities=able)
+    return Kind(name, make, packages=packages, compiler=compiler, visible=visible)
 
 
 KINDS: dict[str, Kind] = {
@@ -274,18 +283,24 @@ KINDS: dict[str, Kind] = {
     for each in (
         Xla("xla", _xla, packages=("torch_xla",), exchange="gloo", launched_by="tpu", parallel_mode="tpu"),
         Metal("mps", lambda _number: MpsDevice(), numbered=False),
-        _by_package("mlu", "torch_mlu"),
-        _by_package("sdaa", "torch_sdaa"),
-        _by_package("musa", "torch_musa"),
-        _by_package("npu", "torch_npu"),
+        _by_package("mlu", "torch_mlu", visible="MLU_VISIBLE_DEVICES"),
+        _by_package("sdaa", "torch_sdaa", visible="SDAA_VISIBLE_DEVICES"),
+        _by_package("musa", "torch_musa", visible="MUSA_VISIBLE_DEVICES"),
+        _by_package("npu", "torch_npu", visible="ASCEND_RT_VISIBLE_DEVICES"),
         _by_package(
             *("hpu", "habana_frameworks.torch", "habana_frameworks.torch.distributed.hccl"),
             precisions=("fp32", "bf16"),  # it has no scaler of gradients, which fp16 needs
             compiler="hpu_backend",
+            visible="HABANA_VISIBLE_MODULES",
         ),
-        Cuda("cuda", CudaDevice, together=True),
-        Kind("xpu", partial(AcceleratorDevice, "xpu")),
-        _by_package("neuron", "torch_neuronx", precisions=("fp32", "bf16"), compiler="neuron"),
+        Cuda("cuda", CudaDevice, together=True, visible="CUDA_VISIBLE_DEVICES"),
+        Kind("xpu", partial(AcceleratorDevice, "xpu"), visible="ZE_AFFINITY_MASK"),
+        _by_package(
+            *("neuron", "torch_neuronx"),
+            precisions=("fp32", "bf16"),
+            compiler="neuron",
+            visible="NEURON_RT_VISIBLE_CORES",
+        ),
         Kind("cpu", lambda _number: CpuDevice(), numbered=False),
     )
 }

@@ -14,7 +14,9 @@
     const search = data.search && [data.search.arguments, data.search.results].map(function (axes) {
       return axes.map(function (axis) { return axis.name; });
     });
-    return JSON.stringify([data.runs, data.charts.map(function (chart) { return [chart.id, chart.title]; }), search]);
+    const trials = data.trials && [data.trials.parameters.map(function (axis) { return axis.name; }),
+                                   data.trials.objectives.some(function (each) { return each.values.some(Number.isFinite); })];
+    return JSON.stringify([data.runs, data.charts.map(function (chart) { return [chart.id, chart.title]; }), search, trials]);
   }
 
   function replace(identifier, html) {
@@ -40,7 +42,7 @@
       return;
     }
     Object.entries(fresh.sections).forEach(function (each) { replace(each[0], each[1]); });
-    if (fresh.document.charts.length) {
+    if (fresh.document.charts.length || fresh.document.trials) {
       document.dispatchEvent(new CustomEvent("report-data", { detail: fresh.document }));
     }
   }

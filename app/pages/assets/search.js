@@ -2,6 +2,7 @@
 (function () {
   const CELLS = ["#00224e", "#35456c", "#666970", "#948e77", "#c8b866", "#fee838"];  // cividis
   const LINES = { light: ["#00224e", "#4a5a80", "#8a8678", "#b08f00"], dark: ["#5b8def", "#9aa3b5", "#c9bd8a", "#fee838"] };
+  const MOST_CELLS = 12, PARTS = 6;
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const places = ["parallel", "heat-map"].map(function (name) { return document.getElementById(name); });
   const plots = new Map();
@@ -46,7 +47,7 @@
     const soft = colour("soft");
     return {
       animation: false, backgroundColor: "transparent", textStyle: { color: colour("ink") },
-      parallel: { left: 40, right: 72, top: 72, bottom: 56,
+      parallel: { left: 84, right: 72, top: 72, bottom: 56,
                   parallelAxisDefault: { nameLocation: "end", nameGap: 14, nameTextStyle: { color: colour("ink"), fontSize: 11 },
                                          axisLine: { lineStyle: { color: soft } }, axisTick: { lineStyle: { color: soft } },
                                          axisLabel: { color: soft, fontSize: 10, formatter: function (value) { return cut(short(value)); } } } },
@@ -64,7 +65,10 @@
                  } },
       series: [{ type: "parallel", smooth: false, lineStyle: { width: 2.5, opacity: 0.85 }, inactiveOpacity: 0.05,
                  data: labels.map(function (_, run) {
-                   return axes.map(function (axis) { return axis.values[run] === null ? "-" : axis.values[run]; });
+                   const values = axes.map(function (axis) { return axis.values[run] === null ? "-" : axis.values[run]; });
+                   const state = search.states[run];
+                   return state === undefined || state === "complete" ? values
+                     : { value: values, lineStyle: { type: state === "failed" ? "dotted" : "dashed" } };
                  }) }]
     };
   }
@@ -74,12 +78,25 @@
     return found.sort(function (one, other) { return typeof one === "number" ? one - other : String(one).localeCompare(other); });
   }
 
+  function grouped(axis) {  // the values of an axis, or of one with many numbers, equal parts of its range
+    const found = words(axis);
+    if (axis.type === "category" || found.length <= MOST_CELLS) {
+      return { names: found.map(short), of: function (value) { return found.indexOf(value); } };
+    }
+    const bend = axis.type === "log" ? Math.log : Number, unbend = axis.type === "log" ? Math.exp : Number;
+    const start = bend(found[0]), size = (bend(found[found.length - 1]) - start) / PARTS;
+    const names = Array.from({ length: PARTS }, function (_, part) {
+      return short(unbend(start + part * size)) + " to " + short(unbend(start + (part + 1) * size));
+    });
+    return { names: names, of: function (value) { return Math.min(Math.floor((bend(value) - start) / size), PARTS - 1); } };
+  }
+
   function heat() {
     const across = chosen("heat-x", search.arguments), down = chosen("heat-y", search.arguments);
-    const measured = chosen("heat-value", search.results), columns = words(across), rows = words(down), cells = new Map();
+    const measured = chosen("heat-value", search.results), columns = grouped(across), rows = grouped(down), cells = new Map();
     measured.values.forEach(function (value, run) {
       if (typeof value !== "number" || across.values[run] === null || down.values[run] === null) return;
-      const key = columns.indexOf(across.values[run]) + "," + rows.indexOf(down.values[run]);
+      const key = columns.of(across.values[run]) + "," + rows.of(down.values[run]);
       cells.set(key, (cells.get(key) || []).concat([value]));
     });
     const data = Array.from(cells, function (cell) {
@@ -89,19 +106,19 @@
     const axis = { type: "category", splitArea: { show: true, areaStyle: { color: [colour("band"), colour("paper")] } },
                    axisLine: { lineStyle: { color: colour("soft") } }, nameLocation: "middle", nameTextStyle: { color: colour("ink") } };
     const label = { color: colour("soft"), fontSize: 10, hideOverlap: true };
-    const few = data.length <= 60 && columns.length <= 8;
+    const few = data.length <= 60 && columns.names.length <= 8;
     return {
       animation: false, backgroundColor: "transparent", textStyle: { color: colour("ink") },
       grid: { left: 44, right: 16, top: 12, bottom: 84, containLabel: true },
-      xAxis: { ...axis, name: across.name, nameGap: 30, data: columns.map(short), axisLabel: label },
-      yAxis: { ...axis, name: cut(down.name), nameGap: 58, data: rows.map(short), axisLabel: label },
+      xAxis: { ...axis, name: across.name, nameGap: 30, data: columns.names, axisLabel: label },
+      yAxis: { ...axis, name: cut(down.name), nameGap: Math.max(58, 14 + 5.5 * Math.max.apply(null, rows.names.map(function (each) { return each.length; }))), data: rows.names, axisLabel: label },
       visualMap: legend(measured.name, data.map(function (cell) { return cell[2]; }), CELLS, 2),
       tooltip: { renderMode: "richText", confine: true, backgroundColor: colour("band"), borderColor: colour("line"),
                  textStyle: { color: colour("ink"), fontSize: 12 },
                  formatter: function (found) {
                    const cell = found.value;
-                   return [across.name + ": " + short(columns[cell[0]]), down.name + ": " + short(rows[cell[1]]),
-                           measured.name + ": " + short(cell[2]) + (cell[3] > 1 ? " (mean of " + cell[3] + " runs)" : "")]
+                   return [across.name + ": " + columns.names[cell[0]], down.name + ": " + rows.names[cell[1]],
+                           measured.name + ": " + short(cell[2]) + (cell[3] > 1 ? " (mean of " + cell[3] + " " + search.noun + "s)" : "")]
                           .join("\n").replace(/[{}|]/g, " ");
                  } },
       series: [{ type: "heatmap", data: data, itemStyle: { borderColor: colour("paper"), borderWidth: 1 },
