@@ -255,9 +255,10 @@ def matches(rules: Sequence[GroupRule], shapes: Mapping[str, int]) -> tuple[dict
 
 def _without_match(pattern: str, rule: GroupRule, names: Iterable[str]) -> str:
     known = list(names)
-    modules = {name.rpartition(".")[0] for name in known}
+    parts = [name.split(".") for name in known]
+    modules = dict.fromkeys(".".join(each[:length]) for each in parts for length in range(1, len(each)))
     first = enumeration(known[: min(3, MOST_LISTED)]) if known else "none"
-    remedy = did_you_mean(pattern, [*known, *filter(None, modules)], f"the model's first parameters are {first}.")
+    remedy = did_you_mean(pattern, [*known, *modules], f"the model's first parameters are {first}.")
     return f"The pattern {pattern!r} in params of the rule {rule.name!r} matches no parameter of the model; {remedy}"
 
 

@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from hashlib import blake2b
 from typing import Any
 
 from attrs import evolve
@@ -175,7 +176,7 @@ class RunSetup:
         framework = parts.adapters.framework
         buckets, packing = framework.buckets(self._run.batches), framework.packing(self._run.batches)
         saved_as = self._weights.saved_as(parts.args)
-        groups = zip(optimizer.param_groups, framework.group_sizes(parts), strict=True)
+        groups = zip(optimizer.param_groups, framework.group_sizes(parts), self._digests(), strict=True)
         return {
             "model": framework.own_class(parts.unwrapped_model).__qualname__,
             "precision": parts.adapters.precision.name,
@@ -192,10 +193,21 @@ class RunSetup:
             "optimizer": {
                 "class": type(optimizer).__qualname__,
                 "by_arguments": parts.makes_optimizer or optimizer is parts.standard_optimizer,
-                "groups": [_options(group, size) for group, size in groups],
+                "groups": [_options(group, size, digest) for group, size, digest in groups],
                 "without_decay": framework.names_without_decay(parts),
             },
         }
+
+    def _digests(self) -> list[str | None]:
+        """Return a digest of the names of the parameters in each group that rules made; None for others."""
+        parts = self._parts
+        if not parts.args.param_groups:
+            return [None] * len(parts.optimizer.param_groups)
+        names = {id(each): name for name, each in parts.adapters.framework.named_parameters(parts.unwrapped_model)}
+        return [
+            blake2b("\n".join(sorted(names.get(id(each), "") for each in group["params"])).encode()).hexdigest()[:16]
+            for group in parts.optimizer.param_groups
+        ]
 
     def _named_differences(self, saved: Mapping[str, Any], state: RunState) -> Iterator[tuple[str, str]]:
         """Yield the name under which a difference can be accepted, and its description."""
@@ -236,7 +248,7 @@ class RunSetup:
         live_groups = self._parts.optimizer.param_groups[: len(groups)]  # without those that joined later
         for live, before, own in zip(live_groups, groups, now["groups"], strict=True):
             for name, value in own.items():
-                if name != "parameters" and before.get(name) != value:
+                if name not in ("parameters", NAMES) and before.get(name) != value:
                     live[name] = type(live[name])(value) if isinstance(live.get(name), tuple) else value
 
     def _moves(self, name: str) -> bool:
@@ -305,14 +317,21 @@ class RunSetup:
             framework.stretch(run.scheduler, args, total, self._parts.optimizer)
 
 
-def _options(group: Mapping[str, Any], size: int) -> dict[str, Any]:
-    """Return the options of a group that a resumed run must share, as JSON, and its number of parameters."""
+NAMES = "names_digest"
+"""The entry of a group that stands for the names of its parameters."""
+
+
+def _options(group: Mapping[str, Any], size: int, digest: str | None) -> dict[str, Any]:
+    """Return the options of a group that a resumed run must share, as JSON, and its number of parameters.
+
+    digest: of the names of its parameters; None if their number is all that is compared.
+    """
     options = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in group.items()
         if name not in MAY_CHANGE and _is_plain(value)
     }
-    return {**options, "parameters": size}
+    return {**options, "parameters": size, **({} if digest is None else {NAMES: digest})}
 
 
 def _is_plain(value: Any) -> bool:
@@ -399,7 +418,9 @@ def _sizes(optimizer: Mapping[str, Any]) -> list[int]:
 
 def _differing(then: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
-        f"{name} of group {number} was {before.get(name, 'not set')} and is {after.get(name, 'not set')}"
+        f"group {number} has other parameters"
+        if name == NAMES
+        else f"{name} of group {number} was {before.get(name, 'not set')} and is {after.get(name, 'not set')}"
         for number, (before, after) in enumerate(zip(then, now, strict=True))
         for name in sorted(before.keys() | after.keys())
         if before.get(name) != after.get(name)

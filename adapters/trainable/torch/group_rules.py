@@ -149,7 +149,10 @@ class RuledGroups:
             return
         try:
             read = option_like(value, having[0][key])
-            if key in inspect.signature(optimizer_class).parameters:
+            parameter = inspect.signature(optimizer_class).parameters.get(key)
+            if parameter is not None:
+                if parameter.annotation in ("int", int) and read != int(read):
+                    raise RefusalError("it takes a whole number", "give one")
                 _probe(optimizer_class, {**options, key: read})
         except RefusalError as refusal:
             yield f"You chose {key}={shown(value)} in the rule {rule.name!r} of param_groups, but {refusal}."
@@ -307,11 +310,8 @@ def option_like(value: Any, default: Any) -> Any:
         number = number_in(value)
         if number is None:
             raise RefusalError("it takes a number", "give one")
-        if isinstance(default, int):
-            if number != int(number):
-                raise RefusalError("it takes a whole number", "give one")
-            return int(number)
-        return number
+        is_whole = isinstance(default, int) and number == int(number)
+        return int(number) if is_whole and not isinstance(value, float) else number
     if isinstance(default, tuple | list):
         if not isinstance(value, tuple | list) or len(value) != len(default):
             raise RefusalError(f"it takes a list of {len(default)} items", "give one")
