@@ -171,9 +171,10 @@ class CheckpointedAverages:
         policy = self._policy
         if accepts(policy.state, "layout"):
             exported = policy.state(self._parts, self._layout)
-            averaged = AveragedModel(self.averages, model, exported, self._layout, policy.has_adapters)
+            are_adapters = bool(policy.saved_as(self._parts.args))
+            averaged = AveragedModel(self.averages, model, exported, self._layout, copies=are_adapters)
         else:
-            averaged = AveragedModel(self.averages, model, model, self._layout, computes=True, copies=True)
+            averaged = AveragedModel(self.averages, model, model, self._layout, copies=True)
         if not self.beside:
             return {"averages": self.averages, "model": averaged}
         best = best_metric_named(self._parts.args)
@@ -190,28 +191,27 @@ class AveragedModel:
     """Implements the ExportableModel port for a model whose checkpoints hold averages.
 
     plain: exports and loads the model as it is. averaged: the same with the averages, by `layout`.
-    computes: whether tensors are computed from the model when it is exported, as those of prompt encoders are.
-    copies: whether `averaged` exports the model itself, whose averages are then copied: for a policy without layouts.
+    copies: whether what is exported is copied while the model has the averages: tensors of adapters may be computed
+    from the model, as those of prompt encoders are, and a policy may not know of layouts.
     """
 
     averages: AveragedWeights
     plain: ExportableModel
     averaged: ExportableModel
     layout: AveragedLayout
-    computes: bool = False
     copies: bool = False
 
     def export(self) -> Iterator[Part]:
         """Export the averages in place of the weights that are trained."""
         self.layout.use(self.averages.exported())
-        if self.computes:
+        if self.copies:
             self.averages.show()
         try:
             found = list(self.averaged.export())
             if self.copies:
                 found = [_copied(part) for part in found]
         finally:
-            if self.computes:
+            if self.copies:
                 self.averages.hide()
             self.layout.use({})
         yield from found
