@@ -93,7 +93,7 @@ FEATURES: Mapping[str, Chosen] = {
 }
 
 WORDS = {
-    "args": SimpleNamespace(local_rank="*n*", past_index="*n*", torch_compile_mode="*mode*"),
+    "args": SimpleNamespace(local_rank="*n*", past_index="*n*", torch_compile_mode="*mode*", ema_decay="*decay*"),
     "device": SimpleNamespace(kind="*device*"),
     "parallelism": SimpleNamespace(name="*engine*"),
     "precision": "*format*",
