@@ -93,7 +93,9 @@ FEATURES: Mapping[str, Chosen] = {
 }
 
 WORDS = {
-    "args": SimpleNamespace(local_rank="*n*", past_index="*n*", torch_compile_mode="*mode*", ema_decay="*decay*"),
+    "args": SimpleNamespace(
+        local_rank="*n*", past_index="*n*", torch_compile_mode="*mode*", ema_decay="*decay*", max_grad_norm="*norm*"
+    ),
     "device": SimpleNamespace(kind="*device*"),
     "parallelism": SimpleNamespace(name="*engine*"),
     "precision": "*format*",
