@@ -117,11 +117,11 @@ def stepped_by_hand(name: str) -> dict[str, Any]:
     for step in range(STEPS):
         batch = [data[(step * BATCH + number) % len(data)] for number in range(BATCH)]
         for group in optimizer.param_groups:
-            rate = GIVEN["learning_rate"] * (1 if is_constant else 1 - step / STEPS)
+            factor = 1 if is_constant else 1 - step / STEPS
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
+                group["lr"].fill_(torch.tensor(GIVEN["learning_rate"]) * factor)
             else:
-                group["lr"] = rate
+                group["lr"] = GIVEN["learning_rate"] * factor
         loss = model(*(torch.stack([row[key] for row in batch]) for key in ("tokens", "labels")))["loss"]
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
