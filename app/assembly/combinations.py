@@ -355,7 +355,7 @@ REFUSALS = (
     Refusal(
         lambda setting: _clips_layerwise(setting) and setting.args.use_liger_kernel,
         CLIPPED_LAYERWISE + " and use_liger_kernel=True",
-        "the norm of all gradients takes a second backward pass, and liger-kernel's loss changes what its first one used",
+        "the norm of all gradients takes a second backward pass, and liger-kernel's loss allows only one",
         "set max_grad_norm=0, or leave use_liger_kernel out",
     ),
     Refusal(

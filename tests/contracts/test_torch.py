@@ -34,9 +34,9 @@ from hexloop.adapters.scheduler.torch.run_schedules import (
     lambda_of,
 )
 from hexloop.adapters.scheduler.torch.user_scheduler import TorchScheduler
+from hexloop.adapters.trainable.torch.layerwise import LayerwiseProcess
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
-from hexloop.adapters.trainable.torch.layerwise import LayerwiseProcess
 from hexloop.adapters.trainable.torch.trainable import ModelLoss, TorchTrainable
 from hexloop.app.testing.contracts.data import BatchesContract, EvaluatorContract
 from hexloop.app.testing.contracts.devices import DeviceContract, PrecisionContract

@@ -97,10 +97,10 @@ def test_they_equal_the_optimizer_that_steps_at_the_end(
 ) -> None:
     """Losses, gradient norms, rates and weights, with accumulation and clipping."""
     common = {"gradient_accumulation_steps": accumulation, "max_grad_norm": max_norm}
-    whole, layerwise = (
-        trained(tmp_path / str(number), **given, **common) for number, given in enumerate(PAIRS[pair])
+    whole, layerwise = (trained(tmp_path / str(number), **given, **common) for number, given in enumerate(PAIRS[pair]))
+    assert min(loss for loss, *_ in logged(whole)[5:]) < logged(whole)[0][0], (
+        "it learned nothing, so nothing was compared"
     )
-    assert min(loss for loss, *_ in logged(whole)[5:]) < logged(whole)[0][0], "it learned nothing, so nothing was compared"
     assert_alike(layerwise, whole)
     if max_norm:
         assert max(norm for _, norm, _ in logged(whole)) > max_norm, "nothing was clipped"
@@ -175,10 +175,10 @@ def test_losses_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     }
     losses = []
     for library in (hexloop, transformers):
-        args = library.TrainingArguments(output_dir=str(tmp_path / library.__name__), **given)  # type: ignore[attr-defined]
+        args = library.TrainingArguments(output_dir=str(tmp_path / library.__name__), **given)
         model = Words()
         model.frozen.requires_grad_(True)  # transformers numbers frozen parameters, too, by which APOLLO projects
-        trainer = library.Trainer(model=model, args=args, train_dataset=rows())  # type: ignore[attr-defined]
+        trainer = library.Trainer(model=model, args=args, train_dataset=rows())
         trainer.remove_callback(getattr(library, "PrinterCallback", object))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -243,8 +243,8 @@ def test_clipping_is_announced(tmp_path: Path, caplog: pytest.LogCaptureFixture)
         trained(tmp_path / "b", optim="lomo", max_steps=1, max_grad_norm=1.0, gradient_accumulation_steps=2)
         trained(tmp_path / "c", optim="lomo", max_steps=1)
     assert [each for each in caplog.messages if "twice" in each] == [
-        "Layer-wise steps with max_grad_norm=1 run the backward pass twice, because the norm of all gradients has to be "
-        "known before the first update. Set max_grad_norm=0 to run it once, without clipping."
+        "Layer-wise steps with max_grad_norm=1 run the backward pass twice, because the norm of all gradients has to "
+        "be known before the first update. Set max_grad_norm=0 to run it once, without clipping."
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,11 +11,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hexloop import ConfigurationError, Trainer
+from hexloop import ConfigurationError
 from hexloop.adapters.engines.ddp.layerwise import LayerwiseDdp
 from hexloop.adapters.trainable.torch.trainable import ModelLoss, TorchTrainable
 from tests.engines.processes import in_processes
-from tests.engines.several.training import Reader, Trained, Training, distance, fresh, run
+from tests.engines.several.training import Trained, Training, distance, fresh, run
 
 TARGETS = {"optim_target_modules": ["layers", "out"], "optim_args": "rank=4, update_proj_gap=3"}
 
@@ -63,7 +63,7 @@ class Branching(nn.Module):
         torch.manual_seed(1)
         self.branches = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
         self.out = nn.Linear(3, 1)
-        self.register_buffer("shift", torch.zeros(3))
+        self.shift = nn.Buffer(torch.zeros(3))
 
     def forward(self, x: Tensor, branch: int) -> dict[str, Tensor]:
         """Return the loss."""
@@ -92,10 +92,12 @@ def steps_of(parallelism: Any, batches: list[list[dict[str, Any]]], max_norm: fl
 def windows_of(rank: int) -> list[list[dict[str, Any]]]:
     draw = torch.Generator().manual_seed(rank)
     return [
-        [{"x": torch.randn(4, 3, generator=draw), "branch": (rank + number) % 2 if length > 1 else rank} for number in range(length)]
+        [
+            {"x": torch.randn(4, 3, generator=draw), "branch": (rank + number) % 2 if length > 1 else rank}
+            for number in range(length)
+        ]
         for length in (2, 1, 1)
     ]
-
 
 
 @pytest.mark.parametrize("max_norm", [0.0, 0.05])
@@ -117,9 +119,9 @@ def test_parameters_that_some_processes_do_not_use(max_norm: float) -> None:
             nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         optimizer.step()
         optimizer.zero_grad()
-    for (name, each), found in zip(model.named_parameters(), first, strict=True):  # type: ignore[arg-type]
-        assert torch.allclose(each, torch.tensor(found), rtol=0, atol=1e-6), name
-    assert first[4] == Branching().branches[2].weight.tolist()  # type: ignore[index]
+    for (name, parameter), found in zip(model.named_parameters(), cast("list[Any]", first), strict=True):
+        assert torch.allclose(parameter, torch.tensor(found), rtol=0, atol=1e-6), name
+    assert cast("list[Any]", first)[4] == Branching().get_parameter("branches.2.weight").tolist()
 
 
 def _starts_alike(rank: int) -> tuple[list[Any], list[float], str]:
@@ -128,11 +130,11 @@ def _starts_alike(rank: int) -> tuple[list[Any], list[float], str]:
     model = Branching()
     with torch.no_grad():
         model.out.weight.fill_(rank + 1.0)
-    model.shift.fill_(rank + 1.0)  # type: ignore[operator]
+    model.shift.fill_(rank + 1.0)
     parallelism = LayerwiseDdp()
     parallelism.prepare(model, lambda model: torch.optim.SGD(model.parameters(), lr=0.1))
     tensors = [each.tolist() for each in (*model.parameters(), *model.buffers())]
-    model.shift.fill_(rank + 5.0)  # type: ignore[operator]
+    model.shift.fill_(rank + 5.0)
     parallelism.synchronise(True)
     try:
         LayerwiseDdp().prepare(DistributedDataParallel(Branching()), lambda model: None)
@@ -140,7 +142,7 @@ def _starts_alike(rank: int) -> tuple[list[Any], list[float], str]:
     except ConfigurationError as error:
         message = str(error)
     dist.barrier()
-    return tensors, model.shift.tolist(), message  # type: ignore[operator,return-value]
+    return tensors, model.shift.tolist(), message
 
 
 def test_processes_start_alike() -> None:

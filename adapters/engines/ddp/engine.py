@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from attrs import asdict, field, frozen
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from hexloop.adapters.engines.arguments import EngineArguments
-from hexloop.adapters.trainable.torch.names import wrapped_as
+from hexloop.adapters.trainable.torch.names import wrapper_in
 from hexloop.ports.device import Device
 from hexloop.ports.engine import Engine
 from hexloop.ports.parallelism import Parallelism, ParallelismCapabilities
@@ -95,16 +95,6 @@ class Ddp:
         """Return the wrapped module, also that of the user's own wrapper."""
         own = wrapper_in(model)
         return model if own is None else own.module
-
-
-def wrapper_in(model: Any) -> DistributedDataParallel | None:
-    """Return the DistributedDataParallel that the user has wrapped the model in, before or after compiling it."""
-    while isinstance(model, nn.Module) and not isinstance(model, DistributedDataParallel):
-        name = wrapped_as(model)
-        if name is None:
-            return None
-        model = model._modules[name]
-    return model if isinstance(model, DistributedDataParallel) else None
 
 
 def recomputes(model: Any) -> bool:

@@ -16,13 +16,13 @@ from attrs import define, field
 from torch import Tensor
 from torch.nn import Parameter
 
-from hexloop.adapters.engines.ddp.engine import wrapper_in
 from hexloop.adapters.trainable.torch.layerwise import LayerwiseProcess, Reduction, parameters_and_buffers
+from hexloop.adapters.trainable.torch.names import wrapper_in
 from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.ports.parallelism import ParallelismCapabilities
 
 IN_FLIGHT = 25 * 2**20
-"""Bytes of gradients that may be on their way at the same time, besides the newest one; torch's buckets are as large."""
+"""Bytes of gradients that may be on their way at the same time, besides the newest; torch's buckets are as large."""
 
 
 class SumOverRanks:
@@ -137,7 +137,7 @@ class SumOverRanks:
 
 @define(eq=False)
 class LayerwiseDdp(LayerwiseProcess):
-    """Parallelism adapter for the ranks of torch.distributed's default group, whose optimizers step in the backward pass.
+    """Parallelism adapter for the ranks of torch.distributed's default group, whose optimizers step in backward passes.
 
     Each rank computes its share of the window's loss; the gradients of the shares are summed.
     broadcasts: the buffers of rank 0 are those of every rank in each forward pass, as in torch's wrapper.

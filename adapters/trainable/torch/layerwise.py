@@ -141,7 +141,8 @@ class LayerwiseSteps:
         self._reduction.finish()  # no-op, unless a function of the user's called `loss.backward()`
         if self._mode is _Mode.KEPT:
             kept = [each for each in self._watched if each.grad is not None]
-            self._norms = {id(each): norm_of(each.grad) for each in kept if id(each) in self._measured}
+            gradients = {id(each): each.grad for each in kept if id(each) in self._measured}
+            self._norms = {number: norm_of(each) for number, each in gradients.items() if each is not None}
             self._is_measured, self._factor, self._mode = True, self._clip_factor(), _Mode.TAKEN
             for parameter in kept:
                 self._take(parameter)
@@ -203,7 +204,7 @@ class LayerwiseSteps:
         parameter.grad = None
 
     def _total_norm(self) -> Tensor | None:
-        """Return the norm of all gradients. The order of the sum is that of the parameters, the same in all processes."""
+        """Return the norm of all gradients. The order of the sum is the same in all processes."""
         return total_norm([norm for each in self._watched if (norm := self._norms.get(id(each))) is not None])
 
     def _clip_factor(self) -> Tensor | None:
@@ -215,7 +216,8 @@ def norm_of(gradient: Tensor) -> Tensor:
     """Return the Euclidean norm of a gradient, dense or sparse."""
     if gradient.is_sparse:
         gradient = gradient.coalesce().values()
-    return torch.linalg.vector_norm(gradient)
+    norm: Tensor = torch.linalg.vector_norm(gradient)
+    return norm
 
 
 def total_norm(norms: Sequence[Tensor]) -> Tensor | None:
@@ -225,7 +227,8 @@ def total_norm(norms: Sequence[Tensor]) -> Tensor | None:
     device, dtype = norms[0].device, norms[0].dtype
     for each in norms:
         dtype = torch.promote_types(dtype, each.dtype)
-    return torch.linalg.vector_norm(torch.stack([each.to(device, dtype) for each in norms]))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack([each.to(device, dtype) for each in norms]))
+    return norm
 
 
 # The step of one parameter
@@ -371,7 +374,7 @@ class LayerwiseProcess:
         steps = LayerwiseSteps(trainable.model, trainable.optimizer, max_norm, self._reduction())
         self._steps = steps
         trainable.optimizer = steps  # type: ignore[assignment]  # a learner only calls its `step`
-        trainable.clip = steps.clip  # type: ignore[method-assign]
+        trainable.clip = steps.clip  # type: ignore[assignment]  # None without any gradient
 
         def detach() -> None:
             steps.close()

@@ -41,6 +41,16 @@ def unwrapped(model: Any) -> Any:
     return model
 
 
+def wrapper_in(model: Any) -> DistributedDataParallel | None:
+    """Return the DistributedDataParallel that the user has wrapped the model in, before or after compiling it."""
+    while isinstance(model, nn.Module) and not isinstance(model, DistributedDataParallel):
+        name = wrapped_as(model)
+        if name is None:
+            return None
+        model = model._modules[name]
+    return model if isinstance(model, DistributedDataParallel) else None
+
+
 def is_compiled(model: nn.Module) -> bool:
     """Return whether the model or a module in it was compiled, by `torch.compile` or in place."""
     return any(COMPILED in each._modules or each._compiled_call_impl is not None for each in model.modules())

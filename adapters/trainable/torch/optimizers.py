@@ -70,7 +70,7 @@ class Row:
     target: its class, or a factory (see `build_optimizer`), or where it is, as "package.module:name", which is imported
     only if it is chosen.
     options: its keyword arguments besides the learning rate. further: options of `optim_args`, with their defaults,
-    that its class does not take by itself.
+    that its class does not take by itself. of_targets: options of the groups with the weights of target modules.
     package: the distribution that contains it. extra: the extra of hexloop that installs the package.
     refused: why hexloop does not make it at all, and what to do instead.
     only_on: the device types that it runs on; any if empty. because: why it does not run on others.
@@ -86,6 +86,7 @@ class Row:
     target: str | type[Any] = ""
     options: Options = nothing
     further: Mapping[str, Any] = MappingProxyType({})
+    of_targets: Options = nothing
     package: str = "torch"
     extra: str = ""
     refused: tuple[str, str] | None = None
@@ -123,10 +124,13 @@ class Row:
         """Return options with the parameter groups of the model, in which the projection's settings are."""
         settings = {name: options[name] for name in self.further}
         refuse_settings(settings, spec.name)
+        of_targets = {name: options.get(name, value) for name, value in self.of_targets(spec).items()}
         if spec.model is None:
             raise ConfigurationError(f"optim={spec.name!r} projects weights of a model; pass the model as well.")
         decays = spec.adam_reaches_all
-        groups = ProjectedGroups(spec.model, spec.target_modules, settings, spec.weight_decay, spec.name, decays)
+        groups = ProjectedGroups(
+            spec.model, spec.target_modules, {**settings, **of_targets}, spec.weight_decay, spec.name, decays
+        )
         return {**{name: value for name, value in options.items() if name not in settings}, "params": groups}
 
     def _optimizer_class(self, name: str) -> Any:
@@ -262,7 +266,8 @@ _GALORE_ADAMW_8BIT = _galore(
 _GALORE_ADAFACTOR = _galore("GaLoreAdafactor", _adafactor)
 _APOLLO_ADAMW = Row(
     target="apollo_torch:APOLLOAdamW",
-    options=adam,
+    options=_adam_if_all,
+    of_targets=adam,  # transformers passes them to these groups only
     further={
         "rank": 128,
         "proj": "random",

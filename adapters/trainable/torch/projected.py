@@ -108,11 +108,10 @@ def target_weights(model: nn.Module, targets: Any, optimizer: str) -> frozenset[
     for name, module in unwrapped(model).named_modules():
         if not (name and select.takes(name)):
             continue
-        weight = getattr(module, "weight", None)
         if isinstance(module, nn.Linear):
-            if weight.requires_grad and weight.ndim == 2:
-                found[id(weight)] = name
-        elif isinstance(weight, nn.Parameter) and not select.is_every:
+            if module.weight.requires_grad and module.weight.ndim == 2:
+                found[id(module.weight)] = name
+        elif isinstance(getattr(module, "weight", None), nn.Parameter) and not select.is_every:
             others.append(f"{name} ({type(module).__name__})")
     if others:
         logging.getLogger("hexloop").warning(

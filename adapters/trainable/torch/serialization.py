@@ -344,7 +344,9 @@ class StateDecoder:
             restored.load_state_dict(kept)
             return restored
         if hidden := [key for key in kept if not (isinstance(key, str) and key.isidentifier()) or hasattr(kind, key)]:
-            raise ValueError(f"The saved {name} has the attribute {hidden[0]!r:.80}, which would hide one of its class.")
+            raise ValueError(
+                f"The saved {name} has the attribute {hidden[0]!r:.80}, which would hide one of its class."
+            )
         restored = object.__new__(kind)
         vars(restored).update(kept)
         return restored
@@ -354,7 +356,7 @@ def memory_order(tensor: Tensor) -> list[int] | None:
     """Return the dimensions of a tensor from the slowest to the fastest in memory; None if that is their own order."""
     if tensor.ndim < 2 or tensor.is_contiguous():
         return None
-    order = sorted(range(tensor.ndim), key=lambda dimension: -tensor.stride(dimension))
+    order = sorted(range(tensor.ndim), key=tensor.stride().__getitem__, reverse=True)
     return None if order == list(range(tensor.ndim)) else order
 
 

@@ -34,7 +34,6 @@ from hexloop.domain.run import windows
 from hexloop.ports.learner import Learner, Losses, WindowValues
 from hexloop.ports.parallelism import OwnUpdate, SteppingInBackward
 
-
 LOGGER = logging.getLogger("hexloop")
 
 
@@ -162,8 +161,8 @@ def _rank_updates(parts: TrainerParts) -> RankUpdates | None:
         return None
     if capabilities.steps_in_backward:
         raise ConfigurationError(
-            "AdaLoRA cannot be trained with layer-wise steps, which free each gradient before it could read them; choose "
-            "an optimizer that steps at the end (optim_layerwise=False), or another kind of adapters."
+            "AdaLoRA cannot be trained with layer-wise steps, which free each gradient before it could read them; "
+            "choose an optimizer that steps at the end (optim_layerwise=False), or another kind of adapters."
         )
     if capabilities.owns_update or capabilities.sharded:
         raise ConfigurationError(

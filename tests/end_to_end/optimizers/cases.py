@@ -11,7 +11,7 @@ from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from hexloop.adapters.trainable.torch.optimizers import OPTIMIZERS
 
@@ -41,7 +41,9 @@ class Case:
     groups; it is stepped by a plain loop. close, close_over_ranks: how far its losses may be from these, and
     from those of two processes, relatively.
     refused: what the error says if it cannot be made on a CPU; nothing else is tried. alone: why it is not compared
-    with transformers. differs: why its losses are others there. note: more for the page.
+    with transformers. differs: why its losses are others there. reproduced: what the error says with
+    reproduce='transformers'; empty if that is done. note: more for the page.
+    stateless: whether it has no state in a checkpoint.
     """
 
     arguments: Mapping[str, Any] = MappingProxyType({})
@@ -51,7 +53,9 @@ class Case:
     refused: str = ""
     alone: str = ""
     differs: str = ""
+    reproduced: str = ""
     note: str = ""
+    stateless: bool = False
 
 
 def made(path: str, **options: Any) -> Callable[[Groups], Any]:
@@ -75,6 +79,46 @@ def schedule_free(path: str, **options: Any) -> Case:
         arguments={"lr_scheduler_type": "constant", "warmup_steps": options.get("warmup_steps", 0)},
         by_hand=made(f"schedulefree:{path}", **options),
     )
+
+
+PROJECTED: Mapping[str, Any] = {"optim_target_modules": "all-linear", "optim_args": "rank=2,update_proj_gap=7"}
+RANK: Mapping[str, Any] = {"rank": 2, "update_proj_gap": 7}
+GALORE: Mapping[str, Any] = {**RANK, "scale": 0.25, "proj_type": "std"}
+APOLLO: Mapping[str, Any] = {**RANK, "scale": 1.0, "proj_type": "std", "proj": "random", "scale_type": "channel"}
+NO_DECAY = "the weight decay does not reach it there"
+NO_ADAM = "Adam's betas and epsilon and the weight decay do not reach it there"
+UNCLIPPED = "gradients are not clipped, and the schedule has no effect there"
+IN_BACKWARD = "layer-wise steps"
+
+
+def projected(path: str, settings: Mapping[str, Any], differs: str, layerwise: bool = False, **options: Any) -> Case:
+    """Return the row of an optimizer that projects the gradients of linear layers, which follow the embedding."""
+
+    def by_hand(groups: Groups) -> Any:
+        first, *linear = groups[0]["params"]
+        every = [{**groups[0], "params": [first]}, groups[1], {**groups[0], "params": linear, **settings}]
+        return made(path, **options)(every)
+
+    return Case(
+        arguments=PROJECTED,
+        by_hand=by_hand,
+        differs=f"{differs}; {UNCLIPPED}" if layerwise else differs,
+        reproduced=IN_BACKWARD if layerwise else "",
+    )
+
+
+def galore_adamw(layerwise: bool) -> Case:
+    return projected("galore_torch:GaLoreAdamW", GALORE, NO_ADAM, layerwise, no_deprecation_warning=True, **ADAM)
+
+
+def galore_adafactor(layerwise: bool) -> Case:
+    fixed = {"scale_parameter": False, "relative_step": False}
+    return projected("galore_torch:GaLoreAdafactor", GALORE, NO_DECAY, layerwise, **fixed)
+
+
+def apollo_adamw(layerwise: bool) -> Case:
+    differs = "Adam's betas and epsilon reach only projected weights there, and the weight decay none"
+    return projected("apollo_torch:APOLLOAdamW", APOLLO, differs, layerwise, **ADAM)
 
 
 MIX = {"betas": (*BETAS, 0.9999), "eps": EPSILON, "alpha": 5.0}
@@ -152,6 +196,31 @@ CASES: Mapping[str, Case] = {
     "rmsprop_bnb": bitsandbytes("RMSprop"),
     "rmsprop_bnb_8bit": bitsandbytes("RMSprop", **EIGHT),
     "rmsprop_bnb_32bit": bitsandbytes("RMSprop"),
+    "galore_adamw": galore_adamw(layerwise=False),
+    "galore_adamw_8bit": Case(refused="it runs on cuda only"),
+    "galore_adafactor": galore_adafactor(layerwise=False),
+    "galore_adamw_layerwise": galore_adamw(layerwise=True),
+    "galore_adamw_8bit_layerwise": Case(refused="it runs on cuda only"),
+    "galore_adafactor_layerwise": evolve(
+        galore_adafactor(layerwise=True), differs="", alone="transformers gives it relative_step=True, which it refuses"
+    ),
+    "apollo_adamw": apollo_adamw(layerwise=False),
+    "apollo_adamw_layerwise": evolve(
+        apollo_adamw(layerwise=True), differs=f"{NO_DECAY}; {UNCLIPPED}; its projections have one seed"
+    ),
+    "lomo": Case(
+        by_hand=made("torch.optim:SGD"),
+        differs=f"gradients are not clipped, and {NO_DECAY}",
+        reproduced=IN_BACKWARD,
+        stateless=True,
+        note="by hand as SGD, which is the same; steps in the backward pass",
+    ),
+    "adalomo": Case(
+        by_hand=made("hexloop.adapters.trainable.torch.lomo:AdaLomo"),
+        alone="it needs a GPU there",
+        reproduced=IN_BACKWARD,
+        note="steps in the backward pass",
+    ),
     "grokadamw": Case(
         by_hand=made("grokadamw:GrokAdamW", **ADAM),
         differs="Adam's betas and epsilon do not reach it there",

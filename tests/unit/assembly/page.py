@@ -88,7 +88,8 @@ FEATURES: Mapping[str, Chosen] = {
     "Adafactor": {"optim": "adafactor"},
     "StableAdamW": {"optim": "stable_adamw"},
     "numbers of transformers": {"reproduce": "transformers"},
-    "GaLore, APOLLO, LOMO": {"optim": "galore_adamw"},
+    "GaLore, APOLLO": {"optim": "galore_adamw"},
+    "`optim_layerwise`, LOMO": {"optim": "lomo"},
     "optimizers of 4 or 8 bit": {"optim": "adamw_bnb_8bit"},
 }
 
