@@ -157,6 +157,11 @@ CASES: dict[str, Any] = {
         lambda name: {"head": True} if name[0] == "h" else {},
         sgd_for_head,
     ),
+    "optimizer of all": (
+        [{"params": "*", "optimizer": "sgd", "optim_args": "momentum=0.5"}],
+        lambda name: {},
+        lambda groups: [SGD(groups, lr=RATE, momentum=0.5)],
+    ),
     "muon": (
         [{"params": "layers", "optimizer": "muon", "optim_args": "adjust_lr_fn=original"}],
         lambda name: {"muon": True} if name[0] == "l" and name.endswith(".0.weight") else {},
@@ -229,7 +234,7 @@ def test_schedules_of_a_metric_change_each_rate(kind: str, tmp_path: Path) -> No
     """From its own base; the run resumes bitwise."""
     given = {
         "lr_scheduler_type": kind, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 4,
-        "lr_scheduler_kwargs": {"patience": 0, "factor": 0.5, "mode": "max"}, "metric_for_best_model": "loss", "greater_is_better": True,
+        "lr_scheduler_kwargs": {"patience": 0, "factor": 0.5, "mode": "max", "min_lr": 1e-6}, "metric_for_best_model": "loss", "greater_is_better": True,
     }  # fmt: skip
     rules = [{"params": "head", "learning_rate": 0.04}]
 

@@ -1,4 +1,4 @@
-"""Parameters that join or leave the optimizer during a run are refused or reported, with the way out."""
+"""Parameters that leave the optimizer, or are not the model's, are refused or reported, with the way out."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def at(event: str, change: Any) -> Any:
 
 
 def grow(optimizer: Any, **_: Any) -> None:
-    """Add a group, as programs that unfreeze layers do."""
+    """Add a group of a parameter that is not the model's."""
     optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
 
 
@@ -60,15 +60,17 @@ def test_groups_that_change_are_refused_with_the_way_out(event: str, change: Any
         assert (tmp_path / "checkpoint-1" / "manifest.json").is_file()
 
 
-def test_unfreezing_what_the_optimizer_lacks_is_reported(tmp_path: Path, caplog: Any) -> None:
+def test_unfreezing_what_an_optimizer_of_the_user_lacks_is_reported(tmp_path: Path, caplog: Any) -> None:
     """Once, with the name of the parameter; it is not trained, as in transformers."""
     model = net()
     first: Any = model.layers[0]
     first.requires_grad_(False)
     before = first.weight.detach().clone()
     callback = at("on_step_end", lambda **_: first.requires_grad_(True))
+    optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], 0.1)
+    parts = {"model": model, "callbacks": [callback], "optimizers": (optimizer, None)}
     with caplog.at_level(logging.WARNING, "hexloop"):
-        small_trainer(tmp_path, parts={"model": model, "callbacks": [callback]}, max_steps=4).train()
+        small_trainer(tmp_path, parts=parts, max_steps=4).train()
     told = [each.getMessage() for each in caplog.records if "requires_grad" in each.getMessage()]
     assert len(told) == 1
     assert "layers.0.weight and layers.0.bias" in told[0]

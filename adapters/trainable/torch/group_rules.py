@@ -204,7 +204,7 @@ class RuledGroups:
         for name, plan in self.plan(model).items():
             if named[name].requires_grad and (names is None or name in names):
                 members.setdefault(plan, []).append(named[name])
-        several = len({plan.member for plan in members}) > 1
+        several = any(rule.optimizer is not None for rule in self.rules)
         return [self._group(plan, members[plan], several) for plan in sorted(members, key=_order)]
 
     def _group(self, plan: GroupPlan, members: list[Tensor], several: bool) -> dict[str, Any]:
@@ -244,15 +244,14 @@ class RuledGroups:
         members = {}
         for name, (optimizer_class, options) in classes.items():
             own = [group for group in groups if group.get(MEMBER, name) == name]
-            if own:
-                try:
-                    members[name] = optimizer_class(own, **_without_first(options))
-                except (ValueError, TypeError) as error:
-                    raise ConfigurationError(
-                        f"{optimizer_class.__name__} refuses the groups of param_groups: {error}; change the rules, or "
-                        "choose another optimizer."
-                    ) from error
-                self.complete(model, optimizer_class, options, members[name])
+            try:  # without parameters it may get some that a callback unfreezes
+                members[name] = optimizer_class(own or [{"params": [], MEMBER: name}], **_without_first(options))
+            except (ValueError, TypeError) as error:
+                raise ConfigurationError(
+                    f"{optimizer_class.__name__} refuses the groups of param_groups: {error}; change the rules, or "
+                    "choose another optimizer."
+                ) from error
+            self.complete(model, optimizer_class, options, members[name])
         optimizer = composed(members)
         apply_factors(optimizer.param_groups)
         if len(members) == 1:

@@ -116,9 +116,9 @@ def _has_output_layer(
 
 def _as_groups(params: Iterable[Any]) -> list[dict[str, Any]]:
     given = list(params)
-    groups = given if given and isinstance(given[0], dict) else [{"params": given}]
-    if not any(group["params"] for group in groups):
+    if not given:
         raise ValueError("optimizer got an empty parameter list")
+    groups = given if isinstance(given[0], dict) else [{"params": given}]
     return [{**group, "params": list(group["params"])} for group in groups]
 
 
