@@ -218,10 +218,19 @@ REFUSALS = (
     ),
     Refusal(
         lambda setting: (
+            setting.optimizer.startswith("schedule_free")
+            and (setting.parallelism.owns_update or setting.parallelism.name in WITHOUT_AVERAGES)
+        ),
+        "the optimizer {optimizer} with the parallelism {parallelism.name}",
+        "it keeps the weights in a form of its own, in which they cannot be averaged",
+        "choose another, such as adamw_torch, or train with DDP or with FSDP version 2",
+    ),
+    Refusal(
+        lambda setting: (
             setting.args.ema_decay is not None
             and (setting.parallelism.owns_update or setting.parallelism.name in WITHOUT_AVERAGES)
         ),
-        "ema_decay={args.ema_decay} with the parallelism {parallelism.name}",
+        "a moving average of weights (ema_decay) with the parallelism {parallelism.name}",
         "it keeps the weights in a form of its own, in which they cannot be averaged",
         "leave it out, or train with DDP or with FSDP version 2",
     ),

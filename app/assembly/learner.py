@@ -142,9 +142,14 @@ EMA = "ema"
 
 @define(eq=False)
 class Averages:
-    """The averaged weights of the live or the last run of a Trainer."""
+    """The averaged weights of the live or the last run of a Trainer.
+
+    layout: the framework's layout that has them in the place of the weights, where the state of a model is made for
+    them; None otherwise.
+    """
 
     weights: AveragedWeights = NoAverages()
+    layout: Any = None
 
     @property
     def replacing(self) -> AveragedWeights | None:

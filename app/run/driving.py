@@ -264,7 +264,7 @@ def evaluation_events(
         further = yield from _evaluate_all(parts, dataset, ignore_keys, f"{prefix}_{EMA}", within_run)
     finally:
         averages.hide()
-    return None if further is None else metrics | further
+    return None if further is None else {**metrics, **further}
 
 
 def _evaluate_all(

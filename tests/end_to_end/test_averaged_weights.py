@@ -281,7 +281,7 @@ class StopInEvaluation(TrainerCallback):
 @kinds
 def test_a_save_in_the_middle_of_an_evaluation_is_of_the_trained_weights(kind: str, tmp_path: Path) -> None:
     """A run that was stopped in an evaluation continues as one that was not."""
-    given = {"eval_strategy": "steps", "eval_steps": 3, "save_strategy": "steps", "save_steps": 100}
+    given: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 3, "save_steps": 100}
     whole = trainer_of(tmp_path / "whole", kind, **given)
     whole.train()
     stopping = StopInEvaluation()
@@ -308,6 +308,7 @@ def test_a_run_that_returns_to_an_earlier_step_returns_to_its_averages(tmp_path:
     broken = rows(64)
     broken[5] = {"x": torch.full((4,), float("nan")), "labels": broken[5]["labels"]}
     trainer = train(tmp_path, broken)
+    assert trainer.state.global_step == 8
     assert all(bool(torch.isfinite(each).all()) for each in weights(trainer).values())
 
 
@@ -536,11 +537,10 @@ def test_weights_alone_can_be_resumed(tmp_path: Path) -> None:
     trainer_of(tmp_path, "moving", save_only_model=True).train()
     assert not list(tmp_path.glob("*/averages.safetensors"))
     shutil.rmtree(tmp_path / "checkpoint-12")
-    resumed, following = Following(), None
-    trainer = trainer_of(tmp_path, "moving", {"callbacks": [resumed]}, save_only_model=True)
+    following = Following()
+    trainer = trainer_of(tmp_path, "moving", {"callbacks": [following]}, save_only_model=True)
     trainer.train(resume_from_checkpoint=True)
-    assert following is None
-    assert len(resumed.trained) == 4
+    assert len(following.trained) == 4
 
 
 @pytest.fixture
@@ -587,3 +587,16 @@ def test_an_unused_average_costs_nothing(tmp_path: Path) -> None:
         if trainer._session is not None:
             assert trainer._session.learner.standard.before_clearing is None
     assert isinstance(trainer.model, Net)
+
+
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_reproduced_saves_are_of_the_last_mode(evaluates: bool, tmp_path: Path) -> None:
+    """As in transformers: averages right after an evaluation, and trained weights otherwise; both resume."""
+    evaluation = {"eval_strategy": "steps", "eval_steps": 4} if evaluates else {}
+    given: dict[str, Any] = {"reproduce": "transformers", **evaluation}
+    whole, following = followed(tmp_path / "whole", "schedule_free_adamw", **given)
+    assert same_weights(files_of(tmp_path / "whole", 8), following.trained[7]) is not evaluates
+    shutil.copytree(tmp_path / "whole/checkpoint-8", tmp_path / "part/checkpoint-8")
+    resumed = trainer_of(tmp_path / "part", "schedule_free_adamw", **given)
+    resumed.train(resume_from_checkpoint=True)
+    assert same_weights(weights(whole), weights(resumed))

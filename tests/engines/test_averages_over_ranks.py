@@ -106,7 +106,7 @@ def test_deepspeed_is_refused(tmp_path: Path) -> None:
     arguments = {"deepspeed": {"zero_optimization": {"stage": 2}}, "ema_decay": 0.9}
     training = Training(2, engine="DeepSpeedEngine", arguments=arguments)
     for error in ended(training, fresh(tmp_path / "run")):
-        assert "ema_decay=0.9 with the parallelism deepspeed" in error
+        assert "a moving average of weights (ema_decay) with the parallelism deepspeed" in error
         assert "train with DDP or with FSDP version 2" in error
 
 

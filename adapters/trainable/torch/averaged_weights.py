@@ -221,8 +221,8 @@ class SavedAverages:
         """Return what the parts hold; None if there are none. Raises ValueError if they do not fit the parameters."""
         if not parts:
             return None
-        document = next((json_value(part) for part in parts if part.name == DOCUMENT and part.dtype == JSON), None)
-        if not _is_valid(document):
+        document: Any = next((json_value(part) for part in parts if part.name == DOCUMENT and part.dtype == JSON), None)
+        if document is None or not _is_valid(document):
             raise ValueError(f"the saved averages have no valid document {DOCUMENT!r}")
         tensors = {part.name: part for part in parts if part.dtype != JSON}
         training, precise = (

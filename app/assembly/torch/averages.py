@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from hexloop.adapters.contents.checkpoint import EMA
 from hexloop.adapters.trainable.torch.averaged_weights import AveragedLayout, AveragedWeights, averaged_parameters
@@ -20,11 +20,10 @@ from hexloop.adapters.trainable.torch.optimizer_modes import (
 from hexloop.app.arguments.averages import BESIDE
 from hexloop.app.assembly.combinations import WITHOUT_AVERAGES
 from hexloop.app.assembly.learner import AveragedWeights as Port
-from hexloop.app.assembly.learner import NoAverages
+from hexloop.app.assembly.learner import Averages, NoAverages
 from hexloop.app.assembly.parts import TrainerParts
-from hexloop.app.assembly.torch.saved_weights import SavedWeights, saved_weights
+from hexloop.app.assembly.torch.saved_weights import AdaptersAlone, SavedWeights, saved_weights
 from hexloop.app.assembly.torch.state import layout_of
-from hexloop.app.calling import accepts
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.evaluation import best_metric_named
 from hexloop.domain.triggers import whole_steps
@@ -52,7 +51,7 @@ def averages_of(parts: TrainerParts, total_steps: int) -> Port:
         by_optimizer = OptimizerModes(model, optimizer, parameters, layout)
         return CheckpointedAverages(by_optimizer, policy, parts, before_forward=optimizer.train)
     first, beside = whole_steps(args.ema_start_step, total_steps), args.ema_weights == BESIDE
-    averages = MovingAverages(model, parameters, args.ema_decay, first, args.ema_update_every, beside, layout)
+    averages = MovingAverages(model, parameters, args.ema_decay or 0.0, first, args.ema_update_every, beside, layout)
     return CheckpointedAverages(averages, policy, parts, after_step=averages.update)
 
 
@@ -90,11 +89,16 @@ def _refuse(parts: TrainerParts, optimizer: Any, switches: bool, moving: bool) -
                 "ema_weights='beside' cannot be used with adapters of PEFT, whose files are in folders of the "
                 "adapters' names; set ema_weights='instead', or save_full_model=True."
             )
-        if not accepts(policy.state, "layout"):
+        if not _takes_layouts(policy):
             raise ConfigurationError(
-                f"ema_weights='beside' cannot be used with the policy {type(policy).__name__}, whose `state` does not "
-                "take a layout that has averages in place of weights; let it take one, or set ema_weights='instead'."
+                f"ema_weights='beside' cannot be used with the policy {type(policy).__name__}, which exports the "
+                "weights of the model in its own way; set ema_weights='instead'."
             )
+
+
+def _takes_layouts(policy: SavedWeights) -> bool:
+    """Return whether what a policy exports is that of a layout, and not of the model itself."""
+    return type(policy).state in (SavedWeights.state, AdaptersAlone.state)
 
 
 @frozen(eq=False)
@@ -168,13 +172,9 @@ class CheckpointedAverages:
 
     def components(self, model: ExportableModel) -> Mapping[str, Exportable]:
         """Return the averages, and what a checkpoint holds of the model instead of the weights that are trained."""
-        policy = self._policy
-        if accepts(policy.state, "layout"):
-            exported = policy.state(self._parts, self._layout)
-            are_adapters = bool(policy.saved_as(self._parts.args))
-            averaged = AveragedModel(self.averages, model, exported, self._layout, copies=are_adapters)
-        else:
-            averaged = AveragedModel(self.averages, model, model, self._layout, copies=True)
+        parts = evolve(self._parts, averages=Averages(layout=self._layout))
+        copies = not _takes_layouts(self._policy) or bool(self._policy.saved_as(parts.args))
+        averaged = AveragedModel(self.averages, model, self._policy.state(parts), self._layout, copies)
         if not self.beside:
             return {"averages": self.averages, "model": averaged}
         best = best_metric_named(self._parts.args)

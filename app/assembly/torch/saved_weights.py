@@ -21,7 +21,6 @@ from hexloop.adapters.contents import adapter_files
 from hexloop.adapters.contents.adapter_files import is_adapter_file
 from hexloop.adapters.contents.safetensors_files import is_weights
 from hexloop.adapters.trainable.torch.adapter_state import AdapterState
-from hexloop.adapters.trainable.torch.layouts import TorchLayout
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.peft_configurations import configuration
 from hexloop.adapters.trainable.torch.peft_tensors import base_names, has_peft_adapters
@@ -88,12 +87,9 @@ class SavedWeights:
         """Return whether one process writes what is saved of the model, even if the model is sharded."""
         return False
 
-    def state(self, parts: TrainerParts, layout: TorchLayout | None = None) -> ExportableModel:
-        """Return what a checkpoint of a run holds of the prepared model, and loads into it.
-
-        layout: what stands in the place of the model's tensors; they themselves if None.
-        """
-        return model_state(parts, layout=layout)
+    def state(self, parts: TrainerParts) -> ExportableModel:
+        """Return what a checkpoint of a run holds of the prepared model, and loads into it."""
+        return model_state(parts)
 
     def own_state(self) -> OwnModelState:
         """Return the same of a model outside of a run."""
@@ -213,9 +209,9 @@ class AdaptersAlone(AdaptersBeside):
         """Return True for adapters: PEFT reads one file for each."""
         return not args.save_full_model
 
-    def state(self, parts: TrainerParts, layout: TorchLayout | None = None) -> AdapterState:
+    def state(self, parts: TrainerParts) -> AdapterState:
         """Return what a checkpoint holds; a whole model and the adapters alone are both loaded."""
-        make = partial(model_state, parts, layout=layout)
+        make = partial(model_state, parts)
         return AdapterState(self.model, self._paths, make, layout_of(parts), full=parts.args.save_full_model)
 
     def own_state(self) -> AdapterState:

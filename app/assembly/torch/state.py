@@ -42,17 +42,15 @@ def snapshots(parts: TrainerParts) -> TorchSnapshots:
 # Model and optimizer
 
 
-def model_state(
-    parts: TrainerParts, kept: Callable[[str], bool] | None = None, layout: TorchLayout | None = None
-) -> ExportableModel:
+def model_state(parts: TrainerParts, kept: Callable[[str], bool] | None = None) -> ExportableModel:
     """Return what exports and loads the weights, or those for whose names `kept` returns True.
 
-    layout: how they are distributed, and what stands in their place; that of the run if None.
+    They are what the layout of `parts.averages` has in their place, if there is one.
     """
     count = writers(parts)
     if engine := own_state(parts):
         return engine.model_state(parts.model_wrapped, count, kept)
-    return ModelState(parts.unwrapped_model, layout or layout_of(parts), count, kept)
+    return ModelState(parts.unwrapped_model, parts.averages.layout or layout_of(parts), count, kept)
 
 
 def optimizer_state(parts: TrainerParts) -> Exportable:

@@ -87,6 +87,8 @@ FEATURES: Mapping[str, Chosen] = {
     "AdamW, SGD and the like": {"optim": "adamw_torch"},
     "Adafactor": {"optim": "adafactor"},
     "StableAdamW": {"optim": "stable_adamw"},
+    "schedule-free optimizers": {"optim": "schedule_free_adamw"},
+    "`ema_decay`": {"ema_decay": 0.9},
     "numbers of transformers": {"reproduce": "transformers"},
     "GaLore, APOLLO": {"optim": "galore_adamw"},
     "`optim_layerwise`, LOMO": {"optim": "lomo"},

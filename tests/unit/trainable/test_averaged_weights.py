@@ -288,12 +288,16 @@ def test_which_optimizers_have_modes(name: str, switches: bool) -> None:
 # What is saved
 
 
+def viewed(data: bytearray) -> memoryview:
+    return memoryview(data)
+
+
 def read(parts: Any) -> list[Part]:
     """Return parts as a file has them, which later changes of their source do not reach."""
     found = []
     for part in parts:
         data = bytearray(bytes(part.read()))
-        found.append(Part(part.name, part.dtype, part.shape, 0, part.length, partial(memoryview, data), fresh=True))
+        found.append(Part(part.name, part.dtype, part.shape, 0, part.length, partial(viewed, data), fresh=True))
     return found
 
 
