@@ -45,6 +45,11 @@ def run(options: Namespace) -> int:
         from hexloop.app.command_line.search.worker import serve
 
         return serve(options)
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise ConfigurationError(
+            "hexloop search trains each trial in one process, but several were launched; start it without a launcher "
+            "and with --parallel, or call Trainer.hyperparameter_search in a script that is launched."
+        )
     recipe = read_recipe(options.recipe, NEEDED, options, options.unknown, partial(_problems, options))
     section = recipe.search
     if section is None:
@@ -70,11 +75,6 @@ def _problems(options: Namespace, arguments: TrainingArguments, given: Collectio
     folder = str(arguments.output_dir)
     if "eval_dataset" not in given:
         yield "The recipe has no eval_dataset, but trials are compared by their evaluations; add one."
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        yield (
-            "hexloop search trains each trial in one process, but several were launched; start it without a launcher "
-            "and with --parallel, or call Trainer.hyperparameter_search in a script that is launched."
-        )
     if is_elsewhere(folder):
         yield (
             f"You chose output_dir={folder!r}, but the record of a search is in a folder of this machine; choose one, "
