@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from hexloop.domain.errors import RunStateError
+from typing import Any
+
+from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.domain.folders import Folder
 from hexloop.domain.search.records import read_search
 from hexloop.domain.search.selection import best_trials
+from hexloop.domain.search.space import SpaceTrial
 from hexloop.ports.collectives import Json
 
 
@@ -34,3 +37,14 @@ def best_recorded(folder: Folder) -> Json:
         "checkpoint": best[0].checkpoint,
         "several": len(record.definition.directions) > 1,
     }
+
+
+def drawn_trial(found: dict[str, Any]) -> SpaceTrial:
+    """Return a trial for `model_init`, which has what the recorded one had drawn, and draws nothing else."""
+
+    def refuse(name: str, _distribution: object) -> Any:
+        raise ConfigurationError(
+            f"model_init draws {name!r}, which the best trial has not drawn; load it with the model_init of the search."
+        )
+
+    return SpaceTrial(found["number"], refuse, found["drawn"])

@@ -194,7 +194,7 @@ class SearchRecord:
         try:
             value = read_json(line)
             kind = value.get("kind") if type(value) is dict else None
-            add = {"proposed": self._propose, "reported": self._report, "ended": self._end}.get(kind)
+            add = {"proposed": self._propose, "reported": self._report, "ended": self._end}.get(str(kind))
             if add is not None:  # lines of other kinds are those of a later version
                 add(value)
         except ValueError:
