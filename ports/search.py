@@ -35,8 +35,8 @@ class Proposal:
 
     number: int
     identifier: str
-    parameters: Mapping[str, Any]
-    trial: Any = field(default=None, eq=False)
+    parameters: Mapping[str, object]
+    trial: object = field(default=None, eq=False)
 
 
 @frozen
@@ -61,7 +61,7 @@ class PastTrial:
 
     number: int
     identifier: str
-    parameters: Mapping[str, Any]
+    parameters: Mapping[str, object]
     export: TrialExport
     reports: Mapping[int, Sequence[float]]
     state: TrialState | None
@@ -75,7 +75,7 @@ class Search(Protocol):
     """
 
     @property
-    def summary(self) -> Any:
+    def summary(self) -> object:
         """The library's own result, such as a study, which callers find in `BestRun.run_summary`; None if none."""
 
     def ask(self) -> Proposal | None:

@@ -11,6 +11,7 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.searches import ChosenBackend, choose_backend
 from hexloop.app.notices import Notices
 from hexloop.app.rules import rules_of
+from hexloop.app.search.results import default_compute_objective
 from hexloop.app.search.searching import AUTO, SearchCall
 from hexloop.app.search.trial import Aim
 from hexloop.domain.errors import ConfigurationError
@@ -28,6 +29,7 @@ def checked_call(
     *,
     has_own_optimizer: bool,
     hp_space: Any,
+    compute_objective: Any,
     n_trials: Any,
     direction: Any,
     backend: Any,
@@ -75,6 +77,10 @@ def checked_call(
         problems.append(f"You chose seed={shown(seed)}, but seeds range from 0 to 4294967295; give one.")
     if hp_name is not None and not callable(hp_name):
         problems.append(f"You chose hp_name={shown(hp_name)}, but it is a function of the trial; pass one.")
+    if compute_objective is not None and not callable(compute_objective):
+        problems.append(
+            f"You chose compute_objective={shown(compute_objective)}, but it is a function of the metrics; pass one."
+        )
     if hp_space is not None and not (callable(hp_space) or isinstance(hp_space, Mapping)):
         problems.append(
             f"You chose hp_space={shown(hp_space)}, but it is a function of the trial, or a dictionary of choices and "
@@ -96,6 +102,7 @@ def checked_call(
     return SearchCall(
         backend=chosen,
         space=space,
+        compute_objective=default_compute_objective if compute_objective is None else compute_objective,
         declared=dict(hp_space) if isinstance(hp_space, Mapping) else None,
         trials=n_trials,
         name=hp_name,

@@ -20,7 +20,7 @@ from hexloop.app.recipe import Recipe, read_recipe
 from hexloop.app.recipe.search import SearchSection
 from hexloop.app.search.results import default_compute_objective
 from hexloop.app.search.trial import Aim, LiveTrial, ObjectiveError
-from hexloop.app.trainer.search import run_trial
+from hexloop.app.trainer.trainer import run_trial
 from hexloop.domain.errors import ConfigurationError, StorageError
 from hexloop.domain.regular_files import open_lines
 from hexloop.domain.search.space import SpaceTrial
