@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from attrs import field, frozen
 
@@ -111,7 +111,7 @@ class Search(Protocol):
 # Libraries that run the trials by themselves
 
 
-Report: TypeAlias = Callable[[int, Sequence[float], Mapping[str, Any], "str | None"], bool]
+Report: TypeAlias = Callable[[int, Sequence[float], Mapping[str, object], "str | None"], bool]
 """Reports the objectives and metrics at an optimizer step, with the folder of a checkpoint at that step if there is one;
 returns whether the trial continues."""
 
@@ -146,5 +146,5 @@ class TrialListener(Protocol):
 class SearchService(Protocol):
     """A library or service that proposes parameters and runs the trials by itself, several at a time if it can."""
 
-    def run(self, train: RunTrial, listener: TrialListener) -> tuple[Proposal | None, Any]:
-        """Run all trials; return the best one, None if there is none, and the library's own result."""
+    def run(self, train: RunTrial, listener: TrialListener) -> tuple[Proposal | None, float | None, object]:
+        """Run all trials; return the best one and its objective, None if there is none, and the library's own result."""

@@ -12,9 +12,9 @@ from typing import Any
 
 from attrs import define, field
 
-from hexloop.adapters.search import SearchOptions, refuse_unknown_options
+from hexloop.adapters.search import ServiceOptions, refuse_unknown_options
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.search.space import Choices, Distribution
+from hexloop.domain.search.space import Choices, Distribution, Floats, Integers
 from hexloop.domain.wording import did_you_mean
 from hexloop.ports.search import Proposal, RunTrial, TrialListener, TrialState
 
@@ -40,13 +40,13 @@ class RayService:
 
     The options are the keywords of `tune.run`, and `ray_scope`, which chooses the reports that trials are compared by.
     Without `resources_per_trial`, a trial gets one CPU, and one GPU if there are any; without `progress_reporter`, a
-    table with the objective is printed. The space returns a dictionary of Ray's distributions. A cluster is started
-    on this machine unless `ray.init` was called. Trials are seeded by Ray: set numpy's seed for equal proposals.
+    table with the objective is printed. Without `search_alg`, proposals are drawn at random, with the seed of the search.
+    The space returns a dictionary of Ray's distributions, or of hexloop's. A cluster is started on this machine unless
+    `ray.init` was called.
 
-    evaluates: whether trials are evaluated during training. gpus: how many accelerators this machine has.
     """
 
-    def __init__(self, options: SearchOptions, evaluates: bool, gpus: int = 0) -> None:
+    def __init__(self, options: ServiceOptions) -> None:
         from ray import tune
 
         if len(options.directions) != 1:
@@ -58,16 +58,20 @@ class RayService:
         self._scope = _scope_of(given.pop(SCOPE, None) or os.environ.get(SCOPE_VARIABLE) or SCOPES[0])
         known = [name for name in inspect.signature(tune.run).parameters if name not in OWN and name[0] != "_"]
         refuse_unknown_options(given, [*known, SCOPE], "ray")
-        _refuse_blind_scheduler(given.get("scheduler"), evaluates)
+        _refuse_blind_scheduler(given.get("scheduler"), options.evaluates)
         if given.get("resources_per_trial") is None:
-            given["resources_per_trial"] = {"cpu": 1, **({"gpu": 1} if gpus else {})}
+            given["resources_per_trial"] = {"cpu": 1, **({"gpu": 1} if options.accelerators else {})}
+        if options.timeout is not None:
+            given.setdefault("time_budget_s", options.timeout)
         self._mode = options.directions[0][:3]
+        if given.get("search_alg") is None:
+            given["search_alg"] = _seeded(options.seed, given.pop("max_concurrent_trials", None))
         self._options, self._trials = given, options.trials
         self._space = options.space
         self._given_callbacks = list(given.pop("callbacks", None) or [])
 
-    def run(self, train: RunTrial, listener: TrialListener) -> tuple[Proposal | None, Any]:
-        """Run the trials; return the best one, and Ray's analysis."""
+    def run(self, train: RunTrial, listener: TrialListener) -> tuple[Proposal | None, float | None, Any]:
+        """Run the trials; return the best one, its last objective, and Ray's analysis."""
         from ray import tune
 
         options = dict(self._options)
@@ -80,7 +84,7 @@ class RayService:
         with _own_warnings_ignored():
             analysis = tune.run(
                 tune.with_parameters(_trial, train=train),
-                config=self._space(None),
+                config=distributions_of(self._space(None)),
                 num_samples=self._trials or 1,
                 raise_on_failed_trial=False,
                 callbacks=[*self._given_callbacks, observer],
@@ -88,13 +92,14 @@ class RayService:
             )
             best = analysis.get_best_trial(metric=OBJECTIVE, mode=self._mode, scope=self._scope)
         if best is None or OBJECTIVE not in (best.last_result or {}):
-            return None, analysis
-        return observer.proposal_of(best), analysis
+            return None, None, analysis
+        return observer.proposal_of(best), float(best.last_result[OBJECTIVE]), analysis
 
 
-def distributions_of(space: Mapping[str, Distribution]) -> dict[str, Any]:
-    """Return a space that is written as data as distributions of Ray."""
-    return {name: _distribution(each) for name, each in space.items()}
+def distributions_of(space: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a space with Ray's distributions in the place of hexloop's."""
+    ours = (Choices, Floats, Integers)
+    return {name: _distribution(each) if isinstance(each, ours) else each for name, each in space.items()}
 
 
 def _distribution(wanted: Distribution) -> Any:
@@ -107,6 +112,13 @@ def _distribution(wanted: Distribution) -> Any:
     if isinstance(wanted.low, int) and isinstance(wanted.high, int):
         return (tune.lograndint if wanted.log else tune.randint)(wanted.low, wanted.high + 1)
     return (tune.loguniform if wanted.log else tune.uniform)(wanted.low, wanted.high)
+
+
+def _seeded(seed: int, most: int | None) -> Any:
+    """Return Ray's searcher at random, with a seed. most: how many trials run at a time, None for any number."""
+    from ray.tune.search.basic_variant import BasicVariantGenerator
+
+    return BasicVariantGenerator(random_state=seed, max_concurrent=most or 0)
 
 
 def _scope_of(scope: Any) -> str:

@@ -161,7 +161,9 @@ def _chosen(backend: Any, n_trials: Any, timeout: Any, problems: list[str]) -> C
 def _space(hp_space: Any, chosen: ChosenBackend | None, problems: list[str]) -> Callable[[Any], Any]:
     if isinstance(hp_space, Mapping):
         try:
-            return space_function(declared(hp_space))
+            found = declared(hp_space)
+            runs = chosen is not None and chosen.service is not None
+            return (lambda _: found) if runs else space_function(found)
         except ConfigurationError as error:
             problems += error.problems
     if callable(hp_space):

@@ -20,6 +20,7 @@ from hexloop.app.search.checkpoints import TrialCheckpoints
 from hexloop.app.search.parameters import set_hyperparameters
 from hexloop.app.search.results import BestRun, default_compute_objective, hp_params
 from hexloop.app.search.searching import RunTrial, SearchCall, SearchHost, search
+from hexloop.app.search.services import search_by_service
 from hexloop.app.search.trial import LiveTrial
 from hexloop.app.trainer.attributes import TrainerAttributes
 from hexloop.domain.errors import ConfigurationError, RunStateError
@@ -50,7 +51,10 @@ class TrainerSearch(TrainerAttributes):
         self.hp_space, self.hp_name = call.space, call.name
         self.compute_objective = call.compute_objective
         try:
-            return search(self._search_host(run, release), call)
+            host = self._search_host(run, release)
+            if call.backend.service is not None:
+                return search_by_service(host, call, self, run_sent_trial)
+            return search(host, call)
         finally:
             self.hp_search_backend = None
 
@@ -174,3 +178,8 @@ def _member(backend: ChosenBackend) -> Any:
     """Return the member of transformers' enumeration for a backend; the name of another one."""
     names = {each.value: each for each in HPSearchBackend}
     return names.get(backend.name, backend.name)
+
+
+def run_sent_trial(trainer: Any, live: LiveTrial, resume_from: str | None) -> bool:
+    """Train a trial with a Trainer that was sent to this process, or made in it; see `RunTrial`."""
+    return bool(trainer._run_trial(live, resume_from))

@@ -496,8 +496,3 @@ class Trainer(
             self.accelerator = accelerator
         if kept.get("_own_gather_function") == "accelerator":
             self._own_gather_function = self.accelerator.gather
-
-
-def run_trial(trainer: Trainer, live: LiveTrial, resume_from: str | None) -> bool:
-    """Train a trial with a Trainer of its own, as a process of a search does; see `RunTrial`."""
-    return trainer._run_trial(live, resume_from)

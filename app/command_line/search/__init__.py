@@ -23,6 +23,7 @@ from hexloop.app.printing import print_lines, print_text
 from hexloop.app.recipe import Recipe, read_recipe
 from hexloop.app.recipe.search import SearchSection, space_of
 from hexloop.app.search.checkpoints import TrialCheckpoints
+from hexloop.app.search.results import default_compute_objective
 from hexloop.app.search.searching import Leader, SearchCall, SearchPlace
 from hexloop.app.search.trial import Aim
 from hexloop.domain.errors import ConfigurationError, RunStateError
@@ -95,6 +96,11 @@ def _call(section: SearchSection, options: Namespace) -> SearchCall:
     """Return what is searched. Raises ConfigurationError for a backend that cannot be used."""
     name = section.backend or ("optuna" if find_spec("optuna") is not None else "random")
     backend = choose_backend(name)
+    if backend.service is not None:
+        raise ConfigurationError(
+            f"You chose the search backend {name}, which runs trials in processes of its own; choose optuna, random or "
+            "grid with --parallel, or call Trainer.hyperparameter_search in a script."
+        )
     several = len(section.directions) > 1
     if several and not backend.several:
         raise ConfigurationError(
@@ -105,6 +111,7 @@ def _call(section: SearchSection, options: Namespace) -> SearchCall:
     return SearchCall(
         backend=backend,
         space=space_of(section.space),
+        compute_objective=default_compute_objective,  # the workers take the objective
         declared={each.name: each.as_data() for each in section.space},
         trials=options.trials or section.trials,
         name=None,
