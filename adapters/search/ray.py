@@ -16,7 +16,7 @@ from hexloop.adapters.search import ServiceOptions, refuse_unknown_options
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.search.space import Choices, Distribution, Floats, Integers
 from hexloop.domain.wording import did_you_mean
-from hexloop.ports.search import Proposal, RunTrial, TrialListener, TrialState
+from hexloop.ports.search import Proposal, RunTrial, TrialFailedError, TrialListener, TrialState
 
 OBJECTIVE = "objective"
 """The name of the objective among the metrics that trials report, as in transformers."""
@@ -30,6 +30,9 @@ SCOPE, SCOPE_VARIABLE = "ray_scope", "RAY_SCOPE"
 NEED_EVALUATIONS = ("ASHAScheduler", "AsyncHyperBandScheduler", "MedianStoppingRule", "HyperBandForBOHB",
                     "PopulationBasedTraining")  # fmt: skip
 """Schedulers that decide by evaluations during training."""
+
+LONGEST_ERROR = 4_000
+"""Bytes at the end of a traceback that are read."""
 
 OWN = ("run_or_experiment", "config", "num_samples", "raise_on_failed_trial")
 """Parameters of `tune.run` that are not options: the search sets them."""
@@ -219,7 +222,7 @@ def _observer(listener: TrialListener) -> Any:
 
 @define
 class SeenTrials:
-    """The trials that Ray has started, with the numbers that they get here, in the order of their starts."""
+    """The trials that Ray has started, with their numbers: those that Ray counts, or else in the order of their starts."""
 
     listener: TrialListener
     _proposals: dict[str, Proposal] = field(factory=dict, init=False)
@@ -232,7 +235,10 @@ class SeenTrials:
         identifier = str(trial.trial_id)
         if identifier not in self._proposals:
             parameters = {name: value for name, value in trial.config.items() if name != "wandb"}
-            self._proposals[identifier] = Proposal(len(self._proposals), identifier, parameters, trial)
+            taken = {each.number for each in self._proposals.values()}
+            number = _number_in(identifier, len(taken))  # as its process knows it
+            number = number if number not in taken else max(taken) + 1
+            self._proposals[identifier] = Proposal(number, identifier, parameters, trial)
         return self._proposals[identifier]
 
     def start(self, trial: Any) -> None:
@@ -265,12 +271,16 @@ class SeenTrials:
 
 
 def _reason_of(trial: Any) -> str:
-    """Return why a trial failed: the last line of Ray's error, which names the exception."""
-    error = trial.get_error() if callable(getattr(trial, "get_error", None)) else None
-    cause = getattr(error, "cause", None) or error
-    text = f"{type(cause).__name__}: {cause}" if cause is not None else "Ray reports no reason"
-    lines = [line for line in text.splitlines() if line.strip()]
-    return (lines[-1] if lines else text).strip()[:2_000]
+    """Return why a trial failed: the last line of what Ray wrote about it, which names the exception."""
+    try:
+        with open(trial.error_file, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(file.tell() - LONGEST_ERROR, 0))
+            lines = file.read(LONGEST_ERROR).decode(errors="replace").splitlines()
+    except (OSError, TypeError):  # there is no such file, or no path of one
+        lines = []
+    found = next((line.strip() for line in reversed(lines) if line.strip()), "Ray reports no reason")
+    return found.removeprefix(f"{TrialFailedError.__module__}.{TrialFailedError.__name__}: ")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -101,16 +102,16 @@ def test_a_search_with_several_trials_at_a_time(cluster: None, tmp_path: Path) -
     ours = trainer(tmp_path)
     rate = ours.args.learning_rate
     best = ours.hyperparameter_search(
-        lambda _: {"learning_rate": ray.tune.grid_search([1e-3, 1e-1, 1e-2]), "seed": ray.tune.grid_search([1, 13])},
+        lambda _: {"learning_rate": ray.tune.grid_search([1e-3, 1e-2]), "seed": ray.tune.grid_search([1, 13])},
         n_trials=1,
         **options(tmp_path),
     )
     assert isinstance(best, hexloop.BestRun)
     record = record_of(tmp_path)
-    assert len(record.trials) == 6
+    assert len(record.trials) == 4
     states = {(each.parameters["learning_rate"], each.parameters["seed"]): each for each in record.trials.values()}
     assert {key: each.state for key, each in states.items() if key[1] == 13} == {
-        (rate, 13): TrialState.FAILED for rate in (1e-3, 1e-1, 1e-2)
+        (each, 13): TrialState.FAILED for each in (1e-3, 1e-2)
     }
     assert all("unlucky" in str(each.reason) for key, each in states.items() if key[1] == 13)
     complete = {key[0]: each for key, each in states.items() if key[1] == 1}
@@ -155,12 +156,41 @@ def test_a_scheduler_prunes_and_seeds_repeat(cluster: None, tmp_path: Path) -> N
 
 @pytest.mark.matrix
 def test_without_evaluations_each_trial_is_evaluated_at_its_end(cluster: None, tmp_path: Path) -> None:
-    """And a trial that Ray restarts resumes from the checkpoint that Ray has."""
+    """With which it counts."""
     best = trainer(tmp_path, eval_strategy="no").hyperparameter_search(
         lambda _: {"learning_rate": ray.tune.choice([1e-3])}, n_trials=1, compute_objective=_loss, **options(tmp_path)
     )
     assert isinstance(best, hexloop.BestRun)
     assert list(record_of(tmp_path).trials[0].reports) == [12]
+
+
+class FailsOnce(hexloop.TrainerCallback):
+    """Fails after step 10, unless a file says that it has."""
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        if state.global_step == 10 and not os.path.exists(self.mark):
+            Path(self.mark).touch()
+            raise RuntimeError("once")
+
+
+@pytest.mark.matrix
+def test_a_trial_that_ray_restarts_resumes(cluster: None, tmp_path: Path) -> None:
+    """From the checkpoint that Ray has of it; nothing is trained twice but the steps since."""
+    ours = trainer(tmp_path)
+    ours.add_callback(FailsOnce(str(tmp_path / "failed")))
+    best = ours.hyperparameter_search(
+        lambda _: {"learning_rate": ray.tune.choice([1e-3])}, n_trials=1, max_failures=1, **options(tmp_path)
+    )
+    assert isinstance(best, hexloop.BestRun)
+    (trial,) = record_of(tmp_path).trials.values()
+    assert trial.state is TrialState.COMPLETE
+    assert sorted(trial.reports) == [4, 8, 12]
+    journal = (tmp_path / "search" / trial.name / ".hexloop/journal.jsonl").read_text().splitlines()
+    started = [note["step"] for note in map(json.loads, journal) if note["kind"] == "began"]
+    assert started == [0, 4]
 
 
 def _loss(metrics: dict[str, float]) -> float:
