@@ -52,7 +52,7 @@ class TrainerSearch(TrainerAttributes):
         try:
             return search(self._search_host(run, release), call)
         finally:
-            self.hp_search_backend = None
+            self.hp_search_backend, self._renews_model = None, True
 
     def _refuse_search(self) -> None:
         """Raise RunStateError if a run is live, or a search is in progress."""
