@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from hexloop.app.arguments import TrainingArguments
@@ -125,14 +123,6 @@ def _problems_of_model(model_init: Callable[..., Any] | None, has_own_optimizer:
         problems.append(
             Problem(f"hyperparameter_search is not possible without model_init: {because}.", kind=RuntimeError)
         )
-    else:
-        bound = len(model_init.args) + len(model_init.keywords) if isinstance(model_init, partial) else 0
-        function = model_init.func if isinstance(model_init, partial) else model_init
-        if len(inspect.signature(function).parameters) - bound > 1:
-            problem = (
-                "model_init takes several arguments, but it is called with the trial alone; let it take at most one."
-            )
-            problems.append(Problem(problem, kind=RuntimeError))
     if has_own_optimizer:
         problem = (
             "An optimizer or a schedule was passed or assigned to the Trainer, but it belongs to one model, and each "

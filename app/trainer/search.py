@@ -56,7 +56,7 @@ class TrainerSearch(TrainerAttributes):
                 return search_by_service(host, call, self, run_sent_trial)
             return search(host, call)
         finally:
-            self.hp_search_backend = None
+            self.hp_search_backend, self._renews_model = None, True
 
     def _refuse_search(self) -> None:
         """Raise RunStateError if a run is live, or a search is in progress."""
