@@ -112,7 +112,7 @@ class Search(Protocol):
 
 
 Report: TypeAlias = Callable[[int, Sequence[float], Mapping[str, object], "str | None"], bool]
-"""Reports the objectives and metrics at an optimizer step, with the folder of a checkpoint at that step if there is one;
+"""Reports the objectives and metrics at an optimizer step, with the folder of the newest checkpoint if that is new;
 returns whether the trial continues."""
 
 
@@ -147,4 +147,4 @@ class SearchService(Protocol):
     """A library or service that proposes parameters and runs the trials by itself, several at a time if it can."""
 
     def run(self, train: RunTrial, listener: TrialListener) -> tuple[Proposal | None, float | None, object]:
-        """Run all trials; return the best one and its objective, None if there is none, and the library's own result."""
+        """Run all trials; return the best one and its objective, if there is one, and the library's own result."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any
@@ -43,7 +43,7 @@ class RayService:
 
     The options are the keywords of `tune.run`, and `ray_scope`, which chooses the reports that trials are compared by.
     Without `resources_per_trial`, a trial gets one CPU, and one GPU if there are any; without `progress_reporter`, a
-    table with the objective is printed. Without `search_alg`, proposals are drawn at random, with the seed of the search.
+    table with the objective is printed. Without `search_alg`, proposals are drawn at random, with the search's seed.
     The space returns a dictionary of Ray's distributions, or of hexloop's. A cluster is started on this machine unless
     `ray.init` was called.
 
@@ -222,7 +222,7 @@ def _observer(listener: TrialListener) -> Any:
 
 @define
 class SeenTrials:
-    """The trials that Ray has started, with their numbers: those that Ray counts, or else in the order of their starts."""
+    """The trials that Ray has started, with their numbers: those of Ray, or else in the order of their starts."""
 
     listener: TrialListener
     _proposals: dict[str, Proposal] = field(factory=dict, init=False)
@@ -290,5 +290,3 @@ def _own_warnings_ignored() -> Iterator[None]:
         for category in (DeprecationWarning, FutureWarning, ResourceWarning, UserWarning):
             warnings.filterwarnings("ignore", category=category, module=r"ray(\.|$)")
         yield
-
-

@@ -1,4 +1,4 @@
-"""Searches by sweeps of Weights & Biases: the service proposes parameters, and an agent in this process runs the trials.
+"""Searches by sweeps of Weights & Biases: the service proposes, and an agent in this process runs the trials.
 
 Sweeps need the service; there is no such thing offline. So this follows wandb's documentation, and is tested with a
 module in its place.

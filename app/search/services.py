@@ -10,7 +10,7 @@ from typing import Any
 
 from attrs import define, evolve, field, frozen
 
-from hexloop.adapters.search import ServiceOptions
+from hexloop.app.assembly.searches import ServiceOptions
 from hexloop.app.devices import count_accelerators
 from hexloop.app.search.checkpoints import TrialCheckpoints
 from hexloop.app.search.parameters import plain_parameters
@@ -199,5 +199,7 @@ class Recorder:
         trial.reason = None if reason is None else redact(reason)
         trial.values = trial.reports[step] if state is TrialState.COMPLETE and step is not None else None
         checkpoints: TrialCheckpoints = self.place.checkpoints
-        trial.checkpoint = checkpoints.of_objective(trial.name, run_name(self.record.definition.run, trial.number), step)
+        trial.checkpoint = checkpoints.of_objective(
+            trial.name, run_name(self.record.definition.run, trial.number), step
+        )
         self._log.ended(trial, None)

@@ -100,7 +100,13 @@ def command(*arguments: str) -> list[str]:
 def run(project: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a project to its end."""
     return subprocess.run(
-        command(*arguments), cwd=project, env={**os.environ, **environment}, text=True, capture_output=True, timeout=300
+        command(*arguments),
+        check=False,
+        cwd=project,
+        env={**os.environ, **environment},
+        text=True,
+        capture_output=True,
+        timeout=300,
     )
 
 
@@ -176,7 +182,11 @@ def test_a_search_in_two_processes(project: Path, undisturbed: dict[int, Any]) -
 def test_pruning_and_a_resumed_search_of_more_trials(project: Path) -> None:
     """By optuna, whose proposals go on as if nothing had been; a finished search that is resumed only reports."""
     pytest.importorskip("optuna")
-    edit(project, "  backend: random\n", "  backend: optuna\n  pruner: {call: optuna.pruners.MedianPruner, n_startup_trials: 2}\n")
+    edit(
+        project,
+        "  backend: random\n",
+        "  backend: optuna\n  pruner: {call: optuna.pruners.MedianPruner, n_startup_trials: 2}\n",
+    )
     edit(project, "runs/search", "runs/whole")
     whole = search(project, "--trials", "8")
     assert whole.returncode == 0, whole.stderr
@@ -247,7 +257,8 @@ def test_a_signal_saves_and_stops(project: Path, undisturbed: dict[int, Any]) ->
     """The trials save a checkpoint, from which they resume. The exit code is 3, and no process is left."""
     process = subprocess.Popen(
         command("search", "recipe.yaml", "--parallel", "2"),
-        cwd=project, env={**os.environ, "STEP_SECONDS": "0.1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=project, env={**os.environ, "STEP_SECONDS": "0.1"}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     wait_for_lines(project / "runs/search/search.jsonl", 4, process)
     workers = list(workers_of(process))
@@ -279,7 +290,8 @@ def test_killed_searches_end_as_undisturbed_ones(project: Path, undisturbed: dic
         exists = (project / "runs/search/search.json").exists()
         process = subprocess.Popen(
             command("search", "recipe.yaml", "--parallel", "2", *(["--resume"] if exists else [])),
-            cwd=project, env={**os.environ, "STEP_SECONDS": "0.05"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            cwd=project, env={**os.environ, "STEP_SECONDS": "0.05"},
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         lines = project / "runs/search/search.jsonl"
         wait_for_lines(lines, 1 + (lines.read_bytes().count(b"\n") if exists else 0), process)
@@ -304,7 +316,9 @@ def test_bad_input(project: Path) -> None:
     edit(project, "eval_dataset: {call: project.points, count: 4}\n", "")
     done = search(project)
     assert done.returncode == 2
-    assert "You chose search.objektive='distance', but the section has no such key; did you mean objective?" in done.stderr
+    assert (
+        "You chose search.objektive='distance', but the section has no such key; did you mean objective?" in done.stderr
+    )
     assert "The recipe has no eval_dataset" in done.stderr
     assert not (project / "runs").exists()
 
@@ -349,8 +363,16 @@ def test_an_earlier_search_is_not_overwritten(project: Path) -> None:
 
 def test_a_check_trains_nothing(project: Path) -> None:
     """It prints what would be tried, with the first trial."""
-    edit(project, "    model.slope:", "    optim: [sgd, adamw_torch]\n    optim_args: {choices: [a], when: {optim: sgd}}\n    model.slope:")
-    edit(project, "    optim_args: {choices: [a], when: {optim: sgd}}\n", "    warmup_steps: {low: 0, high: 4, step: 2, when: {optim: sgd}}\n")
+    edit(
+        project,
+        "    model.slope:",
+        "    optim: [sgd, adamw_torch]\n    optim_args: {choices: [a], when: {optim: sgd}}\n    model.slope:",
+    )
+    edit(
+        project,
+        "    optim_args: {choices: [a], when: {optim: sgd}}\n",
+        "    warmup_steps: {low: 0, high: 4, step: 2, when: {optim: sgd}}\n",
+    )
     done = search(project, "--check", "--trials", "9")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

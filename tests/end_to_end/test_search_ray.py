@@ -1,4 +1,4 @@
-"""Searches by Ray Tune on a real cluster of this machine: schedulers, scopes, folders, failures, and what is refused."""
+"""Searches by Ray Tune on a real cluster of this machine: schedulers, scopes, failures, and what is refused."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def options(folder: Path, **more: Any) -> dict[str, Any]:
 
 
 def test_a_search_with_several_trials_at_a_time(cluster: None, tmp_path: Path) -> None:
-    """Its best run has Ray's analysis, and the parameters by name; each trial has its folder and its line of the record.
+    """Its best run has Ray's analysis, and the parameters by name; each trial has its folder, and is recorded.
 
     One that fails counts as failed; the Trainer's own arguments and model stay.
     """
@@ -210,7 +210,8 @@ def test_scopes(cluster: None, tmp_path: Path, scope: str, monkeypatch: pytest.M
         lambda _: {"learning_rate": ray.tune.grid_search([1e-3, 1e-2])}, n_trials=1, **given, **options(tmp_path)
     )
     assert isinstance(best, hexloop.BestRun)
-    chosen = best.run_summary.get_best_trial("objective", "min", scope)
+    analysis: Any = best.run_summary
+    chosen = analysis.get_best_trial("objective", "min", scope)
     assert best.run_id == chosen.trial_id
     assert best.objective == chosen.last_result["objective"]
 

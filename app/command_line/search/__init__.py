@@ -13,7 +13,7 @@ from typing import Any
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.adapters import choose_storage, system_clock
-from hexloop.app.assembly.searches import choose_backend
+from hexloop.app.assembly.searches import SearchOptions, choose_backend
 from hexloop.app.assembly.storage import as_location, is_elsewhere, joined
 from hexloop.app.command_line import ExitCode
 from hexloop.app.command_line.options import command_text, without_options
@@ -35,6 +35,8 @@ from hexloop.ports.search import TrialState
 from hexloop.ports.storage import Storage
 
 NEEDED = ("model", "train_dataset")
+
+DEFAULT_TRIALS = 20
 
 MOST_SHOWN = 8
 """How many of the best trials of several objectives are printed."""
@@ -113,7 +115,7 @@ def _call(section: SearchSection, options: Namespace) -> SearchCall:
         space=space_of(section.space),
         compute_objective=default_compute_objective,  # the workers take the objective
         declared={each.name: each.as_data() for each in section.space},
-        trials=options.trials or section.trials,
+        trials=options.trials or section.trials or DEFAULT_TRIALS,
         name=None,
         aim=Aim(tuple(section.directions), section.evaluation),
         several=several,
@@ -149,8 +151,6 @@ def _place(recipe: Recipe, options: Namespace) -> SearchPlace:
 
 def _check(section: SearchSection, call: SearchCall, place: SearchPlace) -> ExitCode:
     """Print what would be tried, after making the first trial's recipe."""
-    from hexloop.adapters.search import SearchOptions
-
     options = SearchOptions(call.space, call.aim.directions, call.trials, call.seed, call.options)
     search = call.backend.make(options)
     try:
@@ -257,5 +257,3 @@ def _described(data: Mapping[str, Any]) -> str:
         return f"{', '.join(map(str, data['choices']))}{condition}"
     step = f" in steps of {data['step']}" if data.get("step") not in (None, 1) else ""
     return f"{data['low']} to {data['high']}{step}{', logarithmic' if data.get('log') else ''}{condition}"
-
-

@@ -152,7 +152,9 @@ def _metric(metrics: Mapping[str, float], name: str) -> float:
 
 
 def _refuse_draw(name: str, distribution: object) -> Any:
-    raise ConfigurationError(f"model_init draws {name!r}, but the space of a recipe is its section search; add it there.")
+    raise ConfigurationError(
+        f"model_init draws {name!r}, but the space of a recipe is its section search; add it there."
+    )
 
 
 def _print_to(folder: str) -> None:
