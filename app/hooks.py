@@ -52,6 +52,11 @@ class Hook:
         if self.overridden:
             self.method(*args, **kwargs)
 
+    def call_if(self, needed: bool, *args: Any) -> None:
+        """Call the method if it is the user's, or else if it is `needed`."""
+        if needed or self.overridden:
+            self.method(*args)
+
 
 @frozen
 class Hooks:

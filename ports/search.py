@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from attrs import field, frozen
 
@@ -35,8 +35,8 @@ class Proposal:
 
     number: int
     identifier: str
-    parameters: Mapping[str, Any]
-    trial: Any = field(default=None, eq=False)
+    parameters: Mapping[str, object]
+    trial: object = field(default=None, eq=False)
 
 
 @frozen
@@ -61,7 +61,7 @@ class PastTrial:
 
     number: int
     identifier: str
-    parameters: Mapping[str, Any]
+    parameters: Mapping[str, object]
     export: TrialExport
     reports: Mapping[int, Sequence[float]]
     state: TrialState | None
@@ -75,7 +75,7 @@ class Search(Protocol):
     """
 
     @property
-    def summary(self) -> Any:
+    def summary(self) -> object:
         """The library's own result, such as a study, which callers find in `BestRun.run_summary`; None if none."""
 
     def ask(self) -> Proposal | None:
@@ -111,8 +111,8 @@ class Search(Protocol):
 # Libraries that run the trials by themselves
 
 
-Report: TypeAlias = Callable[[int, Sequence[float], Mapping[str, Any], "str | None"], bool]
-"""Reports the objectives and metrics at an optimizer step, with the folder of a checkpoint at that step if there is one;
+Report: TypeAlias = Callable[[int, Sequence[float], Mapping[str, object], "str | None"], bool]
+"""Reports the objectives and metrics at an optimizer step, with the folder of the newest checkpoint if that is new;
 returns whether the trial continues."""
 
 
@@ -146,5 +146,5 @@ class TrialListener(Protocol):
 class SearchService(Protocol):
     """A library or service that proposes parameters and runs the trials by itself, several at a time if it can."""
 
-    def run(self, train: RunTrial, listener: TrialListener) -> tuple[Proposal | None, Any]:
-        """Run all trials; return the best one, None if there is none, and the library's own result."""
+    def run(self, train: RunTrial, listener: TrialListener) -> tuple[Proposal | None, float | None, object]:
+        """Run all trials; return the best one and its objective, if there is one, and the library's own result."""

@@ -27,6 +27,18 @@ class SearchOptions:
     options: Mapping[str, Any] = field(factory=dict)
 
 
+@frozen
+class ServiceOptions(SearchOptions):
+    """What a search is made from whose library runs the trials.
+
+    timeout: in seconds. evaluates: whether trials are evaluated during training. accelerators: how many there are.
+    """
+
+    timeout: float | None = None
+    evaluates: bool = True
+    accelerators: int = 0
+
+
 def refuse_unknown_options(options: Mapping[str, Any], known: Sequence[str], backend: str) -> None:
     """Raise ConfigurationError, with every problem, for options that a backend does not have."""
     if problems := [

@@ -50,7 +50,8 @@ class DrawingSearch:
 
     def export_trial(self, proposal: Proposal) -> TrialExport:
         """Return what the trial has drawn."""
-        return TrialExport(proposal.trial.params, {})
+        trial: Any = proposal.trial
+        return TrialExport(trial.params, {})
 
     def load_state(self, state: Json, trials: Sequence[PastTrial]) -> Sequence[Proposal]:
         """Continue after these trials; see `Search.load_state`."""
@@ -116,13 +117,13 @@ class GridSearch(DrawingSearch):
     def load_state(self, state: Json, trials: Sequence[PastTrial]) -> Sequence[Proposal]:
         """Continue after these trials; see `Search.load_state`."""
         found = super().load_state(state, trials)
-        path = state.get("path", ()) if isinstance(state, dict) else ()
+        path: Any = state.get("path", ()) if isinstance(state, dict) else ()
         if path is not None and not (
             isinstance(path, list)
             and all(isinstance(each, list) and list(map(type, each)) == [int, int] for each in path)
         ):
             raise CheckpointError(f"The path of the grid is {path!r:.80}, which is not one of indices.")
-        self._path = path  # type: ignore[assignment]  # checked above
+        self._path = path
         return found
 
     def _proposal(self, number: int, drawn: Mapping[str, Any]) -> Proposal:

@@ -79,9 +79,10 @@ class OptunaSearch:
         """Report to the pruner; see `Search.report`. Pruners compare one objective: of several, nothing is reported."""
         if len(self._study.directions) > 1:
             return True
-        if step not in self._study._storage.get_trial(proposal.trial._trial_id).intermediate_values:
-            proposal.trial.report(values[0], step)
-        return not proposal.trial.should_prune()
+        trial: Any = proposal.trial
+        if step not in self._study._storage.get_trial(trial._trial_id).intermediate_values:
+            trial.report(values[0], step)
+        return not trial.should_prune()
 
     def tell(self, proposal: Proposal, state: TrialState, values: Sequence[float] | None = None) -> None:
         """Record how a trial ended. One that the study has finished already is left as it is."""
@@ -110,7 +111,8 @@ class OptunaSearch:
         """Return the trial's values, distributions and attributes."""
         from optuna.distributions import distribution_to_json
 
-        frozen = self._study._storage.get_trial(proposal.trial._trial_id)
+        trial: Any = proposal.trial
+        frozen = self._study._storage.get_trial(trial._trial_id)
         details = {
             "distributions": {name: distribution_to_json(each) for name, each in frozen.distributions.items()},
             "system_attrs": _json_like(frozen.system_attrs),
@@ -129,7 +131,8 @@ class OptunaSearch:
             if isinstance(state, dict):
                 self._load_generators(state.get("random"))
                 self._stopped = bool(state.get("stopped"))
-                for name, value in dict(state.get("study") or {}).items() if self._in_memory else ():
+                attributes: Any = state.get("study") or {}
+                for name, value in attributes.items() if self._in_memory else ():
                     self._study._storage.set_study_system_attr(self._study._study_id, name, value)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"The record of the search cannot be used: {error!r:.300}.") from error

@@ -5,18 +5,18 @@ from __future__ import annotations
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
 from attrs import define, field
 
-from hexloop.adapters.search import SearchOptions, refuse_unknown_options
+from hexloop.adapters.search import ServiceOptions, refuse_unknown_options
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.search.space import Choices, Distribution
+from hexloop.domain.search.space import Choices, Distribution, Floats, Integers
 from hexloop.domain.wording import did_you_mean
-from hexloop.ports.search import Proposal, RunTrial, TrialListener, TrialState
+from hexloop.ports.search import Proposal, RunTrial, TrialFailedError, TrialListener, TrialState
 
 OBJECTIVE = "objective"
 """The name of the objective among the metrics that trials report, as in transformers."""
@@ -31,6 +31,9 @@ NEED_EVALUATIONS = ("ASHAScheduler", "AsyncHyperBandScheduler", "MedianStoppingR
                     "PopulationBasedTraining")  # fmt: skip
 """Schedulers that decide by evaluations during training."""
 
+LONGEST_ERROR = 4_000
+"""Bytes at the end of a traceback that are read."""
+
 OWN = ("run_or_experiment", "config", "num_samples", "raise_on_failed_trial")
 """Parameters of `tune.run` that are not options: the search sets them."""
 
@@ -40,13 +43,13 @@ class RayService:
 
     The options are the keywords of `tune.run`, and `ray_scope`, which chooses the reports that trials are compared by.
     Without `resources_per_trial`, a trial gets one CPU, and one GPU if there are any; without `progress_reporter`, a
-    table with the objective is printed. The space returns a dictionary of Ray's distributions. A cluster is started
-    on this machine unless `ray.init` was called. Trials are seeded by Ray: set numpy's seed for equal proposals.
+    table with the objective is printed. Without `search_alg`, proposals are drawn at random, with the search's seed.
+    The space returns a dictionary of Ray's distributions, or of hexloop's. A cluster is started on this machine unless
+    `ray.init` was called.
 
-    evaluates: whether trials are evaluated during training. gpus: how many accelerators this machine has.
     """
 
-    def __init__(self, options: SearchOptions, evaluates: bool, gpus: int = 0) -> None:
+    def __init__(self, options: ServiceOptions) -> None:
         from ray import tune
 
         if len(options.directions) != 1:
@@ -58,16 +61,20 @@ class RayService:
         self._scope = _scope_of(given.pop(SCOPE, None) or os.environ.get(SCOPE_VARIABLE) or SCOPES[0])
         known = [name for name in inspect.signature(tune.run).parameters if name not in OWN and name[0] != "_"]
         refuse_unknown_options(given, [*known, SCOPE], "ray")
-        _refuse_blind_scheduler(given.get("scheduler"), evaluates)
+        _refuse_blind_scheduler(given.get("scheduler"), options.evaluates)
         if given.get("resources_per_trial") is None:
-            given["resources_per_trial"] = {"cpu": 1, **({"gpu": 1} if gpus else {})}
+            given["resources_per_trial"] = {"cpu": 1, **({"gpu": 1} if options.accelerators else {})}
+        if options.timeout is not None:
+            given.setdefault("time_budget_s", options.timeout)
         self._mode = options.directions[0][:3]
+        if given.get("search_alg") is None:
+            given["search_alg"] = _seeded(options.seed, given.pop("max_concurrent_trials", None))
         self._options, self._trials = given, options.trials
         self._space = options.space
         self._given_callbacks = list(given.pop("callbacks", None) or [])
 
-    def run(self, train: RunTrial, listener: TrialListener) -> tuple[Proposal | None, Any]:
-        """Run the trials; return the best one, and Ray's analysis."""
+    def run(self, train: RunTrial, listener: TrialListener) -> tuple[Proposal | None, float | None, Any]:
+        """Run the trials; return the best one, its last objective, and Ray's analysis."""
         from ray import tune
 
         options = dict(self._options)
@@ -80,7 +87,7 @@ class RayService:
         with _own_warnings_ignored():
             analysis = tune.run(
                 tune.with_parameters(_trial, train=train),
-                config=self._space(None),
+                config=distributions_of(self._space(None)),
                 num_samples=self._trials or 1,
                 raise_on_failed_trial=False,
                 callbacks=[*self._given_callbacks, observer],
@@ -88,13 +95,14 @@ class RayService:
             )
             best = analysis.get_best_trial(metric=OBJECTIVE, mode=self._mode, scope=self._scope)
         if best is None or OBJECTIVE not in (best.last_result or {}):
-            return None, analysis
-        return observer.proposal_of(best), analysis
+            return None, None, analysis
+        return observer.proposal_of(best), float(best.last_result[OBJECTIVE]), analysis
 
 
-def distributions_of(space: Mapping[str, Distribution]) -> dict[str, Any]:
-    """Return a space that is written as data as distributions of Ray."""
-    return {name: _distribution(each) for name, each in space.items()}
+def distributions_of(space: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a space with Ray's distributions in the place of hexloop's."""
+    ours = (Choices, Floats, Integers)
+    return {name: _distribution(each) if isinstance(each, ours) else each for name, each in space.items()}
 
 
 def _distribution(wanted: Distribution) -> Any:
@@ -107,6 +115,13 @@ def _distribution(wanted: Distribution) -> Any:
     if isinstance(wanted.low, int) and isinstance(wanted.high, int):
         return (tune.lograndint if wanted.log else tune.randint)(wanted.low, wanted.high + 1)
     return (tune.loguniform if wanted.log else tune.uniform)(wanted.low, wanted.high)
+
+
+def _seeded(seed: int, most: int | None) -> Any:
+    """Return Ray's searcher at random, with a seed. most: how many trials run at a time, None for any number."""
+    from ray.tune.search.basic_variant import BasicVariantGenerator
+
+    return BasicVariantGenerator(random_state=seed, max_concurrent=most or 0)
 
 
 def _scope_of(scope: Any) -> str:
@@ -207,7 +222,7 @@ def _observer(listener: TrialListener) -> Any:
 
 @define
 class SeenTrials:
-    """The trials that Ray has started, with the numbers that they get here, in the order of their starts."""
+    """The trials that Ray has started, with their numbers: those of Ray, or else in the order of their starts."""
 
     listener: TrialListener
     _proposals: dict[str, Proposal] = field(factory=dict, init=False)
@@ -220,7 +235,10 @@ class SeenTrials:
         identifier = str(trial.trial_id)
         if identifier not in self._proposals:
             parameters = {name: value for name, value in trial.config.items() if name != "wandb"}
-            self._proposals[identifier] = Proposal(len(self._proposals), identifier, parameters, trial)
+            taken = {each.number for each in self._proposals.values()}
+            number = _number_in(identifier, len(taken))  # as its process knows it
+            number = number if number not in taken else max(taken) + 1
+            self._proposals[identifier] = Proposal(number, identifier, parameters, trial)
         return self._proposals[identifier]
 
     def start(self, trial: Any) -> None:
@@ -253,12 +271,16 @@ class SeenTrials:
 
 
 def _reason_of(trial: Any) -> str:
-    """Return why a trial failed: the last line of Ray's error, which names the exception."""
-    error = trial.get_error() if callable(getattr(trial, "get_error", None)) else None
-    cause = getattr(error, "cause", None) or error
-    text = f"{type(cause).__name__}: {cause}" if cause is not None else "Ray reports no reason"
-    lines = [line for line in text.splitlines() if line.strip()]
-    return (lines[-1] if lines else text).strip()[:2_000]
+    """Return why a trial failed: the last line of what Ray wrote about it, which names the exception."""
+    try:
+        with open(trial.error_file, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(file.tell() - LONGEST_ERROR, 0))
+            lines = file.read(LONGEST_ERROR).decode(errors="replace").splitlines()
+    except (OSError, TypeError):  # there is no such file, or no path of one
+        lines = []
+    found = next((line.strip() for line in reversed(lines) if line.strip()), "Ray reports no reason")
+    return found.removeprefix(f"{TrialFailedError.__module__}.{TrialFailedError.__name__}: ")
 
 
 @contextmanager
@@ -268,5 +290,3 @@ def _own_warnings_ignored() -> Iterator[None]:
         for category in (DeprecationWarning, FutureWarning, ResourceWarning, UserWarning):
             warnings.filterwarnings("ignore", category=category, module=r"ray(\.|$)")
         yield
-
-

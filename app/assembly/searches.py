@@ -15,11 +15,11 @@ from typing import Any
 
 from attrs import frozen
 
-from hexloop.adapters.search import SearchOptions
+from hexloop.adapters.search import SearchOptions, ServiceOptions
 from hexloop.app.engines import find_plugin, plugin_names
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import Problem, did_you_mean, enumeration
-from hexloop.ports.search import Search
+from hexloop.ports.search import Search, SearchService
 
 __all__ = ["SearchOptions"]
 """An adapter's name that the rest of the app gets from here."""
@@ -35,6 +35,7 @@ class SearchBackend:
     adapter: where the Search adapter is, as "module:class". module: which must be installed; None if the adapter needs
     nothing. package: what pip installs. space: the default search space, a name in `SPACES`. by_default: whether it is
     chosen if the user names none. several: whether it has several objectives. ended: why it cannot be used any more.
+    runs: whether it is a SearchService, which runs the trials by itself.
     """
 
     adapter: str = ""
@@ -44,11 +45,24 @@ class SearchBackend:
     by_default: bool = False
     several: bool = True
     ended: str = ""
+    runs: bool = False
 
 
 BACKENDS: Mapping[str, SearchBackend] = MappingProxyType(
     {
         "optuna": SearchBackend("hexloop.adapters.search.optuna:OptunaSearch", "optuna", "optuna", by_default=True),
+        "ray": SearchBackend(
+            *("hexloop.adapters.search.ray:RayService", "ray", "ray[tune]", "default_hp_space_ray"),
+            by_default=True,
+            several=False,
+            runs=True,
+        ),
+        "wandb": SearchBackend(
+            *("hexloop.adapters.search.wandb:WandbService", "wandb", "wandb", "default_hp_space_wandb"),
+            by_default=True,
+            several=False,
+            runs=True,
+        ),
         "random": SearchBackend("hexloop.adapters.search.drawing:RandomSearch"),
         "grid": SearchBackend("hexloop.adapters.search.drawing:GridSearch"),
         "sigopt": SearchBackend(ended="SigOpt's service has ended", space="default_hp_space_sigopt"),
@@ -59,12 +73,16 @@ BACKENDS: Mapping[str, SearchBackend] = MappingProxyType(
 
 @frozen
 class ChosenBackend:
-    """A backend that is installed. name: as the user writes it. space: its default search space."""
+    """A backend that is installed. name: as the user writes it. space: its default search space.
+
+    service: makes it, if it runs the trials by itself; otherwise `make` does.
+    """
 
     name: str
     make: Callable[[SearchOptions], Search]
     space: Callable[[Any], Any]
     several: bool = True
+    service: Callable[[ServiceOptions], SearchService] | None = None
 
 
 def choose_backend(name: str | None) -> ChosenBackend:
@@ -95,7 +113,8 @@ def choose_backend(name: str | None) -> ChosenBackend:
                 kind=RuntimeError,
             )
         )
-    return ChosenBackend(name, resolve_name(row.adapter), resolve_name(f"{SPACES}:{row.space}"), row.several)
+    adapter, space = resolve_name(row.adapter), resolve_name(f"{SPACES}:{row.space}")
+    return ChosenBackend(name, adapter, space, row.several, adapter if row.runs else None)
 
 
 def _default() -> str:

@@ -33,8 +33,8 @@ def report(options: Namespace) -> ExitCode:
     searches = [each for each in options.runs if not is_elsewhere(each) and holds_search(Path(as_location(each)))]
     if len(searches) > 0 and len(options.runs) > 1:
         raise ConfigurationError(
-            f"You chose {len(options.runs)} folders, but {searches[0]} is that of a search, which has a page of its own; "
-            "name it alone, or name the folders of its trials."
+            f"You chose {len(options.runs)} folders, but {searches[0]} is that of a search, which has a page of its "
+            "own; name it alone, or name the folders of its trials."
         )
     if searches:
         search = shown_search(Path(as_location(searches[0])))

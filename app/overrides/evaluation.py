@@ -27,8 +27,7 @@ def evaluation_by_override(parts: TrainerParts, draws: AbstractContextManager[An
             metrics = hooks.evaluate_in_run(parts.trial, ignored, **before_training)
         else:
             metrics = hooks.evaluate(ignore_keys=ignored)
-            if hooks.report_to_hp_search.overridden or parts.live_trial is not None:
-                hooks.report_to_hp_search(parts.trial, step, metrics)
+            hooks.report_to_hp_search.call_if(parts.live_trial is not None, parts.trial, step, metrics)
     yield OpaquelyEvaluated(step, metrics)
     return cast(dict[str, float], metrics)
 

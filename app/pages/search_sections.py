@@ -151,17 +151,29 @@ def _overview(shown: SearchView) -> Markup:
     elif len(record.objectives) > 1:
         front = [each.number for each in record.front]
         rows.insert(2, ("trials that no other is better than", ", ".join(map(str, front[:20])) or NOT_KNOWN))
-    parameters = [] if best is None else [(name, _shown(value)) for name, value in redacted(dict(best.parameters)).items()]
+    parameters = (
+        [] if best is None else [(name, _shown(value)) for name, value in redacted(dict(best.parameters)).items()]
+    )
     return section("search_overview", rows=rows, parameters=parameters, number="" if best is None else best.number)
 
 
 def _objective(shown: SearchView) -> Markup:
-    if not any(objective_of(each, number) is not None for each in shown.drawn for number in range(len(shown.record.objectives))):
+    if not any(
+        objective_of(each, number) is not None for each in shown.drawn for number in range(len(shown.record.objectives))
+    ):
         return section("note", words="No trial has reported an objective yet.")
     names = [name for name, _ in shown.record.objectives]
-    words = f"The objective of {len(shown.drawn):,} trials in order, and the best so far. The table of trials has the same in figures."
-    front = f"Two objectives of {len(shown.drawn):,} trials. The table of trials has the same in figures."
-    return section("objective", identifier=OBJECTIVE, names=names, words=words, front=FRONT if len(names) > 1 else "", front_words=front)
+    count, table = f"{len(shown.drawn):,}", "The table of trials has the same in figures."
+    words = f"The objective of {count} trials in order, and the best so far. {table}"
+    front = f"Two objectives of {count} trials. {table}"
+    return section(
+        "objective",
+        identifier=OBJECTIVE,
+        names=names,
+        words=words,
+        front=FRONT if len(names) > 1 else "",
+        front_words=front,
+    )
 
 
 def _importance(shown: SearchView) -> Markup:
@@ -240,10 +252,16 @@ def _commands(shown: SearchView) -> Iterator[tuple[str, str]]:
     """Yield what can be done with the search, and the command for it."""
     record, best = shown.record, shown.record.best
     if best is not None:
-        yield "To look at the run of the best trial:", f"hexloop report {shlex.quote(os.path.join(record.folder, best.name))}"
+        yield (
+            "To look at the run of the best trial:",
+            f"hexloop report {shlex.quote(os.path.join(record.folder, best.name))}",
+        )
     wanted = record.definition.trials
     if wanted is not None and len(record.trials) - len(record.ended(None)) < wanted:
-        yield "The search is not finished. It resumes, at the trial that it was in, with:", "hexloop search RECIPE --resume"
+        yield (
+            "The search is not finished. It resumes, at the trial that it was in, with:",
+            "hexloop search RECIPE --resume",
+        )
 
 
 def _simple_importance(record: ShownSearch) -> tuple[dict[str, float], str]:
@@ -251,9 +269,9 @@ def _simple_importance(record: ShownSearch) -> tuple[dict[str, float], str]:
     names = dict.fromkeys(name for each in complete for name in each.parameters)
     values = {name: [each.parameters.get(name) for each in complete] for name in names}
     measure = (
-        f"The share of the differences between {len(complete):,} complete trials that each parameter explains on its own: "
-        "the adjusted correlation ratio of the objective's ranks over groups of similar values. What parameters do only "
-        "together is not in it, so the shares need not add up to 1."
+        f"The share of the differences between {len(complete):,} complete trials that each parameter explains on its "
+        "own: the adjusted correlation ratio of the objective's ranks over groups of similar values. What parameters "
+        "do only together is not in it, so the shares need not add up to 1."
     )
     return importances(values, [objective_of(each, 0) for each in complete]), measure
 

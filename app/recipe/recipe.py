@@ -258,9 +258,7 @@ def _of_trial(document: Document, kind: type[TrainingArguments], values: Mapping
     return changed
 
 
-def _values_of_arguments(
-    document: Document, kind: type[TrainingArguments], search: SearchSection
-) -> Iterator[str]:
+def _values_of_arguments(document: Document, kind: type[TrainingArguments], search: SearchSection) -> Iterator[str]:
     """Return what is wrong with values of the space, each tried on its own, as the recipe's arguments."""
     known = tuple(kind.__dataclass_fields__)
     for parameter in search.space:

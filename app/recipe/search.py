@@ -1,7 +1,8 @@
 """The section `search` of a recipe: which values are tried, how they are chosen, and by what trials are judged.
 
-A name of the space is that of an argument, an entry of an argument that is a mapping (`lr_scheduler_kwargs.num_cycles`),
-or the path of a key elsewhere in the recipe (`model.width`). A trial's recipe is the recipe with its values put there.
+A name of the space is that of an argument, an entry of an argument that is a mapping, such as
+`lr_scheduler_kwargs.num_cycles`, or the path of a key elsewhere in the recipe, such as `model.width`. A trial's recipe
+is the recipe with its values put there.
 """
 
 from __future__ import annotations
@@ -87,14 +88,14 @@ def space_of(parameters: Sequence[Parameter]) -> Callable[[Any], dict[str, Any]]
 class SearchSection:
     """The contents of the section, checked.
 
-    trials: how many, None for as many as the backend has. timeout: seconds after which no trial starts. backend: None
+    trials: how many, None for the default. timeout: seconds after which no trial starts. backend: None
     for the default. objectives: the metrics by which a trial is judged, with a direction each; none for the standard
     objective. evaluation: the one that a trial counts with, its best or its last. keep_trials: of how many of the best
     trials the checkpoints are kept, None for all. sampler, pruner: of the backend. options: further ones of it.
     """
 
     space: Sequence[Parameter]
-    trials: int | None = 20
+    trials: int | None = None
     timeout: float | None = None
     backend: str | None = None
     objectives: Sequence[str] = ()
@@ -380,7 +381,8 @@ def _check_condition(parameter: Parameter, space: Mapping[Any, Any]) -> None:
     for value in values:
         if not any(map(_same(value), other.distribution.values)):
             raise RefusalError(
-                f"{value!r:.60} is not a choice of {name}", f"choose among {enumeration(map(repr, other.distribution.values))}"
+                f"{value!r:.60} is not a choice of {name}",
+                f"choose among {enumeration(map(repr, other.distribution.values))}",
             )
 
 

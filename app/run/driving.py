@@ -241,9 +241,8 @@ def evaluation_in_training(parts: TrainerParts) -> Evaluation:
         return (yield from evaluation_by_override(parts, _randomness(parts)))
     found = yield from evaluation_events(parts, None, ignored, "eval", within_run=True)
     if found is not None:
-        hook = hooks.report_to_hp_search
-        if hook.overridden or parts.live_trial is not None:
-            hook(parts.trial, parts.state.global_step, dict(found))
+        in_search = parts.live_trial is not None
+        hooks.report_to_hp_search.call_if(in_search, parts.trial, parts.state.global_step, dict(found))
     return found
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.searches import ChosenBackend, choose_backend
 from hexloop.app.notices import Notices
 from hexloop.app.rules import rules_of
+from hexloop.app.search.results import default_compute_objective
 from hexloop.app.search.searching import AUTO, SearchCall
 from hexloop.app.search.trial import Aim
 from hexloop.domain.errors import ConfigurationError
@@ -28,6 +27,7 @@ def checked_call(
     *,
     has_own_optimizer: bool,
     hp_space: Any,
+    compute_objective: Any,
     n_trials: Any,
     direction: Any,
     backend: Any,
@@ -75,6 +75,10 @@ def checked_call(
         problems.append(f"You chose seed={shown(seed)}, but seeds range from 0 to 4294967295; give one.")
     if hp_name is not None and not callable(hp_name):
         problems.append(f"You chose hp_name={shown(hp_name)}, but it is a function of the trial; pass one.")
+    if compute_objective is not None and not callable(compute_objective):
+        problems.append(
+            f"You chose compute_objective={shown(compute_objective)}, but it is a function of the metrics; pass one."
+        )
     if hp_space is not None and not (callable(hp_space) or isinstance(hp_space, Mapping)):
         problems.append(
             f"You chose hp_space={shown(hp_space)}, but it is a function of the trial, or a dictionary of choices and "
@@ -96,6 +100,7 @@ def checked_call(
     return SearchCall(
         backend=chosen,
         space=space,
+        compute_objective=default_compute_objective if compute_objective is None else compute_objective,
         declared=dict(hp_space) if isinstance(hp_space, Mapping) else None,
         trials=n_trials,
         name=hp_name,
@@ -118,14 +123,6 @@ def _problems_of_model(model_init: Callable[..., Any] | None, has_own_optimizer:
         problems.append(
             Problem(f"hyperparameter_search is not possible without model_init: {because}.", kind=RuntimeError)
         )
-    else:
-        bound = len(model_init.args) + len(model_init.keywords) if isinstance(model_init, partial) else 0
-        function = model_init.func if isinstance(model_init, partial) else model_init
-        if len(inspect.signature(function).parameters) - bound > 1:
-            problem = (
-                "model_init takes several arguments, but it is called with the trial alone; let it take at most one."
-            )
-            problems.append(Problem(problem, kind=RuntimeError))
     if has_own_optimizer:
         problem = (
             "An optimizer or a schedule was passed or assigned to the Trainer, but it belongs to one model, and each "
@@ -154,7 +151,9 @@ def _chosen(backend: Any, n_trials: Any, timeout: Any, problems: list[str]) -> C
 def _space(hp_space: Any, chosen: ChosenBackend | None, problems: list[str]) -> Callable[[Any], Any]:
     if isinstance(hp_space, Mapping):
         try:
-            return space_function(declared(hp_space))
+            found = declared(hp_space)
+            runs = chosen is not None and chosen.service is not None
+            return (lambda _: found) if runs else space_function(found)
         except ConfigurationError as error:
             problems += error.problems
     if callable(hp_space):

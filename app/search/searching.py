@@ -54,19 +54,25 @@ ENDS_THE_SEARCH = (CollectiveError, ObjectiveError, StorageError, CheckpointErro
 """Errors that are not those of a trial: the next one would meet them too."""
 
 
+RunTrial = Callable[[LiveTrial, "str | None"], bool]
+"""Runs a trial, from a checkpoint if one is given; returns whether it was run to its end, False if it was stopped."""
+
+
 @frozen
 class SearchCall:
     """What `hyperparameter_search` was asked for.
 
-    space: the user's function. declared: the space where it is data. trials: how many. name: returns the name of a
-    trial; None for `run-<identifier>`. aim: what trials are compared by. seed: of the proposals. resume: True, False or
-    "auto". timeout: seconds after which no further trial starts. catch: the errors after which a trial counts as
-    failed; others end the search. collects: whether to collect garbage after each trial. keep: of how many of the best
-    trials the checkpoints are kept; None for all. options: for the backend.
+    space: the user's function. compute_objective: returns the objective of metrics. declared: the space where it is
+    data. trials: how many. name: returns the name of a trial; None for `run-<identifier>`. aim: what trials are
+    compared by. seed: of the proposals. resume: True, False or "auto". timeout: seconds after which no further trial
+    starts. catch: the errors after which a trial counts as failed; others end the search. collects: whether to collect
+    garbage after each trial. keep: of how many of the best trials the checkpoints are kept; None for all. options: for
+    the backend.
     """
 
     backend: ChosenBackend
     space: Callable[[Any], Any]
+    compute_objective: Callable[[dict[str, float]], Any]
     declared: Any
     trials: int
     name: Callable[[Any], str] | None
@@ -120,7 +126,7 @@ class SearchHost(SearchPlace):
 
     collectives: Collectives
     device: Device
-    run: Callable[[LiveTrial, str | None], bool]
+    run: RunTrial
     release: Callable[[], None]
 
 
@@ -360,8 +366,8 @@ class Leader:
             "name": recorded.name,
             "label": label,
             "run": run,
-            "parameters": recorded.parameters,
-            "drawn": recorded.drawn,
+            "parameters": dict(recorded.parameters),
+            "drawn": dict(recorded.drawn),
             "plain": isinstance(proposal.trial, dict),
             "reports": [[step, list(map(repr, values))] for step, values in recorded.reports.items()],  # for NaN
             "pruned_at": recorded.pruned_at,

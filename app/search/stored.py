@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.domain.folders import Folder
 from hexloop.domain.search.records import DEEPEST, DEFINITION, RecordedTrial, read_search
 from hexloop.domain.search.selection import best_trials
+from hexloop.domain.search.space import SpaceTrial
 from hexloop.ports.collectives import Json
 
 
@@ -62,3 +64,14 @@ def recorded_trial(path: str) -> tuple[RecordedTrial, str]:
         because = "the search has no such trial" if name else "no trial of the search was complete"
         raise ConfigurationError(f"You chose the trial {path}, but {because}; name the folder of another one.")
     return found, os.path.join(root, *found.name.split("/"))
+
+
+def drawn_trial(found: dict[str, Any]) -> SpaceTrial:
+    """Return a trial for `model_init`, which has what the recorded one had drawn, and draws nothing else."""
+
+    def refuse(name: str, _distribution: object) -> Any:
+        raise ConfigurationError(
+            f"model_init draws {name!r}, which the best trial has not drawn; load it with the model_init of the search."
+        )
+
+    return SpaceTrial(found["number"], refuse, found["drawn"])

@@ -109,8 +109,8 @@ class TrainerEvaluation(TrainerAttributes):
         If overridden, it replaces every evaluation of a run. skip_scheduler: leave the schedule as it is.
         """
         metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
-        if self._live_trial is not None or is_overridden(self, "_report_to_hp_search"):
-            self._report_to_hp_search(trial, self.state.global_step, metrics)
+        hooks, in_search = self._collect_parts().hooks, self._live_trial is not None
+        hooks.report_to_hp_search.call_if(in_search, trial, self.state.global_step, metrics)
         if self._session is not None and not skip_scheduler:
             self._session.run.scheduler.observe(metrics)
         return metrics

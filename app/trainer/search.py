@@ -10,26 +10,21 @@ from typing import Any
 
 from hexloop.app.arguments.choices import HPSearchBackend
 from hexloop.app.assembly.outboxes import state_folder
-from hexloop.app.assembly.random_state import seeded
 from hexloop.app.assembly.searches import ChosenBackend
 from hexloop.app.assembly.storage import joined, storage_for, storage_within
-from hexloop.app.hooks import standard
+from hexloop.app.hooks import Hooks, standard
 from hexloop.app.run import driving
 from hexloop.app.run.checkpoint_folders import make_output_folder
 from hexloop.app.run.checkpoints import callbacks_state, restore_callbacks
-from hexloop.app.search.call import checked_call
 from hexloop.app.search.checkpoints import TrialCheckpoints
 from hexloop.app.search.parameters import set_hyperparameters
 from hexloop.app.search.results import BestRun, default_compute_objective, hp_params
-from hexloop.app.search.searching import SearchHost, search
-from hexloop.app.search.stored import best_recorded
+from hexloop.app.search.searching import RunTrial, SearchCall, SearchHost, search
+from hexloop.app.search.services import search_by_service
 from hexloop.app.search.trial import LiveTrial
 from hexloop.app.trainer.attributes import TrainerAttributes
 from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.domain.folders import Folder
-from hexloop.domain.ranks import run_on_rank0
-from hexloop.domain.search.space import SpaceTrial
-from hexloop.domain.wording import Problem
 from hexloop.ports.storage import Storage
 
 OF_A_TRIAL = ("args", "_passed", "adapters", "_dispatcher", "found_batch_size", "_accelerator")
@@ -50,91 +45,24 @@ class TrainerSearch(TrainerAttributes):
     objective: Any = None
     """The objective of the newest evaluation of a trial."""
 
-    def hyperparameter_search(
-        self,
-        hp_space: Callable[[Any], Any] | Mapping[str, Any] | None = None,
-        compute_objective: Callable[[dict[str, float]], Any] | None = None,
-        n_trials: int | None = 20,
-        direction: str | list[str] = "minimize",
-        backend: str | HPSearchBackend | None = None,
-        hp_name: Callable[[Any], str] | None = None,
-        *,
-        resume: bool | str = False,
-        objective: str | None = None,
-        keep_trials: int | None = None,
-        seed: int | None = None,
-        **kwargs: Any,
-    ) -> BestRun | list[BestRun]:
-        """Train `n_trials` times with other arguments, and return the best trial.
+    def _search(self, call: SearchCall, run: RunTrial, release: Callable[[], None]) -> BestRun | list[BestRun]:
+        """Run a search. run: trains a trial. release: frees what a trial left, but its model."""
+        self.hp_search_backend = _member(call.backend)
+        self.hp_space, self.hp_name = call.space, call.name
+        self.compute_objective = call.compute_objective
+        try:
+            host = self._search_host(run, release)
+            if call.backend.service is not None:
+                return search_by_service(host, call, self, run_sent_trial)
+            return search(host, call)
+        finally:
+            self.hp_search_backend, self._renews_model = None, True
 
-        hp_space: receives the trial of the backend, and returns the parameters of the trial by argument; a name with
-        dots is an entry of a dictionary, such as "lr_scheduler_kwargs.num_cycles". A dictionary of choices and ranges
-        is a space as well. compute_objective: returns the objective of a dictionary of metrics, by default the loss or
-        the sum of the other metrics; for several directions a list. direction: "minimize" or "maximize", or a list of
-        these. backend: "optuna", "ray", "wandb", "random", "grid", or one of an installed package; by default the first
-        of optuna, ray and wandb that is installed. hp_name: returns the name of a trial, and of its folder; by default
-        `run-<number>`.
-
-        resume: True continues the search that is recorded in `output_dir`, at the trial that it was in and from that
-        trial's newest checkpoint; "auto" does so if there is one. objective: "best" or "last", the evaluation that a
-        trial counts with; "best" unless `reproduce` or a takeover follows transformers. keep_trials: of how many of the
-        best trials the checkpoints are kept; by default of all. seed: of the proposals, by default `args.seed`.
-        kwargs: for the backend, and `timeout` in seconds, after which no further trial starts; `catch`, the errors
-        after which a trial counts as failed, by default all; and `gc_after_trial`.
-
-        A trial trains with a copy of the arguments; the Trainer's own stay as they are. A trial that fails, diverges
-        or runs out of memory counts as failed. With several directions, the trials that no other one beats are
-        returned. Collective; every rank receives the result.
-
-        Raises ConfigurationError, with every problem, before the first trial trains; RunStateError while a run is live,
-        and if no trial was complete.
-        """
+    def _refuse_search(self) -> None:
+        """Raise RunStateError if a run is live, or a search is in progress."""
         driving.refuse_second_run(None if self._session is None else self._session.run)
         if self._live_trial is not None:
             raise RunStateError("A hyperparameter search of this Trainer is in progress; start another one after it.")
-        call = checked_call(
-            self.args,
-            self._notices,
-            self.model_init,
-            has_own_optimizer=not (self._own_optimizer and self._own_scheduler),
-            hp_space=hp_space,
-            n_trials=n_trials,
-            direction=direction,
-            backend=backend,
-            hp_name=hp_name,
-            resume=resume,
-            objective=objective,
-            keep_trials=keep_trials,
-            seed=seed,
-            options=kwargs,
-        )
-        self.hp_search_backend = _member(call.backend)
-        self.hp_space, self.hp_name = call.space, hp_name
-        self.compute_objective = default_compute_objective if compute_objective is None else compute_objective
-        try:
-            return search(self._search_host(), call)
-        finally:
-            self.hp_search_backend = None
-
-    def load_best_trial(self) -> BestRun:
-        """Load the model of the best trial of the search in `output_dir`, from its checkpoint, and return that trial.
-
-        `model_init` makes the model again, with what the trial had drawn. The arguments stay as they are; see
-        `hexloop.with_hyperparameters`. Of several objectives, the first of the best trials is loaded. Collective.
-        Raises RunStateError if there is no search, no complete trial, or no checkpoint of it.
-        """
-        driving.refuse_second_run(None if self._session is None else self._session.run)
-        folder = self._search_folder()
-        found: Any = run_on_rank0(self.adapters.collectives, lambda: best_recorded(folder))
-        trial = SpaceTrial(found["number"], _refuse_draw, found["drawn"])
-        with seeded(self.adapters.device, int(found["parameters"].get("seed", self.args.seed))):
-            self.model = self.model_wrapped = self.call_model_init(trial)
-        self.adapters.framework.receive(self.adapters.framework.unwrapped(self.model), self.args)
-        self.optimizer = self.lr_scheduler = None
-        self._renews_model = True
-        self._load_from_checkpoint(joined(str(self.args.output_dir), found["checkpoint"]))
-        objective = found["values"] if found["several"] else found["values"][0]
-        return BestRun(found["identifier"], objective, found["parameters"])
 
     # A trial
 
@@ -160,7 +88,7 @@ class TrainerSearch(TrainerAttributes):
         self.state.checkpoints_folder = str(self.args.output_dir)
         self.state.is_hyper_param_search, self.state.trial_name = True, live.label
         self.state.trial_params = hp_params(trial)
-        self.create_accelerator_and_postprocess()
+        Hooks.of(self).create_accelerator_and_postprocess()
 
     @standard
     def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
@@ -192,19 +120,6 @@ class TrainerSearch(TrainerAttributes):
 
             shutil.copytree(joined(root, name), joined(checkpoint_dir, name), dirs_exist_ok=True)
 
-    def _run_trial(self, live: LiveTrial, resume_from: str | None) -> bool:
-        """Train a trial and take its objective; return whether it was run to its end, False if a request stopped it."""
-        with self._as_trial(live):
-            self._renews_model = True
-            self.train(resume_from_checkpoint=resume_from, trial=live.handle)
-            if live.state is None and self.outcome is not None and self.outcome.stopped:
-                return False
-            if live.state is None and not live.reports:
-                metrics = self.evaluate()
-                self.objective = self.compute_objective(dict(metrics))
-                live.conclude(int(self.state.global_step), self.objective, metrics)
-        return True
-
     @contextmanager
     def _as_trial(self, live: LiveTrial) -> Iterator[None]:
         """Let the Trainer be that of a trial: with a copy of its arguments, and adapters for them."""
@@ -227,10 +142,6 @@ class TrainerSearch(TrainerAttributes):
             vars(self).update(kept)
             restore_callbacks(self.callback_handler, self.control, callbacks, self._notices)
 
-    def _release_trial(self) -> None:
-        """Free what the last trial left, but its model, which the next one replaces."""
-        self._forget_run()
-
     # The search
 
     def _search_folder(self) -> Folder:
@@ -238,7 +149,7 @@ class TrainerSearch(TrainerAttributes):
         folder = self.adapters.storage.capabilities.local_folder
         return Folder(folder or state_folder(self._folder))
 
-    def _search_host(self) -> SearchHost:
+    def _search_host(self, run: RunTrial, release: Callable[[], None]) -> SearchHost:
         args, adapters, passed = self.args, self.adapters, vars(self).get("_passed", {})
 
         def storage(name: str) -> Storage:
@@ -257,9 +168,9 @@ class TrainerSearch(TrainerAttributes):
             device=adapters.device,
             clock=adapters.clock,
             checkpoints=TrialCheckpoints(storage),
-            run=self._run_trial,
+            run=run,
             check=check,
-            release=self._release_trial,
+            release=release,
         )
 
 
@@ -269,17 +180,6 @@ def _member(backend: ChosenBackend) -> Any:
     return names.get(backend.name, backend.name)
 
 
-def _refuse_draw(name: str, _distribution: object) -> Any:
-    raise ConfigurationError(
-        Problem(
-            f"model_init draws {name!r}, which the best trial has not drawn; load it with the model_init of the search."
-        )
-    )
-
-
-def run_trial(trainer: TrainerSearch, live: LiveTrial, resume_from: str | None) -> bool:
-    """Train a trial with a Trainer that was made for it, as a process of a search does.
-
-    Returns whether the trial was run to its end, False if a request stopped it.
-    """
-    return trainer._run_trial(live, resume_from)
+def run_sent_trial(trainer: Any, live: LiveTrial, resume_from: str | None) -> bool:
+    """Train a trial with a Trainer that was sent to this process, or made in it; see `RunTrial`."""
+    return bool(trainer._run_trial(live, resume_from))

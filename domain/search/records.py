@@ -29,7 +29,7 @@ from hexloop.domain.json_documents import finite_json, read_json
 from hexloop.domain.limits import limits
 from hexloop.domain.ranges import LONGEST_NAME, Count, Holding, PositiveCount
 from hexloop.domain.run_folder import within_own
-from hexloop.domain.schemas import Open, read_document, structured
+from hexloop.domain.schemas import Open, read_document, shown, structured
 from hexloop.ports.collectives import Json
 from hexloop.ports.search import PastTrial, TrialExport, TrialState
 
@@ -101,9 +101,9 @@ class SearchDefinition:
     schema: PositiveCount = SCHEMA
 
     def differences(self, other: SearchDefinition) -> list[str]:
-        """Return in what an earlier search differs from this one; the number of trials may be raised."""
+        """Return in what another search, that is to continue this one, differs; it may have more trials."""
         pairs = [(name, getattr(self, name), getattr(other, name)) for name in _COMPARED]
-        return [f"{name} was {theirs!r}, and is {own!r}" for name, own, theirs in pairs if own != theirs]
+        return [f"{name} was {shown(own)}, and is {shown(now)} now" for name, own, now in pairs if own != now]
 
 
 _COMPARED = ("backend", "directions", "seed", "objective", "space")
@@ -194,7 +194,7 @@ class SearchRecord:
         try:
             value = read_json(line)
             kind = value.get("kind") if type(value) is dict else None
-            add = {"proposed": self._propose, "reported": self._report, "ended": self._end}.get(kind)
+            add = {"proposed": self._propose, "reported": self._report, "ended": self._end}.get(str(kind))
             if add is not None:  # lines of other kinds are those of a later version
                 add(value)
         except ValueError:

@@ -199,6 +199,8 @@ def _declared(entry: Any) -> Distribution:
             raise ValueError(f"it has the option {option!r}, which does not exist; {remedy}")
     if not {"low", "high"} <= entry.keys():
         raise ValueError("it needs both low and high")
+    low: Any
+    high: Any
     low, high, log, step = (entry.get(option) for option in _OPTIONS)
     numbers = [each for each in (low, high, step) if each is not None]
     if not all(type(each) in (int, float) for each in numbers) or type(log) not in (bool, type(None)):

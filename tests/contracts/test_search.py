@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -59,7 +59,7 @@ class TestGridSearch(SearchContract):
         found = []
         while (proposal := search.ask()) is not None:
             optim, momentum, warmup = proposal.parameters.values()
-            found.append((optim, round(momentum, 9), warmup))
+            found.append((optim, round(cast("float", momentum), 9), warmup))
 
         expected = [("adamw_torch", 0.0, warmup) for warmup in (0, 2, 4)]
         expected += [("sgd", momentum, warmup) for momentum in (0.0, 0.3, 0.6, 0.9) for warmup in (0, 2, 4)]
@@ -76,7 +76,7 @@ class TestGridSearch(SearchContract):
 
         assert proposal is not None
         with pytest.raises(ConfigurationError, match="drawn outside"):
-            proposal.trial.suggest_int("rank", 1, 8)
+            cast("Any", proposal.trial).suggest_int("rank", 1, 8)
 
 
 class TestScriptedSearch(SearchContract):

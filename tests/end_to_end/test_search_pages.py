@@ -192,7 +192,7 @@ def test_a_page_follows_the_search(chromium: Browser, tmp_path: Path) -> None:
         ended.state, ended.values = TrialState.COMPLETE, (0.001,)
         log.ended(ended, None)
         chromium.wait_for(f"!{states}.includes('running')")
-        assert chromium.run(f"return document.querySelector('#overview').textContent.includes('5, with 0.001')")
+        assert chromium.run("return document.querySelector('#overview').textContent.includes('5, with 0.001')")
         record(log, trial(6, False))
         log.close()
         chromium.wait_for(f"document.body && {states}.includes('running')")

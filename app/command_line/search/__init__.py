@@ -13,7 +13,7 @@ from typing import Any
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.adapters import choose_storage, system_clock
-from hexloop.app.assembly.searches import choose_backend
+from hexloop.app.assembly.searches import SearchOptions, choose_backend
 from hexloop.app.assembly.storage import as_location, is_elsewhere, joined
 from hexloop.app.command_line import ExitCode
 from hexloop.app.command_line.options import command_text, without_options
@@ -23,6 +23,7 @@ from hexloop.app.printing import print_lines, print_text
 from hexloop.app.recipe import Recipe, read_recipe
 from hexloop.app.recipe.search import SearchSection, space_of
 from hexloop.app.search.checkpoints import TrialCheckpoints
+from hexloop.app.search.results import default_compute_objective
 from hexloop.app.search.searching import Leader, SearchCall, SearchPlace
 from hexloop.app.search.trial import Aim
 from hexloop.domain.errors import ConfigurationError, RunStateError
@@ -35,6 +36,8 @@ from hexloop.ports.storage import Storage
 
 NEEDED = ("model", "train_dataset")
 
+DEFAULT_TRIALS = 20
+
 MOST_SHOWN = 8
 """How many of the best trials of several objectives are printed."""
 
@@ -45,6 +48,11 @@ def run(options: Namespace) -> int:
         from hexloop.app.command_line.search.worker import serve
 
         return serve(options)
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise ConfigurationError(
+            "hexloop search trains each trial in one process, but several were launched; start it without a launcher "
+            "and with --parallel, or call Trainer.hyperparameter_search in a script that is launched."
+        )
     recipe = read_recipe(options.recipe, NEEDED, options, options.unknown, partial(_problems, options))
     section = recipe.search
     if section is None:
@@ -70,11 +78,6 @@ def _problems(options: Namespace, arguments: TrainingArguments, given: Collectio
     folder = str(arguments.output_dir)
     if "eval_dataset" not in given:
         yield "The recipe has no eval_dataset, but trials are compared by their evaluations; add one."
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        yield (
-            "hexloop search trains each trial in one process, but several were launched; start it without a launcher "
-            "and with --parallel, or call Trainer.hyperparameter_search in a script that is launched."
-        )
     if is_elsewhere(folder):
         yield (
             f"You chose output_dir={folder!r}, but the record of a search is in a folder of this machine; choose one, "
@@ -95,6 +98,11 @@ def _call(section: SearchSection, options: Namespace) -> SearchCall:
     """Return what is searched. Raises ConfigurationError for a backend that cannot be used."""
     name = section.backend or ("optuna" if find_spec("optuna") is not None else "random")
     backend = choose_backend(name)
+    if backend.service is not None:
+        raise ConfigurationError(
+            f"You chose the search backend {name}, which runs trials in processes of its own; choose optuna, random or "
+            "grid with --parallel, or call Trainer.hyperparameter_search in a script."
+        )
     several = len(section.directions) > 1
     if several and not backend.several:
         raise ConfigurationError(
@@ -105,8 +113,9 @@ def _call(section: SearchSection, options: Namespace) -> SearchCall:
     return SearchCall(
         backend=backend,
         space=space_of(section.space),
+        compute_objective=default_compute_objective,  # the workers take the objective
         declared={each.name: each.as_data() for each in section.space},
-        trials=options.trials or section.trials,
+        trials=options.trials or section.trials or DEFAULT_TRIALS,
         name=None,
         aim=Aim(tuple(section.directions), section.evaluation),
         several=several,
@@ -142,8 +151,6 @@ def _place(recipe: Recipe, options: Namespace) -> SearchPlace:
 
 def _check(section: SearchSection, call: SearchCall, place: SearchPlace) -> ExitCode:
     """Print what would be tried, after making the first trial's recipe."""
-    from hexloop.adapters.search import SearchOptions
-
     options = SearchOptions(call.space, call.aim.directions, call.trials, call.seed, call.options)
     search = call.backend.make(options)
     try:
@@ -250,5 +257,3 @@ def _described(data: Mapping[str, Any]) -> str:
         return f"{', '.join(map(str, data['choices']))}{condition}"
     step = f" in steps of {data['step']}" if data.get("step") not in (None, 1) else ""
     return f"{data['low']} to {data['high']}{step}{', logarithmic' if data.get('log') else ''}{condition}"
-
-

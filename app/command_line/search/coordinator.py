@@ -146,5 +146,3 @@ class Coordinator:
         text = f"\nhexloop: {received.name}: saving and stopping the trials; a second one stops immediately\n"
         os.write(2, text.encode())
         self.pool.signal(signal.SIGTERM)
-
-

@@ -20,7 +20,7 @@ from hexloop.app.recipe import Recipe, read_recipe
 from hexloop.app.recipe.search import SearchSection
 from hexloop.app.search.results import default_compute_objective
 from hexloop.app.search.trial import Aim, LiveTrial, ObjectiveError
-from hexloop.app.trainer.search import run_trial
+from hexloop.app.trainer.search import run_sent_trial
 from hexloop.domain.errors import ConfigurationError, StorageError
 from hexloop.domain.regular_files import open_lines
 from hexloop.domain.search.space import SpaceTrial
@@ -97,7 +97,7 @@ class TrialWorker:
         trainer.compute_objective = objective_of(self.section)
         # Other parameters are in the parts of the recipe, which were made with them.
         live.parameters = {name: value for name, value in live.parameters.items() if is_argument(recipe, name)}
-        return run_trial(trainer, live, resume_from)
+        return run_sent_trial(trainer, live, resume_from)
 
     def _live(self, described: Mapping[str, Any]) -> LiveTrial:
         def decide(step: int, values: Sequence[float], diverged: bool, asks: bool) -> bool:
@@ -152,7 +152,9 @@ def _metric(metrics: Mapping[str, float], name: str) -> float:
 
 
 def _refuse_draw(name: str, distribution: object) -> Any:
-    raise ConfigurationError(f"model_init draws {name!r}, but the space of a recipe is its section search; add it there.")
+    raise ConfigurationError(
+        f"model_init draws {name!r}, but the space of a recipe is its section search; add it there."
+    )
 
 
 def _print_to(folder: str) -> None:

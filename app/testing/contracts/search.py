@@ -113,8 +113,8 @@ class SearchContract:
         parameters = [dict(each.parameters) for each in past]
         for each in found:
             _run(second, each)
-        parameters += [_run(second, _asked(second)).parameters for _ in range(6 - len(past))]
-        assert list(map(dict, parameters)) == undisturbed
+        parameters += [dict(_run(second, _asked(second)).parameters) for _ in range(6 - len(past))]
+        assert parameters == undisturbed
         second.close()
 
     @pytest.mark.parametrize("state", [{"made": "up"}, {"next": "three", "random": {"_rng": [1, 2]}}])

@@ -29,7 +29,8 @@ for line in lines:
         os._exit(7)
     if trial["act"] == "sleep":
         time.sleep(600)
-    connection.sendall(json.dumps({{"kind": "ended", "number": trial["number"], "own": os.environ["OWN"]}}).encode() + b"\\n")
+    answer = {{"kind": "ended", "number": trial["number"], "own": os.environ["OWN"]}}
+    connection.sendall(json.dumps(answer).encode() + b"\\n")
 """
 
 
@@ -106,7 +107,7 @@ def test_messages_arrive_as_they_were_sent(messages: list[dict[str, Any]], size:
     with one, other:
         sent = "".join(f"{json.dumps({'kind': 'x', 'of': str(each)})}\n" for each in messages).encode()
         channel = Channel(other)
-        found = []
+        found = list[Any]()
         for start in range(0, len(sent), size):
             one.sendall(sent[start : start + size])
             assert channel.read()

@@ -1,4 +1,4 @@
-"""The page of a search: what it shows of trials in every state, of none, of several objectives, and of damaged files."""
+"""The page of a search: trials in every state, no trials, several objectives, and damaged files."""
 
 from __future__ import annotations
 

@@ -83,10 +83,10 @@ search:
 
 
 def test_defaults(project: Project) -> None:
-    """Those of transformers' search: 20 trials, and less is better."""
+    """Less is better, and whatever is not given is left to the command."""
     found = section(project, "search: {space: {learning_rate: [0.1]}}")
     assert found == SearchSection([Parameter("learning_rate", Choices((0.1,)))])
-    assert (found.trials, found.directions, found.objectives) == (20, ("minimize",), ())
+    assert (found.trials, found.directions, found.objectives) == (None, ("minimize",), ())
     assert read_recipe(project.recipe(RECIPE)).search is None
 
 
@@ -221,7 +221,7 @@ def read(space: dict[str, Any]) -> tuple[list[Parameter], list[str]]:
 
 @given(CHOICES, RANGES, st.integers(0, 999))
 def test_what_is_drawn_is_in_the_space(choices: list[Any], bounds: dict[str, Any], seed: int) -> None:
-    """Of choices and ranges; a parameter with a condition is there exactly if that holds. Written again, it is equal."""
+    """Of choices and ranges; one with a condition is there exactly if that holds. Written again, it is equal."""
     space = {"a": choices, "b": bounds, "c": {"choices": [1, 2], "when": {"a": choices[:1]}}}
     parameters, found = read(space)
     assert found == []
