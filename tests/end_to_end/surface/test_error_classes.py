@@ -72,7 +72,8 @@ BEST_OF_UNKNOWN = {
     "load_best_model_at_end": True,
 }
 EARLY = hexloop.EarlyStoppingCallback
-UNBUILT = ("galore_adamw", "grokadamw", "apollo_adamw", "lomo", "schedule_free_adamw", "stable_adamw")
+UNBUILT = ("galore_adamw", "apollo_adamw", "galore_adamw_layerwise", "adamw_torch_npu_fused", "adamw_torch_xla")
+"""Optimizers that are refused here: without target modules, or without their package."""
 
 Case = Callable[[ModuleType, Path], object]
 
