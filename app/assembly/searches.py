@@ -7,7 +7,7 @@ entry point group "hexloop.searches": a function that takes a `SearchOptions` an
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pkgutil import resolve_name
 from types import MappingProxyType
@@ -141,3 +141,19 @@ def _is_installed(row: SearchBackend) -> bool:
         return row.module is None or find_spec(row.module) is not None
     except (ImportError, ValueError):
         return False
+
+
+def installed_importances(
+    parameters: Mapping[str, Sequence[Any]], objective: Sequence[float], direction: str
+) -> dict[str, float] | None:
+    """Return how much each parameter matters, by a package that is installed; None if there is none, or no result.
+
+    parameters: the values of each in all trials. objective: of these trials.
+    """
+    if not _is_installed(BACKENDS["optuna"]):
+        return None
+    evaluate: Callable[..., dict[str, float]] = resolve_name("hexloop.adapters.search.optuna:parameter_importances")
+    try:
+        return evaluate(parameters, objective, direction)
+    except RuntimeError:
+        return None

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from hexloop.app.pages.history import number_of
+
 FEWEST_TRIALS = 8
 """How many trials with an objective are needed."""
 
@@ -51,11 +53,11 @@ def _explained(groups: npt.NDArray[np.int64], ranks: npt.NDArray[np.float64], to
 def _groups(values: Sequence[object]) -> npt.NDArray[np.int64]:
     """Return the group of each value: numbers in order, as equal in size as equal values allow; others by value."""
     most = max(2, min(MOST_GROUPS, math.isqrt(len(values))))
-    numbers = [float(each) for each in values if isinstance(each, int | float) and _is_number(each)]
-    if numbers and len(set(numbers)) > most and all(map(math.isfinite, numbers)):
+    numbers = [number for each in values if (number := _number(each)) is not None]
+    if numbers and len(set(numbers)) > most:
         ranks = iter(_ranks(numbers))
         groups = [
-            int((next(ranks) - 0.5) * most / len(numbers)) if _is_number(each) else most + (each is not None)
+            int((next(ranks) - 0.5) * most / len(numbers)) if _number(each) is not None else most + (each is not None)
             for each in values
         ]
     else:
@@ -64,8 +66,10 @@ def _groups(values: Sequence[object]) -> npt.NDArray[np.int64]:
     return np.unique(np.array(groups), return_inverse=True)[1].reshape(-1)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _number(value: object) -> float | None:
+    """Return a finite number; None for anything else, truth values among them."""
+    number = number_of(value)
+    return number if number is not None and math.isfinite(number) else None
 
 
 def _ranks(values: Sequence[float]) -> npt.NDArray[np.float64]:

@@ -41,11 +41,15 @@ Value = float | str | None
 
 @frozen
 class Axis:
-    """An argument or a result. values: one for each run; numbers if `is_number`, else words."""
+    """An argument or a result. values: one for each run; numbers if `is_number`, else words.
+
+    logarithmic: whether equal ratios are to have equal lengths; None where that follows from the values.
+    """
 
     name: str
     values: Sequence[Value]
     is_number: bool
+    logarithmic: bool | None = None
 
     @property
     def categories(self) -> list[str]:
@@ -61,7 +65,10 @@ class Axis:
     def is_logarithmic(self) -> bool:
         """Whether equal ratios rather than equal differences have equal lengths."""
         numbers = [each for each in self.values if isinstance(each, float)]
-        return self.is_number and min(numbers) > 0 and max(numbers) / min(numbers) >= LOGARITHMIC_FROM
+        if not self.is_number or min(numbers) <= 0:
+            return False
+        wide = max(numbers) / min(numbers) >= LOGARITHMIC_FROM
+        return wide if self.logarithmic is None else self.logarithmic
 
 
 @frozen

@@ -8,9 +8,10 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 from markupsafe import Markup
 
+from hexloop.app.assembly.searches import installed_importances
 from hexloop.app.callbacks.console import duration_text
 from hexloop.app.pages.importance import FEWEST_TRIALS, importances
 from hexloop.app.pages.search import (
@@ -26,11 +27,17 @@ from hexloop.app.pages.search import (
 from hexloop.app.pages.templates import clean, section
 from hexloop.app.pages.trials import RUNNING, ShownSearch, objective_of, state_text
 from hexloop.domain.redaction import redacted
-from hexloop.domain.search.records import RecordedTrial
+from hexloop.domain.search.records import MAXIMIZE, MINIMIZE, RecordedTrial
 from hexloop.ports.search import TrialState
 
 MOST_LISTED = 1_000
 """How many trials the table lists, the last ones and the best."""
+
+MOST_EVALUATED = 1_000
+"""How many complete trials tell which parameters matter, the last ones."""
+
+LARGEST = 1e100
+"""Numbers beyond this are not searched."""
 
 MOST_DRAWN = 2_000
 """How many trials are drawn, the last ones."""
@@ -63,21 +70,25 @@ class SearchView:
     measure: str
 
 
-def search_view(
-    record: ShownSearch,
-    addresses: Mapping[int, str],
-    importance: tuple[Mapping[str, float], str] | None = None,
-) -> SearchView:
-    """Return what the page shows of a search. importance: of a package for searches; None computes a simple measure."""
+def search_view(record: ShownSearch, addresses: Mapping[int, str]) -> SearchView:
+    """Return what the page shows of a search."""
     drawn = record.trials[-MOST_DRAWN:]
     settings = [redacted(dict(each.parameters)) for each in drawn]
     names = dict.fromkeys(str(name) for each in settings for name in each)
     axes = [axis_of(name, [each.get(name) for each in settings]) for name in names]
-    parameters = [axis for axis in axes if axis is not None and axis.different > 1]
-    found, measure = importance or _simple_importance(record)
+    declared = record.definition.space if isinstance(record.definition.space, Mapping) else {}
+    parameters = [_scaled(axis, declared.get(axis.name)) for axis in axes if axis is not None and axis.different > 1]
+    found, measure = _importance_of(record)
     order = {name: -value for name, value in found.items()}
     parameters.sort(key=lambda axis: order.get(axis.name, 1.0))
     return SearchView(record, drawn, parameters, addresses, found, measure)
+
+
+def _scaled(axis: Axis, described: object) -> Axis:
+    """Return an axis that is logarithmic exactly if the space says so. described: its entry in the space, if known."""
+    if not isinstance(described, Mapping) or "low" not in described:
+        return axis
+    return evolve(axis, logarithmic=described.get("log") is True)
 
 
 def search_sections(shown: SearchView) -> list[tuple[str, str, Markup]]:
@@ -239,9 +250,17 @@ def _row(shown: SearchView, trial: RecordedTrial, names: Sequence[str], is_best:
         "name": trial.name,
         "address": shown.addresses.get(trial.number, ""),
         "state": state_text(trial),
-        "reason": f": {trial.reason}" if trial.reason else "",
+        "reason": _because(trial),
         "cells": cells,
     }
+
+
+def _because(trial: RecordedTrial) -> str:
+    """Return why a trial ended as it did, after its state."""
+    if not trial.reason:
+        return ""
+    rest = trial.reason.removeprefix(f"{state_text(trial)} ")
+    return f" {rest}" if rest != trial.reason else f": {rest}"
 
 
 def _ways(shown: SearchView) -> Markup:
@@ -264,16 +283,42 @@ def _commands(shown: SearchView) -> Iterator[tuple[str, str]]:
         )
 
 
-def _simple_importance(record: ShownSearch) -> tuple[dict[str, float], str]:
-    complete = record.ended(TrialState.COMPLETE)[-MOST_DRAWN:]
+def _importance_of(record: ShownSearch) -> tuple[Mapping[str, float], str]:
+    """Return how much each parameter matters for the first objective, and how that was found."""
+    rated = [
+        (each, value)
+        for each in record.ended(TrialState.COMPLETE)[-MOST_EVALUATED:]
+        if (value := objective_of(each, 0)) is not None
+    ]
+    complete, objective = [each for each, _ in rated], [value for _, value in rated]
     names = dict.fromkeys(name for each in complete for name in each.parameters)
     values = {name: [each.parameters.get(name) for each in complete] for name in names}
+    everywhere = {name: each for name, each in values.items() if _is_known(each) and len(set(map(repr, each))) > 1}
+    if len(complete) >= FEWEST_TRIALS and len(set(objective)) > 1 and everywhere:
+        direction = MINIMIZE if record.objectives[0][1] else MAXIMIZE
+        found = installed_importances(everywhere, objective, direction)
+        if found is not None:
+            words = (
+                f"By optuna, for {len(complete):,} complete trials: how much each parameter decides whether a trial is "
+                "among the best. The values sum to 1. Parameters that some trials do not have are left out."
+            )
+            return found, words
     measure = (
         f"The share of the differences between {len(complete):,} complete trials that each parameter explains on its "
         "own: the adjusted correlation ratio of the objective's ranks over groups of similar values. What parameters "
         "do only together is not in it, so the shares need not add up to 1."
     )
-    return importances(values, [objective_of(each, 0) for each in complete]), measure
+    return importances(values, objective), measure
+
+
+def _is_known(values: Sequence[Any]) -> bool:
+    """Return whether all trials have a parameter, with a finite number or a short word."""
+    return all(
+        isinstance(each, bool)
+        or (isinstance(each, int | float) and abs(each) < LARGEST)
+        or (isinstance(each, str) and len(each) <= LONGEST_VALUE)
+        for each in values
+    )
 
 
 def _better(less: bool) -> str:

@@ -47,6 +47,9 @@ class ShownSearch:
     def objectives(self) -> list[tuple[str, bool]]:
         """The names of the objectives, and whether less is better, for each."""
         minimized = [each == MINIMIZE for each in self.definition.directions][:MOST_OBJECTIVES]
+        names = self.definition.metrics or []
+        if len(names) == len(self.definition.directions) and len(set(names)) == len(names):
+            return list(zip(names, minimized, strict=False))
         if len(minimized) == 1:
             return [("objective", minimized[0])]
         return [(f"objective {number}", less) for number, less in enumerate(minimized, 1)]

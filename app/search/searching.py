@@ -67,7 +67,7 @@ class SearchCall:
     compared by. seed: of the proposals. resume: True, False or "auto". timeout: seconds after which no further trial
     starts. catch: the errors after which a trial counts as failed; others end the search. collects: whether to collect
     garbage after each trial. keep: of how many of the best trials the checkpoints are kept; None for all. options: for
-    the backend.
+    the backend. metrics: the names of the objectives, where they are metrics.
     """
 
     backend: ChosenBackend
@@ -85,6 +85,7 @@ class SearchCall:
     collects: bool
     keep: int | None
     options: Mapping[str, Any]
+    metrics: Sequence[str] | None = None
 
     @property
     def definition(self) -> SearchDefinition:
@@ -96,6 +97,7 @@ class SearchCall:
             seed=self.seed,
             objective=self.aim.which,
             space=self.declared,
+            metrics=None if self.metrics is None else list(self.metrics),
         )
 
 

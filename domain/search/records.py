@@ -88,7 +88,8 @@ class SearchDefinition:
     backend: the name of the search backend. directions: minimize or maximize, for each objective. trials: how many are
     wanted; None if the backend decides. seed: of the proposals; None if the user passed a sampler. objective: whether a
     trial counts with its best or its last evaluation. space: the search space where it is data, such as that of a
-    recipe; None where it is a function. run: from which the names of the trials' runs are derived.
+    recipe; None where it is a function. run: from which the names of the trials' runs are derived. metrics: the names
+    of the objectives, where they are metrics.
     """
 
     backend: Text
@@ -98,6 +99,7 @@ class SearchDefinition:
     objective: Which = BEST
     space: Any = None
     run: Text | None = None
+    metrics: list[Text] | None = None
     schema: PositiveCount = SCHEMA
 
     def differences(self, other: SearchDefinition) -> list[str]:
@@ -106,7 +108,7 @@ class SearchDefinition:
         return [f"{name} was {shown(own)}, and is {shown(now)} now" for name, own, now in pairs if own != now]
 
 
-_COMPARED = ("backend", "directions", "seed", "objective", "space")
+_COMPARED = ("backend", "directions", "seed", "objective", "space", "metrics")
 
 
 @frozen

@@ -126,6 +126,7 @@ def _call(section: SearchSection, options: Namespace) -> SearchCall:
         collects=False,
         keep=section.keep_trials,
         options=given,
+        metrics=section.objectives or None,
     )
 
 

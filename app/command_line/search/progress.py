@@ -92,13 +92,14 @@ class SearchProgress:
         best = "" if self.best is None or trial.state is None else _number(self.best)
         cells = (f"{trial.number}", state, self._objectives_of(trial), best, duration_text(seconds))
         row = "".join(f"{cell} ".ljust(width) for cell, width in zip(cells, WIDTHS.values(), strict=True))
-        return row + (trial.reason or "") + (" " if trial.reason else "") + _parameters(trial.parameters)
+        reason = "" if not trial.reason else f"({trial.reason.removeprefix(f'{state} ')}) "
+        return f"{row}{reason}{_parameters(trial.parameters)}"
 
     def _line(self, trial: RecordedTrial) -> str:
         assert trial.state is not None
         text = f"trial {trial.number} {trial.state.value}"
         if trial.reason:
-            text += f" ({trial.reason})"
+            text += f" ({trial.reason.removeprefix(f'{trial.state.value} ')})"
         if objectives := self._objectives_of(trial):
             text += f", {'objective' if len(self.minimized) == 1 else 'objectives'} {objectives}"
         if self.best is not None:

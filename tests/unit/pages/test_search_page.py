@@ -162,3 +162,42 @@ def test_a_hostile_text_adds_no_element(text: str) -> None:
         return [(name, sorted(attributes)) for name, attributes in Elements(source).elements]
 
     assert elements(page(text)) == elements(page("harmless"))
+
+
+def test_objectives_have_the_names_of_their_metrics(tmp_path: Path) -> None:
+    """And axes are logarithmic where the space is."""
+    space = {"rate": {"low": 0.001, "high": 0.002, "log": True}, "decay": {"low": 0.001, "high": 0.9}}
+    definition = SearchDefinition("random", ["maximize"], 9, space=space, metrics=["accuracy"])
+    trials = [trial(number, COMPLETE, 0.1, rate=0.001 + number * 1e-4, decay=0.002 * 4**number) for number in range(4)]
+    content = search_content(ShownSearch("/runs/a", definition, trials))
+    data = content.document["trials"]
+    assert [each["name"] for each in data["objectives"]] == ["accuracy"]
+    assert {each["name"]: each["type"] for each in data["parameters"]} == {"rate": "log", "decay": "value"}
+    hostile = SearchDefinition("random", ["maximize"], 9, space={"rate": 3, "decay": ["low"]}, metrics=["a", "b"])
+    assert search_content(ShownSearch("/runs/a", hostile, trials)).document["trials"]["objectives"][0]["name"] == (
+        "objective"
+    )
+
+
+def importance_of(trials: list[RecordedTrial]) -> str:
+    content = search_content(ShownSearch("/runs/a", SearchDefinition("random", ["minimize"], 9), trials))
+    return next((str(each.content) for each in content.sections if each.identifier == "importance"), "")
+
+
+def test_importance_is_by_the_package_that_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By optuna; without it, and for trials that it has no result for, by the share that is explained."""
+    trials = [trial(number, COMPLETE, float(number % 5), a=number % 5, b=number % 2 == 0) for number in range(30)]
+    pytest.importorskip("optuna")
+    assert "By optuna, for 30 complete trials" in importance_of(trials)
+    monkeypatch.setattr("hexloop.app.assembly.searches._is_installed", lambda row: False)
+    simple = importance_of(trials)
+    assert "adjusted correlation ratio" in simple
+    assert simple.index(">a<") < simple.index(">b<")
+    assert "At least 8 complete trials" in importance_of(trials[:5])
+
+
+def test_importance_of_hostile_trials() -> None:
+    """Values of any kind are left to the simple measure."""
+    values: list[Any] = [None, [1], {"a": 2}, "x" * 500, 10**400, float("inf"), -1, True, "y", 0.5, 1e200, "z"]
+    trials = [trial(number, COMPLETE, float(number), a=value) for number, value in enumerate(values)]
+    assert "adjusted correlation ratio" in importance_of(trials)
