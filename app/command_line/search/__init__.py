@@ -25,7 +25,7 @@ from hexloop.app.recipe.search import SearchSection, space_of
 from hexloop.app.search.checkpoints import TrialCheckpoints
 from hexloop.app.search.results import default_compute_objective
 from hexloop.app.search.searching import Leader, SearchCall, SearchPlace
-from hexloop.app.search.trial import Aim
+from hexloop.domain.search.trial import Aim
 from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.domain.folders import Folder
 from hexloop.domain.run_folder import OWN
