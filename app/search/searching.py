@@ -36,7 +36,7 @@ from hexloop.domain.search.records import (
     read_search,
 )
 from hexloop.domain.search.selection import best_trials
-from hexloop.domain.search.trial import Aim, LiveTrial, ObjectiveError, SharedTrial, diverged
+from hexloop.domain.search.trial import Aim, LiveTrial, ObjectiveError, SharedTrial
 from hexloop.domain.wording import listed, shown
 from hexloop.ports.collectives import Collectives, Json
 from hexloop.ports.device import Device

@@ -297,7 +297,11 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "all frozen": ([{"params": "*", "frozen": True}], {}, "no parameter that is trained"),
     "of another": ([{"params": "*", "momentum": 0.9}], {}, "have no momentum"),
     "own groups": ([{"params": "*"}], {"optim": "lomo"}, ""),
-    "capture": ([{"params": "head", "optimizer": "sgd"}], {"capture_step": True, "torch_compile": True}, "one optimizer"),
+    "capture": (
+        [{"params": "head", "optimizer": "sgd"}],
+        {"capture_step": True, "torch_compile": True},
+        "one optimizer",
+    ),
 }
 
 
@@ -324,7 +328,9 @@ def test_a_model_without_layers_has_no_depth(tmp_path: Path) -> None:
             self.layers: Any = nn.Linear(FEATURES, 1)
 
     with pytest.raises(ConfigurationError, match="no numbered layers"):
-        small_trainer(tmp_path, parts={"model": net(kind=Flat)}, param_groups=[{"params": "*", "layer_decay": 0.5}]).train()
+        small_trainer(
+            tmp_path, parts={"model": net(kind=Flat)}, param_groups=[{"params": "*", "layer_decay": 0.5}]
+        ).train()
 
 
 def test_optimizers_of_the_user_stand(tmp_path: Path) -> None:

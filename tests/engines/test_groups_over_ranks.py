@@ -62,8 +62,14 @@ def test_rules_in_two_processes_are_those_of_one(setup: str, tmp_path: Path) -> 
     [
         ({"optim": "muon", **FSDP2}, "updates whole matrices"),
         ({"param_groups": RULES, **FSDP2}, "updates whole matrices"),
-        ({"param_groups": DEPTH, "deepspeed": {"zero_optimization": {"stage": 2}}}, "param_groups with the parallelism"),
-        ({"param_groups": DEPTH, "fsdp": "full_shard", "fsdp_config": {"version": 1}}, "param_groups with the parallel"),
+        (
+            {"param_groups": DEPTH, "deepspeed": {"zero_optimization": {"stage": 2}}},
+            "param_groups with the parallelism",
+        ),
+        (
+            {"param_groups": DEPTH, "fsdp": "full_shard", "fsdp_config": {"version": 1}},
+            "param_groups with the parallel",
+        ),
     ],
 )
 def test_what_an_engine_cannot_group_is_refused(arguments: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -76,7 +82,9 @@ def test_what_an_engine_cannot_group_is_refused(arguments: dict[str, Any], said:
 class Adding(TrainerCallback):
     """Adds a group of parameters that were trained, and in no group, at the start."""
 
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **_: Any) -> None:
+    def on_step_end(
+        self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **_: Any
+    ) -> None:
         if state.global_step == 3:
             inner = getattr(model, "module", model)
             optimizer.add_param_group({"params": [inner.out.bias], "lr": 0.02})
@@ -102,7 +110,9 @@ class Thawing(TrainerCallback):
 class AddingFrozen(TrainerCallback):
     """Adds a group of parameters whose gradients the processes do not exchange."""
 
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **_: Any) -> None:
+    def on_step_end(
+        self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **_: Any
+    ) -> None:
         if state.global_step == 3:
             layer = getattr(model, "module", model).layers[0].requires_grad_(True)
             optimizer.add_param_group({"params": list(layer.parameters()), "lr": 0.02})

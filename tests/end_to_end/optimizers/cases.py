@@ -125,6 +125,7 @@ MIX = {"betas": (*BETAS, 0.9999), "eps": EPSILON, "alpha": 5.0}
 EIGHT: Mapping[str, Any] = {"optim_bits": 8}
 PAGED: Mapping[str, Any] = {"is_paged": True}
 
+
 class Together:
     """Two optimizers that a plain loop steps as one."""
 

@@ -158,9 +158,7 @@ def test_hooks_and_a_closure_are_called_once() -> None:
     assert called == ["before", "closure", "after"]
 
 
-@pytest.mark.parametrize(
-    "group", [{"optimizer": "adam"}, {"params": "taken"}, {"optimizer": "sgd", "params": "taken"}]
-)
+@pytest.mark.parametrize("group", [{"optimizer": "adam"}, {"params": "taken"}, {"optimizer": "sgd", "params": "taken"}])
 def test_a_group_that_no_optimizer_can_have_is_refused(group: dict[str, Any]) -> None:
     model = Layered()
     composite = together(model)
@@ -280,7 +278,9 @@ def test_muon_with_adamw_is_both_by_hand() -> None:
         {"params": [each for name, each in one.named_parameters() if part[name] == wanted], "part": wanted}
         for wanted in ("muon", "adamw")
     ]
-    ours = MuonWithAdamW(groups, lr=0.01, muon_lr=0.05, weight_decay=0.1, muon_weight_decay=0.3, momentum=0.8, ns_steps=3)
+    ours = MuonWithAdamW(
+        groups, lr=0.01, muon_lr=0.05, weight_decay=0.1, muon_weight_decay=0.3, momentum=0.8, ns_steps=3
+    )
     by_hand = [
         Muon(matrices, lr=0.05, weight_decay=0.3, momentum=0.8, ns_steps=3, adjust_lr_fn="match_rms_adamw"),
         AdamW(others, lr=0.01, weight_decay=0.1),
