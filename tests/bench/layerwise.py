@@ -1,14 +1,13 @@
 """Memory of gradients and time of a step, at the end and layer by layer. Run as `python -m tests.bench.layerwise`.
 
-A chain of 24 layers of 1024 by 1024 takes training steps with AdamW in float32, in one process and in two with DDP. Memory
-is the most bytes that gradients have at the same time; buckets of torch's DDP, which are as large as all gradients, come
-on top. A time is the median of the steps after the first. The four ways take turns.
+A chain of 24 layers of 1024 by 1024 takes training steps with AdamW in float32, in one process and in two with DDP.
+Memory is the most bytes that gradients have at the same time; buckets of torch's DDP, which are as large as all
+gradients, come on top. A time is the median of the steps after the first. The four ways take turns.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import time
 from statistics import median
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from tests.engines.processes import QUIET, in_processes
 
 LAYERS, WIDTH, ROWS, STEPS, ROUNDS = 24, 1024, 32, 8, 3
-WAYS = {
+WAYS: dict[str, dict[str, Any]] = {
     "at the end": {},
     "layer-wise": {"optim_layerwise": True},
     "at the end, clipped": {"max_grad_norm": 1.0},
@@ -103,4 +102,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

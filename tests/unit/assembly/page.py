@@ -94,7 +94,7 @@ FEATURES: Mapping[str, Chosen] = {
 }
 
 WORDS = {
-    "args": SimpleNamespace(local_rank="*n*", past_index="*n*", torch_compile_mode="*mode*"),
+    "args": SimpleNamespace(local_rank="*n*", past_index="*n*", torch_compile_mode="*mode*", max_grad_norm="*n*"),
     "device": SimpleNamespace(kind="*device*"),
     "parallelism": SimpleNamespace(name="*engine*"),
     "precision": "*format*",
