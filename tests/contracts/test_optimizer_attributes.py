@@ -46,7 +46,7 @@ class InAttributes(SGD):
         self.parameters = [each for group in self.param_groups for each in group["params"]]
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         """Take a step that depends on all of these."""
         self.is_set_up = True
         self.count += 1
@@ -204,7 +204,7 @@ class Halves(Tensor):
 
     @staticmethod
     def __new__(cls, total: Tensor, rest: Tensor, kind: str) -> Any:
-        made: Any = Tensor._make_wrapper_subclass(cls, total.shape, dtype=total.dtype)  # type: ignore[attr-defined]
+        made: Any = Tensor._make_wrapper_subclass(cls, total.shape, dtype=total.dtype)
         return made
 
     def __init__(self, total: Tensor, rest: Tensor, kind: str) -> None:
@@ -212,7 +212,7 @@ class Halves(Tensor):
             raise ValueError(f"no kind {kind}")
         self.total, self.rest, self.kind = total, rest, kind
 
-    def dequantize(self) -> Tensor:  # type: ignore[override]
+    def dequantize(self) -> Tensor:
         """Return the plain tensor."""
         return self.total + self.rest
 
@@ -224,7 +224,7 @@ class Halves(Tensor):
         return cls(parts["total"], parts["rest"], *context)
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         if function is torch.ops.aten._to_copy.default:
             return cls(args[0].total.clone(), args[0].rest.clone(), args[0].kind)
         if function is torch.ops.aten.detach.default:
@@ -236,7 +236,7 @@ class WithHalves(SGD):
     """Keeps momentum in such a tensor."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         """Take a step."""
         for group in self.param_groups:
             for each in group["params"]:

@@ -201,7 +201,7 @@ class LambdaScheduler:
             if type(group["lr"]) is float:
                 group["lr"] = rate = base * own
             else:
-                rate = _rounded(base, own, group["lr"])
+                rate = _rounded(float(base), own, group["lr"])
                 set_rate(group, rate)
             rates.append(rate)
         scheduler._last_lr = rates

@@ -109,7 +109,7 @@ def stepped_by_hand(name: str) -> dict[str, Any]:
     if "bitsandbytes" in type(optimizer).__module__:
         optimizer.mng = object.__new__(type(optimizer.mng))  # the global one knows parameters by ids, which come again
         optimizer.mng.initialize()
-        optimizer.mng.override_config(model.embedding.weight, "optim_bits", 32)
+        optimizer.mng.override_config(model.get_parameter("embedding.weight"), "optim_bits", 32)
     is_constant = CASES[name].arguments.get("lr_scheduler_type") == "constant"
     if hasattr(optimizer, "train"):
         optimizer.train()

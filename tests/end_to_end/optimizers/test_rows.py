@@ -50,7 +50,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 @pytest.mark.parametrize(("name", "twist"), [("mine", 2), ("mine_by_row", 2)])
 def test_an_installed_package_adds_a_name(name: str, twist: int, tmp_path: Path) -> None:
     """By a class, which gets what its signature has, or by a row. `optim_args` are checked by the class."""
-    given = {"optim": name, "adam_beta1": 0.5, "weight_decay": 0.1, "optim_args": f"twist={twist}"}
+    given: dict[str, Any] = {"optim": name, "adam_beta1": 0.5, "weight_decay": 0.1, "optim_args": f"twist={twist}"}
     trainer = small_trainer(tmp_path, **given)
     trainer.train()
     optimizer: Any = trainer.optimizer
@@ -177,7 +177,7 @@ class TensorRate(torch.optim.SGD):
             group["lr"] = torch.tensor(lr)
         self.tensors = [group["lr"] for group in self.param_groups]
 
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         """Step, if the rates are tensors."""
         if not all(isinstance(group["lr"], Tensor) for group in self.param_groups):
             raise RuntimeError("lr was changed to a non-Tensor object")
@@ -234,7 +234,7 @@ def test_a_rate_that_is_a_tensor_is_filled(schedule: str, tmp_path: Path) -> Non
         else:
             parts = {"model": model, "optimizer_cls_and_kwargs": (kind, {"lr": 0.1, "momentum": 0.5})}
             arguments = {"lr_scheduler_type": schedule, **own}
-        saving = {"save_strategy": "steps", "save_steps": 3, "max_steps": 8}
+        saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 3, "max_steps": 8}
         trainer = small_trainer(folder, parts={**parts, "eval_dataset": rows(4)}, **arguments, **saving)
         trainer.train(resume_from_checkpoint=resume_from)
         return trainer
