@@ -229,7 +229,7 @@ def test_gradient_checkpointing_of_an_unsupported_model_is_refused(tmp_path: Pat
 @pytest.mark.parametrize(
     ("given", "word"),
     [
-        ({"optim": "adamw_torch_npu_fused"}, "torch_npu"),
+        ({"optim": "galore_adamw"}, "optim_target_modules"),
         ({"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"powr": 2}}, "power"),
     ],
 )
@@ -249,7 +249,7 @@ def test_all_problems_of_a_run_are_reported_at_once(tmp_path: Path) -> None:
     )  # fmt: skip
     assert len(refused_before_the_first_step(trainer)) == 4
     trainer.train_dataset = rows(4)
-    trainer.args.optim = "adamw_torch_npu_fused"
+    trainer.args.optim = "galore_adamw"
     assert len(refused_before_the_first_step(trainer)) == 4
 
 

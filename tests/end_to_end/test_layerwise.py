@@ -188,6 +188,29 @@ def test_losses_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-6, abs=1e-6)
 
 
+@pytest.mark.parametrize("name", ["galore_adamw", "galore_adafactor", "apollo_adamw"])
+def test_groups_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """With `reproduce` the class, its options and the groups are; otherwise the groups have a weight decay."""
+    model = Words()
+    model.frozen.requires_grad_(True)
+    given = {"optim": name, "weight_decay": 0.1, "adam_beta1": 0.8, "use_cpu": True, "report_to": "none", **TARGETS}
+    found = []
+    for library, further in ((hexloop, {"reproduce": "transformers"}), (transformers, {}), (hexloop, {})):
+        args = library.TrainingArguments(output_dir=str(tmp_path), **given, **further)
+        made, options = library.Trainer.get_optimizer_cls_and_kwargs(args, model)
+        groups = [
+            {**group, "params": sorted(map(id, group["params"])), "weight_decay": group.get("weight_decay", 0.0)}
+            for group in options.pop("params")
+        ]
+        options.pop("no_deprecation_warning", None)
+        found.append((made, options, groups))
+    assert found[0] == found[1]
+    assert found[2][0] is found[1][0]
+    assert [group["weight_decay"] for group in found[2][2]] == [0.1, 0.0, 0.1]
+    adam = name != "galore_adafactor"
+    assert found[2][1].get("betas") == ((0.8, 0.999) if adam else None)
+
+
 @pytest.mark.parametrize("name", ["Lomo", "AdaLomo"])
 def test_lomo_is_that_of_its_package(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The weights are those of the package's class, driven as the package says: `fused_backward` with each loss."""

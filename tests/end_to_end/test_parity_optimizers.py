@@ -120,13 +120,12 @@ EVERY_ARGUMENT: dict[str, dict[str, Any]] = {
 }
 
 
-OF_PARAMETERS = [
-    name for name, row in OPTIMIZERS.items() if runs_here(row) and not (row.needs_targets or row.layer_wise)
-]
-"""The optimizers that are made without the model."""
+def takes_groups(row: Any) -> bool:
+    """Return whether both libraries pass the usual parameter groups to a class; see `test_layerwise.py` for others."""
+    return not (row.needs_targets or row.layer_wise)
 
 
-@pytest.mark.parametrize("name", OF_PARAMETERS)
+@pytest.mark.parametrize("name", [name for name, row in OPTIMIZERS.items() if runs_here(row) and takes_groups(row)])
 def test_what_is_passed_to_the_class_is_what_transformers_passes(name: str, tmp_path: Path) -> None:
     """With `reproduce` it is the same, but for what a CPU without Triton needs; otherwise Adam's options are added."""
     own = {"learning_rate": 0.01, "adam_beta1": 0.8, "adam_epsilon": 1e-6, "weight_decay": 0.1}

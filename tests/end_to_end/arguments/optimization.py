@@ -62,6 +62,13 @@ def _(bench: Bench) -> None:
     assert "GaLore and APOLLO" in bench.remark(optim_target_modules=["layers"])
 
 
+@shows("optim_layerwise")
+def _(bench: Bench) -> None:
+    given = {"optim": "adamw_torch", "num_train_epochs": 2}
+    assert same_weights(bench.weights(optim_layerwise=True, **given), bench.weights(**given))
+    assert "precision fp16" in bench.refusal(optim_layerwise=True, fp16=True)
+
+
 @shows("weight_decay")
 def _(bench: Bench) -> None:
     decays = {group["weight_decay"] for group in bench.optimizer(weight_decay=0.5).param_groups}

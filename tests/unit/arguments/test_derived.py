@@ -131,7 +131,7 @@ def test_dictionaries_equal_transformers() -> None:
     own |= {"capture_step", "compile_buckets", "save_full_model"}
     own |= {"log_goodput", "peak_flops", "profile"}
     own |= {"fp8"}
-    own |= {"chunked_loss", "loss_type", "log_token_accuracy"}
+    own |= {"optim_layerwise", "chunked_loss", "loss_type", "log_token_accuracy"}
     own |= {"packing", "packing_strategy", "max_length", "padding_free", "tokens_per_batch", "eval_packing"}
     own |= {"pad_to_multiple_of"}
     own |= {"optim_layerwise", "param_groups", "ema_decay", "ema_start_step", "ema_update_every", "ema_weights"}
