@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,12 +16,19 @@ from torch import nn
 
 import hexloop
 from hexloop import ConfigurationError, Trainer, TrainingArguments
-from hexloop.adapters.trainable.torch.optimizers import OPTIMIZERS, choose_optimizer
+from hexloop.adapters.trainable.torch.optimizers import ALIASES, OPTIMIZERS, Row, choose_optimizer, row_named
+from hexloop.app.arguments.choices import OWN_OPTIMIZERS
 from tests.end_to_end.parity.compare import Tolerance, assert_same_log, assert_same_weights
 from tests.end_to_end.parity.data import samples_for
 from tests.end_to_end.parity.models import make_model
 from tests.end_to_end.parity.runs import BOTH, run_both
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
+
+
+def runs_here(row: Row) -> bool:
+    """Return whether an optimizer can be made on a CPU with the packages of the tests."""
+    return row.refused is None and not row.only_on
+
 
 STEPS = 12
 """Updates of a comparison: enough for every kind of state to be used again."""
@@ -40,11 +47,6 @@ CASES: dict[str, dict[str, Any]] = {
 def arguments_of(case: str, **further: Any) -> dict[str, Any]:
     common = {"optim": case.partition(",")[0], "max_steps": STEPS, "per_device_train_batch_size": 4}
     return {**common, "weight_decay": 0.05, "warmup_steps": 3, **CASES[case], **further}
-
-
-def test_every_optimizer_is_compared() -> None:
-    """The cases cover every optimizer that hexloop creates, but one: transformers' package for it is gone."""
-    assert {case.partition(",")[0] for case in CASES} == set(BUILT_IN) - {"adamw_anyprecision"}
 
 
 @pytest.mark.one_in(4)
@@ -94,20 +96,46 @@ def test_a_run_resumes_exactly(given: dict[str, Any], tmp_path: Path) -> None:
     assert not list((tmp_path / "whole").rglob("*.pt"))
 
 
-@pytest.mark.parametrize("name", [member.value for member in hexloop.OptimizerNames])
-def test_every_optimizer_name_is_supported_or_refused(name: str) -> None:
-    """Each of transformers' names creates an optimizer, or is refused with what to install or use instead."""
-    if name in BUILT_IN:
-        assert issubclass(choose_optimizer(name, 0.1, (0.9, 0.99), 1e-8, None, "cpu")[0], torch.optim.Optimizer)
+def test_the_table_has_the_names_of_transformers_and_own_ones() -> None:
+    """Those of version 5, and those that arguments take besides."""
+    assert OPTIMIZERS.keys() == {*(member.value for member in hexloop.OptimizerNames), *OWN_OPTIMIZERS}
+    for name in OWN_OPTIMIZERS:
+        assert TrainingArguments("out", optim=name).optim == name
+        assert TrainingArguments("out").set_optimizer(name).optim == name
+
+
+@pytest.mark.parametrize(("old", "today"), ALIASES.items())
+def test_names_of_earlier_releases_are_torchs_own(old: str, today: str) -> None:
+    """The row that replaces them makes the optimizer."""
+    assert row_named(old) is OPTIMIZERS[today]
+
+
+EVERY_ARGUMENT: dict[str, dict[str, Any]] = {
+    "ademamix": {"optim_args": "beta3=0.99,alpha=3,t_alpha=7,t_beta3=9,beta1=0.7,eps=1e-5"},
+    "stable_adamw": {"optim_args": "max_lr=0.1"},
+    "grokadamw": {"optim_args": "alpha_init=0.9,lamb=1,gamma=0.2,grokking_signal_decay_rate=0.3,gradient_clipping=2"},
+    "schedule_free_adamw": {"optim_args": "r=0.5,weight_lr_power=1", "warmup_steps": 4},
+    "schedule_free_sgd": {"optim_args": "r=0.5", "warmup_steps": 4},
+    "adamw_torch_4bit": {"optim_args": "bf16_stochastic_round=True"},
+}
+
+
+@pytest.mark.parametrize("name", [name for name, row in OPTIMIZERS.items() if runs_here(row)])
+def test_what_is_passed_to_the_class_is_what_transformers_passes(name: str, tmp_path: Path) -> None:
+    """With `reproduce` it is the same, but for what a CPU without Triton needs; otherwise Adam's options are added."""
+    own = {"learning_rate": 0.01, "adam_beta1": 0.8, "adam_epsilon": 1e-6, "weight_decay": 0.1}
+    given = {"optim": name, "output_dir": str(tmp_path), "use_cpu": True, **own, **EVERY_ARGUMENT.get(name, {})}
+    args = TrainingArguments(reproduce="transformers", **given)
+    made, kwargs = Trainer.get_optimizer_cls_and_kwargs(args)
+    every = Trainer.get_optimizer_cls_and_kwargs(TrainingArguments(**given))
+    if name in ("adamw_torch_fp8", "adamw_anyprecision"):  # of hexloop alone
+        assert every == (made, kwargs)
         return
-    with pytest.raises(ConfigurationError, match=rf"^optim='{name}' is not supported: .*; (install|choose) ") as caught:
-        choose_optimizer(name, 0.1, (0.9, 0.99), 1e-8, None, "cpu")
-    assert len(caught.value.problems) == 1
-
-
-def test_the_table_of_optimizers_has_no_duplicates() -> None:
-    """It contains the names of version 5."""
-    assert OPTIMIZERS.keys() == {member.value for member in hexloop.OptimizerNames}
+    theirs, passed = transformers.Trainer.get_optimizer_cls_and_kwargs(transformers.TrainingArguments(**given))
+    triton = {"triton": False} if name == "stable_adamw" else {}
+    assert (made, kwargs) == (theirs, {**passed, **triton})
+    adam = {"betas": (0.8, 0.999), "eps": 1e-6} if name == "grokadamw" else {}
+    assert every == (theirs, {**kwargs, **adam})
 
 
 def test_adafactor_without_transformers() -> None:
@@ -118,7 +146,7 @@ def test_adafactor_without_transformers() -> None:
         "choose_optimizer('adafactor', 0.1, (0.9, 0.99), 1e-8, None, 'cpu')"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert "not installed; install hexloop[transformers], or choose adamw_torch." in ended.stderr
+    assert "which is not installed; install hexloop[transformers], or choose adamw_torch." in ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -128,6 +156,10 @@ def test_adafactor_without_transformers() -> None:
         ("sgd", "lr=0.9", "lr cannot be set there; use learning_rate"),
         ("rmsprop", "zzz=1,qqq=2", "RMSprop has no zzz; choose among .*RMSprop has no qqq"),
         ("adafactor", "relative_step=True", "relative_step computes its own rates"),
+        ("sgd", "momentum=fast", "momentum=fast is not valid: it takes a number; give one"),
+        ("adafactor", "warmup_init=perhaps", "warmup_init=perhaps is not valid: it takes True or False; give one"),
+        ("adamw_torch_8bit", "block_size=2.5", "block_size=2.5 is not valid: it takes a whole number; give one"),
+        ("sgd", "beta1=0.9", "SGD has no beta1"),
         ("sdg", None, "There is no optimizer optim='sdg'; did you mean 'sgd'"),
     ],
 )
@@ -143,6 +175,27 @@ def test_a_decay_that_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
         _, options = choose_optimizer("sgd", 0.1, (0.9, 0.99), 1e-8, "weight_decay=0.1,nesterov=YES,momentum=1", "cpu")
     assert options == {"lr": 0.1, "weight_decay": 0.1, "nesterov": True, "momentum": 1.0}
     assert "weight_decay in optim_args has no effect" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "wanted"),
+    [
+        ("adamw_torch", "beta2=0.5", {"betas": (0.9, 0.5)}),
+        ("adamw_torch", "betas=(0.5, 0.6), eps=1e-3", {"betas": (0.5, 0.6), "eps": 1e-3}),
+        ("adamw_torch", "foreach=None,amsgrad=1", {"foreach": None, "amsgrad": True}),
+        ("adafactor", "eps=(1e-20,1e-2),beta1=0.9,clip_threshold=2", {"eps": (1e-20, 1e-2), "beta1": 0.9}),
+        ("ademamix", "beta3=0.99,t_alpha=1e2,alpha=3", {"betas": (0.9, 0.99, 0.99), "t_alpha": 100, "alpha": 3.0}),
+        ("stable_adamw", "kahan_sum=False,max_lr=1,decouple_lr=yes", {"kahan_sum": False, "max_lr": 1.0}),
+        ("adamw_anyprecision", "momentum_dtype=bfloat16,rounding=stochastic", {"momentum_dtype": torch.bfloat16}),
+        ("adamw_torch_8bit", "block_size=128", {"block_size": 128}),
+    ],
+)
+def test_options_have_the_types_of_the_signature(name: str, text: str, wanted: dict[str, Any]) -> None:
+    """Texts become numbers, truth values, tuples, None or torch's types."""
+    _, options = choose_optimizer(name, 0.1, (0.9, 0.99), 1e-8, text, "cpu")
+    found = {key: options[key] for key in wanted}
+    assert found == wanted
+    assert {key: type(value) for key, value in found.items()} == {key: type(value) for key, value in wanted.items()}
 
 
 class TwoRates(Trainer):
@@ -222,47 +275,26 @@ def test_an_optimizer_class_and_its_options(make: Any, sizes: list[int], tmp_pat
     assert counts == [sizes, sizes]
 
 
-BITSANDBYTES = """
-import torch
+@pytest.mark.parametrize("name", ["adamw_bnb_8bit", "paged_lion_8bit", "rmsprop_bnb_8bit", "adamw_torch", "lion_32bit"])
+@pytest.mark.parametrize("given_as", ["name", "class"])
+def test_embeddings_keep_32_bit_state(name: str, given_as: str, tmp_path: Path) -> None:
+    """With an optimizer of 8 bits of bitsandbytes, as in transformers; no global table grows with the models."""
+    from bitsandbytes.optim import GlobalOptimManager
 
-class Manager:
-    overrides = []
-    def register_module_override(self, module, name, options):
-        self.overrides.append((type(module).__name__, name, options))
-
-class GlobalOptimManager:
-    made = Manager()
-    @classmethod
-    def get_instance(cls):
-        return cls.made
-
-class AdamW(torch.optim.SGD):
-    def __init__(self, params, lr, optim_bits=32):
-        super().__init__(params, lr=lr)
-"""
-
-
-@pytest.mark.parametrize("bits", [8, 32])
-def test_embeddings_keep_32_bit_state(bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An 8-bit optimizer of bitsandbytes is told so, as in transformers. A stand-in for the package records it."""
-    (tmp_path / "bitsandbytes").mkdir()
-    (tmp_path / "bitsandbytes" / "optim.py").write_text(BITSANDBYTES)
-    (tmp_path / "bitsandbytes" / "__init__.py").write_text("from bitsandbytes import optim\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    for name in ("bitsandbytes", "bitsandbytes.optim"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    stand_in = importlib.import_module("bitsandbytes.optim")
-    told = []
-    for library in (hexloop, transformers):
-        args = library.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
-        model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2))
-        given = (stand_in.AdamW, {"lr": 0.1, "optim_bits": bits})
-        cast(Any, library.Trainer)(model=model, args=args, optimizer_cls_and_kwargs=given).create_optimizer()
-        told.append(list(stand_in.GlobalOptimManager.made.overrides))
-        stand_in.GlobalOptimManager.made.overrides.clear()
-    for name in ("bitsandbytes", "bitsandbytes.optim"):
-        sys.modules.pop(name, None)
-    assert told[0] == told[1] == ([("Embedding", "weight", {"optim_bits": 32})] if bits == 8 else [])
+    before = len(GlobalOptimManager.get_instance().module_weight_config_triple)
+    model = nn.Sequential(nn.Embedding(80, 64), nn.Linear(64, 80))
+    args = TrainingArguments(str(tmp_path), optim=name, use_cpu=True, report_to="none")
+    parts = {"optimizer_cls_and_kwargs": Trainer.get_optimizer_cls_and_kwargs(args)} if given_as == "class" else {}
+    optimizer = Trainer(model, args, **parts).create_optimizer()  # type: ignore[arg-type]
+    model(torch.arange(80)).square().mean().backward()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Paged optimizers are not supported on CPU")
+        optimizer.step()
+    kept = [
+        optimizer.state[layer.weight]["state1"].dtype for layer in model if "state1" in optimizer.state[layer.weight]
+    ]
+    assert kept == {"adamw_torch": [], "lion_32bit": [torch.float32] * 2}.get(name, [torch.float32, torch.uint8])
+    assert len(GlobalOptimManager.get_instance().module_weight_config_triple) == before
 
 
 @pytest.mark.parametrize("metric", [None, "eval_loss"])

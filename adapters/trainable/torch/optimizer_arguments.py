@@ -99,17 +99,21 @@ def _name(optimizer_class: Any) -> str:
 
 
 def _kinds(default: Any, annotation: Any) -> list[str]:
-    """Return the types that a value may have: that of the default, and those that the annotation names."""
+    """Return the types that a value may have: those that the annotation names, else that of the default.
+
+    A whole number as default says that other numbers are not taken, but for 0 without an annotation.
+    """
     named = "" if annotation in (None, inspect.Parameter.empty) else _spelled(annotation).lower()
-    kinds = [] if default in (None, inspect.Parameter.empty) else [_kind_of(default)]
-    kinds += [kind for kind in KINDS if kind in named and kind not in kinds]
-    if "float" in kinds and "int" in kinds:
-        kinds.remove("int")  # a float takes whole numbers, too
-        kinds.remove("float")
-        kinds += ["int", "float"] if isinstance(default, int) else ["float"]
+    if "callable" in named:
+        return ["None"]
+    kinds = ["tuple"] if "tuple" in named else [kind for kind in KINDS if kind in named]
+    if not kinds and default not in (None, inspect.Parameter.empty):
+        kinds = ["float"] if type(default) is int and default == 0 else [_kind_of(default)]
+    if "float" in kinds and "int" in kinds:  # a float takes whole numbers, too
+        kinds.remove("int")
     if default is None or "none" in named or "optional" in named:
         kinds.append("None")
-    return kinds if kinds and kinds != ["None"] else ["flag", "int", "float", "None", "tuple", "str"]
+    return kinds if kinds not in ([], ["None"]) else ["flag", "int", "float", "None", "tuple", "str"]
 
 
 def _spelled(annotation: Any) -> str:

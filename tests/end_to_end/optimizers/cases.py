@@ -38,19 +38,19 @@ class Case:
     """How one name is tried.
 
     arguments: of the run, besides `GIVEN` and `optim`. by_hand: makes an optimizer of the original class for parameter
-    groups; it is stepped by a plain loop. close: how close two computations of the same losses are, relatively.
+    groups; it is stepped by a plain loop. close, close_over_ranks: how far its losses may be from these, and
+    from those of two processes, relatively.
     refused: what the error says if it cannot be made on a CPU; nothing else is tried. alone: why it is not compared
-    with transformers. differs: why its losses are others there. ranks: what the error says under DDP; empty if it
-    trains. note: more for the page.
+    with transformers. differs: why its losses are others there. note: more for the page.
     """
 
     arguments: Mapping[str, Any] = MappingProxyType({})
     by_hand: Callable[[Groups], Any] | None = None
     close: float = 1e-6
+    close_over_ranks: float = 1e-4
     refused: str = ""
     alone: str = ""
     differs: str = ""
-    ranks: str = ""
     note: str = ""
 
 
@@ -67,6 +67,14 @@ def bitsandbytes(path: str, **options: Any) -> Case:
     """Return the row of an optimizer of bitsandbytes; by hand, its state of embeddings has 32 bits as well."""
     note = "on a CPU, state is not paged" if options.get("is_paged") else ""
     return Case(by_hand=made(f"bitsandbytes.optim:{path}", **options), note=note)
+
+
+def schedule_free(path: str, **options: Any) -> Case:
+    """Return the row of a schedule-free optimizer, which counts its own warmup; its rate does not fall."""
+    return Case(
+        arguments={"lr_scheduler_type": "constant", "warmup_steps": options.get("warmup_steps", 0)},
+        by_hand=made(f"schedulefree:{path}", **options),
+    )
 
 
 MIX = {"betas": (*BETAS, 0.9999), "eps": EPSILON, "alpha": 5.0}
@@ -119,9 +127,10 @@ CASES: Mapping[str, Case] = {
         by_hand=made("grokadamw:GrokAdamW", **ADAM),
         differs="Adam's betas and epsilon do not reach it there",
     ),
+    "schedule_free_adamw": schedule_free("AdamWScheduleFree", warmup_steps=4, **ADAM),
+    "schedule_free_radam": schedule_free("RAdamScheduleFree", **ADAM),
+    "schedule_free_sgd": schedule_free("SGDScheduleFree", warmup_steps=4),
     "stable_adamw": Case(by_hand=made("optimi:StableAdamW", triton=False, **ADAM)),
-    **{
-        name: Case(refused=row.refused[0]) for name, row in OPTIMIZERS.items() if row.refused is not None
-    },
+    **{name: Case(refused=row.refused[0]) for name, row in OPTIMIZERS.items() if row.refused is not None},
 }
 """One row per name of `OPTIMIZERS`."""

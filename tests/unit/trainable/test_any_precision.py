@@ -223,10 +223,9 @@ def test_the_bits_follow_from_seed_step_and_parameter() -> None:
     ("options", "dtype", "wanted"),
     [
         ("rounding=stochastik", torch.bfloat16, "rounding=stochastik of adamw_anyprecision, but there is no such"),
-        ("momentum_dtype=int8", torch.bfloat16, "momentum_dtype=int8 of adamw_anyprecision, but it takes float32"),
+        ("momentum_dtype=int8", torch.bfloat16, "momentum_dtype=torch.int8 of adamw_anyprecision, but it takes float32"),
         ("rounding=stochastic,use_kahan_summation=true", torch.bfloat16, "leave one of them out"),
         ("rounding=stochastic", torch.float16, "the model has weights in float16, and it rounds to bfloat16"),
-        ("seed=0.5", torch.bfloat16, "it takes a whole number; give one"),
     ],
 )
 def test_options_that_do_not_fit(options: str, dtype: torch.dtype, wanted: str) -> None:
