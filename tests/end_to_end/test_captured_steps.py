@@ -278,3 +278,12 @@ def test_it_is_refused_before_the_first_step(case: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=message):
         small_trainer(tmp_path, kind, parts={"model": model}, capture_step=True, **given).train()
     assert same_weights(before, {name: each.detach().clone() for name, each in model.state_dict().items()})
+
+
+def test_averages_follow_captured_steps(tmp_path: Path) -> None:
+    """They are updated after each step, recorded or not, and evaluations replace the weights in the same memory."""
+    evaluated = {"eval_dataset": rows(8, seed=1), "eval_strategy": "steps", "eval_steps": 5}
+    captured, plain = both(tmp_path, ema_decay=0.9, **evaluated)
+    assert_same(captured, plain)
+    device = captured.adapters.device
+    assert device.replayed > 3 * device.recorded > 0

@@ -132,3 +132,23 @@ def test_a_policy_that_the_program_lacks_is_named(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("hexloop.app.assembly.torch.saved_weights.POLICIES", POLICIES)
     with pytest.raises(CheckpointError, match="holds what the policy 'trained only' saves of a model"):
         hexloop.export_checkpoint(tmp_path / "checkpoint-2", tmp_path / "exported")
+
+
+def test_a_policy_of_its_own_saves_averages(tmp_path: Path) -> None:
+    """It knows nothing of them: what it exports is copied while they are in the model. A folder beside is refused."""
+
+    def make(**given: Any) -> Any:
+        parts = {"model": net(kind=Half), "train_dataset": rows(32)}
+        return small_trainer(tmp_path, parts=parts, max_steps=4, save_strategy="steps", save_steps=2, **given)
+
+    trainer = make(ema_decay=0.5)
+    trainer.train()
+    saved, whole = load_file(tmp_path / "checkpoint-4/model.safetensors"), weights(trainer)
+    assert same_weights(saved, {name: whole[name] for name in saved})
+    trained = load_file(tmp_path / "checkpoint-4/averages.safetensors")
+    assert not same_weights(saved, {name: trained[f"training.{name}"] for name in saved})
+    resumed = make(ema_decay=0.5)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert same_weights(weights(resumed), whole)
+    with pytest.raises(hexloop.ConfigurationError, match="exports the weights of the model in its own way"):
+        make(ema_decay=0.5, ema_weights="beside").train()

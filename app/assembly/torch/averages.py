@@ -84,15 +84,15 @@ def _refuse(parts: TrainerParts, optimizer: Any, switches: bool, moving: bool) -
         )
     if moving and parts.args.ema_weights == "beside":
         policy = saved_weights(parts.unwrapped_model)
-        if policy.saved_as(parts.args):
-            raise ConfigurationError(
-                "ema_weights='beside' cannot be used with adapters of PEFT, whose files are in folders of the "
-                "adapters' names; set ema_weights='instead', or save_full_model=True."
-            )
         if not _takes_layouts(policy):
             raise ConfigurationError(
                 f"ema_weights='beside' cannot be used with the policy {type(policy).__name__}, which exports the "
                 "weights of the model in its own way; set ema_weights='instead'."
+            )
+        if policy.saved_as(parts.args):
+            raise ConfigurationError(
+                "ema_weights='beside' cannot be used with adapters of PEFT, whose files are in folders of the "
+                "adapters' names; set ema_weights='instead', or save_full_model=True."
             )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load
 
 from hexloop import TrainerCallback, reading_limits
 from hexloop.adapters.hub import MemoryHub
@@ -475,3 +476,19 @@ def test_errors_of_a_hub_are_storage_errors() -> None:
     """So that scripts can catch both kinds at once."""
     assert issubclass(RefusedError, StorageError)
     assert issubclass(UnavailableError, StorageError)
+
+
+@pytest.mark.parametrize("averages", ["instead", "beside"])
+def test_averages_are_published(averages: str, tmp_path: Path) -> None:
+    """In place of the trained weights or in a folder beside them, and never what only a resumed run needs."""
+    hub = MemoryHub()
+    given = {"push_to_hub": True, "hub_model_id": "me/model", "save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+    trainer = small_trainer(tmp_path, parts={"hub": hub}, **given, ema_decay=0.5, ema_weights=averages)
+    trainer.train()
+    trainer.push_to_hub()
+    published = newest(hub)
+    files = {name: load(data) for name, data in published.items() if name.endswith(".safetensors")}
+    assert files.keys() == {"model.safetensors", *(["ema/model.safetensors"] if averages == "beside" else [])}
+    assert same_weights(files["model.safetensors"], weights(trainer))
+    for path in ("checkpoint-4/ema/model.safetensors",) if averages == "beside" else ():
+        assert same_weights(files["ema/model.safetensors"], load((tmp_path / path).read_bytes()))
