@@ -66,7 +66,9 @@ def matcher_of(patterns: Sequence[str]) -> Callable[[str], bool]:
 
 def _expression(pattern: str) -> str:
     """Return the regular expression of a pattern: of the whole name, or of the modules at its start."""
-    whole = translate(pattern)  # "(?s:...)" and the end; stars are atomic groups, which do not backtrack into each other
+    whole = translate(
+        pattern
+    )  # "(?s:...)" and the end; stars are atomic groups, which do not backtrack into each other
     return whole if pattern.endswith("*") else rf"{whole[:-2]}(?:\.|\Z)"
 
 

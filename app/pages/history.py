@@ -168,7 +168,9 @@ class RecordedGroup:
 
 def groups_in(value: Any) -> list[RecordedGroup]:
     """Return the parameter groups in a note of the journal, the first ones. Facts of other types are left out."""
-    return [_group_in(each) for each in (value if isinstance(value, list) else [])[:MOST_GROUPS] if isinstance(each, dict)]
+    return [
+        _group_in(each) for each in (value if isinstance(value, list) else [])[:MOST_GROUPS] if isinstance(each, dict)
+    ]
 
 
 def _group_in(group: Mapping[str, Any]) -> RecordedGroup:

@@ -69,7 +69,7 @@ def ruled(folder: Path, rules: Any, **given: Any) -> Any:
 
 
 def is_decayed(name: str) -> bool:
-    return not (name.endswith("bias") or name.endswith(".1.weight"))
+    return not name.endswith(("bias", ".1.weight"))
 
 
 def by_hand(chosen: Callable[[str], dict[str, Any] | None], make: Callable[[list[dict[str, Any]]], Any]) -> Any:
@@ -234,7 +234,8 @@ def test_schedules_of_a_metric_change_each_rate(kind: str, tmp_path: Path) -> No
     """From its own base; the run resumes bitwise."""
     given = {
         "lr_scheduler_type": kind, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 4,
-        "lr_scheduler_kwargs": {"patience": 0, "factor": 0.5, "mode": "max", "min_lr": 1e-6}, "metric_for_best_model": "loss", "greater_is_better": True,
+        "lr_scheduler_kwargs": {"patience": 0, "factor": 0.5, "mode": "max", "min_lr": 1e-6},
+        "metric_for_best_model": "loss", "greater_is_better": True,
     }  # fmt: skip
     rules = [{"params": "head", "learning_rate": 0.04}]
 
@@ -297,7 +298,11 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "all frozen": ([{"params": "*", "frozen": True}], {}, "no parameter that is trained"),
     "of another": ([{"params": "*", "momentum": 0.9}], {}, "have no momentum"),
     "own groups": ([{"params": "*"}], {"optim": "lomo"}, ""),
-    "capture": ([{"params": "head", "optimizer": "sgd"}], {"capture_step": True, "torch_compile": True}, "one optimizer"),
+    "capture": (
+        [{"params": "head", "optimizer": "sgd"}],
+        {"capture_step": True, "torch_compile": True},
+        "one optimizer",
+    ),
 }
 
 
@@ -324,7 +329,9 @@ def test_a_model_without_layers_has_no_depth(tmp_path: Path) -> None:
             self.layers: Any = nn.Linear(FEATURES, 1)
 
     with pytest.raises(ConfigurationError, match="no numbered layers"):
-        small_trainer(tmp_path, parts={"model": net(kind=Flat)}, param_groups=[{"params": "*", "layer_decay": 0.5}]).train()
+        small_trainer(
+            tmp_path, parts={"model": net(kind=Flat)}, param_groups=[{"params": "*", "layer_decay": 0.5}]
+        ).train()
 
 
 def test_optimizers_of_the_user_stand(tmp_path: Path) -> None:
@@ -334,7 +341,7 @@ def test_optimizers_of_the_user_stand(tmp_path: Path) -> None:
         small_trainer(tmp_path, kind=Wrong, parts={"model": deep()}, param_groups=rules).train()
     kept = small_trainer(tmp_path, kind=Wrapping, parts={"model": deep()}, param_groups=rules)
     kept.train()
-    assert [group["eps"] for group in kept.optimizer.param_groups][0] == 1e-3
+    assert kept.optimizer.param_groups[0]["eps"] == 1e-3
     assert kept.optimizer.param_groups[-1]["name"] == "head"
     model = deep()
     parts = {"model": model, "optimizers": (SGD(model.parameters(), 0.1), None)}

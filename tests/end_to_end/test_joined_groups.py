@@ -76,7 +76,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "greedy": {"lr_scheduler_type": "greedy", "eval_strategy": "steps", "eval_steps": 1},
     "muon": {"optim": "muon"},
-    "rules": {"param_groups": [{"params": "layers.0", "learning_rate": 0.03}, {"params": "*.bias", "except": "layers.0"}]},
+    "rules": {
+        "param_groups": [{"params": "layers.0", "learning_rate": 0.03}, {"params": "*.bias", "except": "layers.0"}]
+    },
     "several": {"param_groups": [{"params": "layers.3", "optimizer": "sgd"}]},
     "in the foreground": {"save_async": False, "fp16": True},
 }  # fmt: skip
@@ -141,7 +143,9 @@ def test_what_is_unfrozen_trains_as_by_hand(tmp_path: Path, caplog: Any) -> None
         trainer.train()
     model = frozen()
     first, last = model.layers[0], model.layers[3]
-    optimizer = AdamW([{"params": [last.weight], "weight_decay": 0.1}, {"params": [last.bias], "weight_decay": 0.0}], lr=0.01)
+    optimizer = AdamW(
+        [{"params": [last.weight], "weight_decay": 0.1}, {"params": [last.bias], "weight_decay": 0.0}], lr=0.01
+    )
     data = rows(16)
     for step in range(STEPS):
         if step == CHANGED_AT:
@@ -157,7 +161,10 @@ def test_what_is_unfrozen_trains_as_by_hand(tmp_path: Path, caplog: Any) -> None
     for name, weight in model.named_parameters():
         torch.testing.assert_close(trainer.model.get_parameter(name), weight, rtol=0, atol=1e-7)
     said = [each.getMessage() for each in caplog.records if "joined the optimizer" in each.getMessage()]
-    assert said == [f"layers.0.{name} joined the optimizer, with a learning rate of 0.01 at the peak." for name in ("weight", "bias")]
+    assert said == [
+        f"layers.0.{name} joined the optimizer, with a learning rate of 0.01 at the peak."
+        for name in ("weight", "bias")
+    ]
 
 
 def test_what_a_rule_freezes_has_its_options_later(tmp_path: Path) -> None:
@@ -174,7 +181,10 @@ def test_what_a_rule_freezes_has_its_options_later(tmp_path: Path) -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a guard that returns": ({"on_nonfinite": "skip"}, "would return to a state without it"),
-    "a recorded step": ({"capture_step": True, "torch_compile": True, "torch_compile_backend": "eager"}, "capture_step"),
+    "a recorded step": (
+        {"capture_step": True, "torch_compile": True, "torch_compile_backend": "eager"},
+        "capture_step",
+    ),
     "transformers": ({"reproduce": "transformers"}, "transformers has no schedule for it"),
 }
 

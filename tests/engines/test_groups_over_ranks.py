@@ -34,14 +34,14 @@ def alone(training: Training) -> Training:
     return training.of(1, arguments=kept)
 
 
-def compare(one: Trained, other: Trained) -> None:
-    """Losses and rates of every log to 1e-5, and weights to 1e-5 of their norm."""
+def compare(one: Trained, other: Trained, apart: float = 1e-5) -> None:
+    """Losses and rates of every log, and weights by their norm, to a relative difference."""
     assert len(one.logged) == len(other.logged)
     for first, second in zip(one.logged, other.logged, strict=True):
         for name in first:
             if name == "loss" or name.startswith("learning_rate"):
-                assert second[name] == pytest.approx(first[name], rel=1e-5, abs=1e-9)
-    assert distance(one.weights, other.weights) < 1e-5
+                assert second[name] == pytest.approx(first[name], rel=apart, abs=1e-9)
+    assert distance(one.weights, other.weights) < apart
 
 
 @pytest.mark.parametrize("setup", SETUPS)
@@ -51,7 +51,8 @@ def test_rules_in_two_processes_are_those_of_one(setup: str, tmp_path: Path) -> 
     saving = {"save_strategy": "steps", "save_steps": 4, "weight_decay": 0.1, "max_grad_norm": 0.5}
     training = evolve(training, arguments={**saving, **arguments})
     both = run(training, fresh(tmp_path / "2"))
-    compare(run(alone(training), fresh(tmp_path / "1")), both)
+    apart = 1e-3 if "muon" in str(arguments) else 1e-5  # it orthogonalizes gradients in bfloat16
+    compare(run(alone(training), fresh(tmp_path / "1")), both, apart)
     resumed = run(evolve(training, resume=str(tmp_path / "2" / "checkpoint-4")), fresh(tmp_path / "3"))
     assert resumed.logged == both.logged
     assert distance(resumed.weights, both.weights) == 0.0
@@ -62,8 +63,14 @@ def test_rules_in_two_processes_are_those_of_one(setup: str, tmp_path: Path) -> 
     [
         ({"optim": "muon", **FSDP2}, "updates whole matrices"),
         ({"param_groups": RULES, **FSDP2}, "updates whole matrices"),
-        ({"param_groups": DEPTH, "deepspeed": {"zero_optimization": {"stage": 2}}}, "param_groups with the parallelism"),
-        ({"param_groups": DEPTH, "fsdp": "full_shard", "fsdp_config": {"version": 1}}, "param_groups with the parallel"),
+        (
+            {"param_groups": DEPTH, "deepspeed": {"zero_optimization": {"stage": 2}}},
+            "param_groups with the parallelism",
+        ),
+        (
+            {"param_groups": DEPTH, "fsdp": "full_shard", "fsdp_config": {"version": 1}},
+            "param_groups with the parallel",
+        ),
     ],
 )
 def test_what_an_engine_cannot_group_is_refused(arguments: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -76,7 +83,9 @@ def test_what_an_engine_cannot_group_is_refused(arguments: dict[str, Any], said:
 class Adding(TrainerCallback):
     """Adds a group of parameters that were trained, and in no group, at the start."""
 
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **_: Any) -> None:
+    def on_step_end(
+        self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **_: Any
+    ) -> None:
         if state.global_step == 3:
             inner = getattr(model, "module", model)
             optimizer.add_param_group({"params": [inner.out.bias], "lr": 0.02})
@@ -102,7 +111,9 @@ class Thawing(TrainerCallback):
 class AddingFrozen(TrainerCallback):
     """Adds a group of parameters whose gradients the processes do not exchange."""
 
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **_: Any) -> None:
+    def on_step_end(
+        self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **_: Any
+    ) -> None:
         if state.global_step == 3:
             layer = getattr(model, "module", model).layers[0].requires_grad_(True)
             optimizer.add_param_group({"params": list(layer.parameters()), "lr": 0.02})

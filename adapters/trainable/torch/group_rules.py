@@ -1,4 +1,4 @@
-"""Parameter groups by rules: which groups a model's parameters make, and the optimizer or optimizers of these groups."""
+"""Parameter groups by rules: which groups a model's parameters make, and the optimizers of these groups."""
 
 from __future__ import annotations
 
@@ -339,9 +339,7 @@ def _probe(optimizer_class: Any, options: Mapping[str, Any]) -> dict[str | None,
     It is constructed for a matrix of its own. Raises ValueError or TypeError if it refuses the options.
     """
     parts: Sequence[str | None] = getattr(optimizer_class, "parts", (None,))
-    groups = [
-        {"params": [nn.Parameter(torch.zeros(2, 2))], **({} if part is None else {PART: part})} for part in parts
-    ]
+    groups = [{"params": [nn.Parameter(torch.zeros(2, 2))], **({} if part is None else {PART: part})} for part in parts]
     made = optimizer_class(groups, **_without_first(options))
     return {
         group.get(PART): {key: value for key, value in group.items() if key not in ("params", PART)}
@@ -446,5 +444,3 @@ def summaries(optimizer: Optimizer, rules: Sequence[GroupRule]) -> list[GroupSum
         )
         for number, group in enumerate(optimizer.param_groups)
     ]
-
-

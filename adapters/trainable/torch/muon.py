@@ -102,9 +102,7 @@ class MuonWithAdamW(CompositeOptimizer):
         return {name: MUON if name in chosen else ADAMW for name in named}
 
 
-def _has_output_layer(
-    model: nn.Module, named: Mapping[str, Tensor], matrices: list[str], hidden: list[str]
-) -> bool:
+def _has_output_layer(model: nn.Module, named: Mapping[str, Tensor], matrices: list[str], hidden: list[str]) -> bool:
     """Return whether the output layer is known, and is not among the hidden matrices; otherwise it is their last."""
     find = getattr(model, "get_output_embeddings", None)
     weight = getattr(find() if callable(find) else None, "weight", None)

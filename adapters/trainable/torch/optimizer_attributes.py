@@ -148,7 +148,9 @@ class MemberAttributes:
             if place is None:
                 raise ValueError(f"The saved optimizer has an attribute {key!r:.80} of an optimizer that is not there.")
             own[place][name] = value
-        return [each for member, values in zip(self._members, own, strict=True) for each in member.taken(values, decoder)]
+        return [
+            each for member, values in zip(self._members, own, strict=True) for each in member.taken(values, decoder)
+        ]
 
 
 class _Same:

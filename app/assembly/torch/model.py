@@ -166,7 +166,9 @@ def patched(model: Any, args: TrainingArguments, processing_class: Any) -> Itera
 
 def _freeze_by_rules(model: Any, args: TrainingArguments) -> Callable[[], None]:
     """Freeze the parameters that `param_groups` says; return what makes them trainable again."""
-    frozen = [each for each in frozen_by(parameter_rules(args), model) if each.requires_grad] if args.param_groups else []
+    frozen = (
+        [each for each in frozen_by(parameter_rules(args), model) if each.requires_grad] if args.param_groups else []
+    )
     for parameter in frozen:
         parameter.requires_grad_(False)
 

@@ -73,6 +73,7 @@ MIX = {"betas": (*BETAS, 0.9999), "eps": EPSILON, "alpha": 5.0}
 EIGHT: Mapping[str, Any] = {"optim_bits": 8}
 PAGED: Mapping[str, Any] = {"is_paged": True}
 
+
 class Together:
     """Two optimizers that a plain loop steps as one."""
 
@@ -148,7 +149,12 @@ CASES: Mapping[str, Case] = {
         by_hand=made("grokadamw:GrokAdamW", **ADAM),
         differs="Adam's betas and epsilon do not reach it there",
     ),
-    "muon": Case(by_hand=muon_and_adamw, alone=NO_TRANSFORMERS_NAME, note="with AdamW for what is no hidden matrix"),
+    "muon": Case(
+        by_hand=muon_and_adamw,
+        close_over_ranks=1e-3,
+        alone=NO_TRANSFORMERS_NAME,
+        note="with AdamW for what is no hidden matrix; it orthogonalizes gradients in bfloat16",
+    ),
     "stable_adamw": Case(by_hand=made("optimi:StableAdamW", triton=False, **ADAM)),
     **{name: Case(refused=row.refused[0]) for name, row in OPTIMIZERS.items() if row.refused is not None},
 }

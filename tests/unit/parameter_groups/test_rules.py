@@ -73,7 +73,18 @@ def test_a_rule_is_read() -> None:
     (rule,), faults = read_rules([GOOD])
     assert not faults
     assert rule == GroupRule(
-        "a.*, b", ("a.*", "b"), ("a.bias",), 2, 1e-5, None, 0, 0.75, False, "sgd", "momentum=0.9", {"betas": [0.9, 0.99]}
+        "a.*, b",
+        ("a.*", "b"),
+        ("a.bias",),
+        2,
+        1e-5,
+        None,
+        0,
+        0.75,
+        False,
+        "sgd",
+        "momentum=0.9",
+        {"betas": [0.9, 0.99]},
     )
 
 
@@ -110,7 +121,9 @@ def test_a_wrong_value_is_named_by_its_rule_and_key(key: str, value: Any) -> Non
     assert [path for path, _ in faults] == [(1, key)]
 
 
-@pytest.mark.parametrize("wrong", [3, "text", [3], [[]], [{}], [{"learning_rate": 1}], [{"params": "a"}] * (MOST_RULES + 1)])
+@pytest.mark.parametrize(
+    "wrong", [3, "text", [3], [[]], [{}], [{"learning_rate": 1}], [{"params": "a"}] * (MOST_RULES + 1)]
+)
 def test_what_is_no_list_of_rules_is_refused(wrong: Any) -> None:
     _, faults = read_rules(wrong)
     assert faults
@@ -160,7 +173,9 @@ def rules_of(*given: dict[str, Any]) -> list[GroupRule]:
 
 
 def test_each_parameter_gets_its_rule() -> None:
-    rules = rules_of({"params": "layers", "ndim": 2}, {"params": "*.bias"}, {"params": "*", "except": ["layers", "head"]})
+    rules = rules_of(
+        {"params": "layers", "ndim": 2}, {"params": "*.bias"}, {"params": "*", "except": ["layers", "head"]}
+    )
     found, problems = matches(rules, SHAPES)
     assert not problems
     assert found == {"layers.0.weight": 0, "layers.1.weight": 0, "layers.0.bias": 1, "embed.weight": 2}
@@ -201,7 +216,10 @@ def names_of(stack: str, layers: int, *around: str) -> list[str]:
     return [first, *(f"{stack}.{number}.{leaf}" for number in range(layers) for leaf in ("weight", "bias")), *last]
 
 
-@given(st.sampled_from([f"{before}{name}" for name in LAYERS for before in ("", "model.", "bert.encoder.")]), st.integers(1, 12))
+@given(
+    st.sampled_from([f"{before}{name}" for name in LAYERS for before in ("", "model.", "bert.encoder.")]),
+    st.integers(1, 12),
+)
 def test_depth_is_counted_from_the_output(stack: str, layers: int) -> None:
     """The head is at 0, layer i of n at n - i, embeddings at n + 1."""
     names = names_of(stack, layers, "model.tokens.weight", "norm.weight", "head.weight")

@@ -223,7 +223,11 @@ def test_the_bits_follow_from_seed_step_and_parameter() -> None:
     ("options", "dtype", "wanted"),
     [
         ("rounding=stochastik", torch.bfloat16, "rounding=stochastik of adamw_anyprecision, but there is no such"),
-        ("momentum_dtype=int8", torch.bfloat16, "momentum_dtype=torch.int8 of adamw_anyprecision, but it takes float32"),
+        (
+            "momentum_dtype=int8",
+            torch.bfloat16,
+            "momentum_dtype=torch.int8 of adamw_anyprecision, but it takes float32",
+        ),
         ("rounding=stochastic,use_kahan_summation=true", torch.bfloat16, "leave one of them out"),
         ("rounding=stochastic", torch.float16, "the model has weights in float16, and it rounds to bfloat16"),
     ],

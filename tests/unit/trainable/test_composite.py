@@ -158,9 +158,7 @@ def test_hooks_and_a_closure_are_called_once() -> None:
     assert called == ["before", "closure", "after"]
 
 
-@pytest.mark.parametrize(
-    "group", [{"optimizer": "adam"}, {"params": "taken"}, {"optimizer": "sgd", "params": "taken"}]
-)
+@pytest.mark.parametrize("group", [{"optimizer": "adam"}, {"params": "taken"}, {"optimizer": "sgd", "params": "taken"}])
 def test_a_group_that_no_optimizer_can_have_is_refused(group: dict[str, Any]) -> None:
     model = Layered()
     composite = together(model)
@@ -238,15 +236,20 @@ def test_muon_updates_the_matrices_of_layers() -> None:
     assert parts(Tied(tied=True)) == hidden
 
 
+def named(**sizes: tuple[int, int]) -> nn.Module:
+    """Return linear layers by name, of so many inputs and outputs."""
+    return nn.ModuleDict({name: nn.Linear(*size) for name, size in sizes.items()})
+
+
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
         (lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 2)), {"0.weight", "2.weight"}),
         (lambda: nn.Linear(3, 4), set()),
-        (lambda: nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3), "c": nn.Linear(3, 1)}), {"a.weight", "b.weight"}),
-        (lambda: nn.ModuleDict({"embed_in": nn.Linear(3, 3), "a": nn.Linear(3, 3), "b": nn.Linear(3, 3)}), {"a.weight"}),
+        (lambda: named(a=(3, 3), b=(3, 3), c=(3, 1)), {"a.weight", "b.weight"}),
+        (lambda: named(embed_in=(3, 3), a=(3, 3), b=(3, 3)), {"a.weight"}),
     ],
-)  # fmt: skip
+)
 def test_the_last_matrix_is_the_output(make: Callable[[], nn.Module], expected: set[str]) -> None:
     assert parts(make()) == expected
 
@@ -280,7 +283,9 @@ def test_muon_with_adamw_is_both_by_hand() -> None:
         {"params": [each for name, each in one.named_parameters() if part[name] == wanted], "part": wanted}
         for wanted in ("muon", "adamw")
     ]
-    ours = MuonWithAdamW(groups, lr=0.01, muon_lr=0.05, weight_decay=0.1, muon_weight_decay=0.3, momentum=0.8, ns_steps=3)
+    ours = MuonWithAdamW(
+        groups, lr=0.01, muon_lr=0.05, weight_decay=0.1, muon_weight_decay=0.3, momentum=0.8, ns_steps=3
+    )
     by_hand = [
         Muon(matrices, lr=0.05, weight_decay=0.3, momentum=0.8, ns_steps=3, adjust_lr_fn="match_rms_adamw"),
         AdamW(others, lr=0.01, weight_decay=0.1),
