@@ -17,7 +17,8 @@
 A window is `epoch`, `first_sample` (its position there), `samples` (how many), and their `indices` in the dataset if
 they are known. If the run left it out, `back_to` is the step that it continued from.
 
-With `param_groups`, `began` also has the `groups` of the optimizer. Every note also has `time`, in seconds since the epoch.
+With `param_groups`, `began` also has the `groups` of the optimizer.
+Every note also has `time`, in seconds since the epoch.
 """
 
 from __future__ import annotations

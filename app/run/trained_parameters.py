@@ -38,7 +38,8 @@ class TrainedParameters:
 
     grouped: the optimizer's parameters. frozen: those that no group has and that are not trained, by name; with
     processes that average gradients also those that a group has. known: those of the model, by id. trainable: whether
-    each was trained at the start, by name. rejoined: whether groups of a checkpoint joined, and no step was taken since.
+    each was trained at the start, by name. rejoined: whether groups of a checkpoint joined, and no step was taken
+    since.
     """
 
     parts: TrainerParts
@@ -230,8 +231,8 @@ class TrainedParameters:
             )
         if joined and (reason := self._fixed(joined)):
             raise CheckpointError(
-                f"Parameter groups joined the optimizer of the checkpoint's run, but {reason}; resume with the settings "
-                "of the checkpoint."
+                f"Parameter groups joined the optimizer of the checkpoint's run, but {reason}; resume with the "
+                "settings of the checkpoint."
             )
         for name, trained in state.trainable.items():
             named[name].requires_grad_(trained)
@@ -265,9 +266,9 @@ OWN = ("hexloop.", "transformers.")
 """The packages whose own callbacks unfreeze nothing."""
 
 SAME = (
-    "schedule, checkpoints and gradients of other processes belong to the groups that a run starts with. Override create_optimizer to make all groups at the start, with a learning rate of 0 "
-    "for those that join later; or end the run here with request_stop(save=True), and start another with the new "
-    "optimizer."
+    "schedule, checkpoints and gradients of other processes belong to the groups that a run starts with. Override "
+    "create_optimizer to make all groups at the start, with a learning rate of 0 for those that join later; or end the "
+    "run here with request_stop(save=True), and start another with the new optimizer."
 )
 
 

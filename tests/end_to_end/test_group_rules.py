@@ -69,7 +69,7 @@ def ruled(folder: Path, rules: Any, **given: Any) -> Any:
 
 
 def is_decayed(name: str) -> bool:
-    return not (name.endswith("bias") or name.endswith(".1.weight"))
+    return not name.endswith(("bias", ".1.weight"))
 
 
 def by_hand(chosen: Callable[[str], dict[str, Any] | None], make: Callable[[list[dict[str, Any]]], Any]) -> Any:
@@ -234,7 +234,8 @@ def test_schedules_of_a_metric_change_each_rate(kind: str, tmp_path: Path) -> No
     """From its own base; the run resumes bitwise."""
     given = {
         "lr_scheduler_type": kind, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 4,
-        "lr_scheduler_kwargs": {"patience": 0, "factor": 0.5, "mode": "max", "min_lr": 1e-6}, "metric_for_best_model": "loss", "greater_is_better": True,
+        "lr_scheduler_kwargs": {"patience": 0, "factor": 0.5, "mode": "max", "min_lr": 1e-6},
+        "metric_for_best_model": "loss", "greater_is_better": True,
     }  # fmt: skip
     rules = [{"params": "head", "learning_rate": 0.04}]
 
@@ -340,7 +341,7 @@ def test_optimizers_of_the_user_stand(tmp_path: Path) -> None:
         small_trainer(tmp_path, kind=Wrong, parts={"model": deep()}, param_groups=rules).train()
     kept = small_trainer(tmp_path, kind=Wrapping, parts={"model": deep()}, param_groups=rules)
     kept.train()
-    assert [group["eps"] for group in kept.optimizer.param_groups][0] == 1e-3
+    assert kept.optimizer.param_groups[0]["eps"] == 1e-3
     assert kept.optimizer.param_groups[-1]["name"] == "head"
     model = deep()
     parts = {"model": model, "optimizers": (SGD(model.parameters(), 0.1), None)}

@@ -76,7 +76,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "greedy": {"lr_scheduler_type": "greedy", "eval_strategy": "steps", "eval_steps": 1},
     "muon": {"optim": "muon"},
-    "rules": {"param_groups": [{"params": "layers.0", "learning_rate": 0.03}, {"params": "*.bias", "except": "layers.0"}]},
+    "rules": {
+        "param_groups": [{"params": "layers.0", "learning_rate": 0.03}, {"params": "*.bias", "except": "layers.0"}]
+    },
     "several": {"param_groups": [{"params": "layers.3", "optimizer": "sgd"}]},
     "in the foreground": {"save_async": False, "fp16": True},
 }  # fmt: skip

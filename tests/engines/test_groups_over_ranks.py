@@ -34,14 +34,14 @@ def alone(training: Training) -> Training:
     return training.of(1, arguments=kept)
 
 
-def compare(one: Trained, other: Trained) -> None:
-    """Losses and rates of every log to 1e-5, and weights to 1e-5 of their norm."""
+def compare(one: Trained, other: Trained, apart: float = 1e-5) -> None:
+    """Losses and rates of every log, and weights by their norm, to a relative difference."""
     assert len(one.logged) == len(other.logged)
     for first, second in zip(one.logged, other.logged, strict=True):
         for name in first:
             if name == "loss" or name.startswith("learning_rate"):
-                assert second[name] == pytest.approx(first[name], rel=1e-5, abs=1e-9)
-    assert distance(one.weights, other.weights) < 1e-5
+                assert second[name] == pytest.approx(first[name], rel=apart, abs=1e-9)
+    assert distance(one.weights, other.weights) < apart
 
 
 @pytest.mark.parametrize("setup", SETUPS)
@@ -51,7 +51,8 @@ def test_rules_in_two_processes_are_those_of_one(setup: str, tmp_path: Path) -> 
     saving = {"save_strategy": "steps", "save_steps": 4, "weight_decay": 0.1, "max_grad_norm": 0.5}
     training = evolve(training, arguments={**saving, **arguments})
     both = run(training, fresh(tmp_path / "2"))
-    compare(run(alone(training), fresh(tmp_path / "1")), both)
+    apart = 1e-3 if "muon" in str(arguments) else 1e-5  # it orthogonalizes gradients in bfloat16
+    compare(run(alone(training), fresh(tmp_path / "1")), both, apart)
     resumed = run(evolve(training, resume=str(tmp_path / "2" / "checkpoint-4")), fresh(tmp_path / "3"))
     assert resumed.logged == both.logged
     assert distance(resumed.weights, both.weights) == 0.0

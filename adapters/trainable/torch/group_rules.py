@@ -1,4 +1,4 @@
-"""Parameter groups by rules: which groups a model's parameters make, and the optimizer or optimizers of these groups."""
+"""Parameter groups by rules: which groups a model's parameters make, and the optimizers of these groups."""
 
 from __future__ import annotations
 

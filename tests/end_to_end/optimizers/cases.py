@@ -229,7 +229,12 @@ CASES: Mapping[str, Case] = {
     "schedule_free_adamw": schedule_free("AdamWScheduleFree", warmup_steps=4, **ADAM),
     "schedule_free_radam": schedule_free("RAdamScheduleFree", **ADAM),
     "schedule_free_sgd": schedule_free("SGDScheduleFree", warmup_steps=4),
-    "muon": Case(by_hand=muon_and_adamw, alone=NO_TRANSFORMERS_NAME, note="with AdamW for what is no hidden matrix"),
+    "muon": Case(
+        by_hand=muon_and_adamw,
+        close_over_ranks=1e-3,
+        alone=NO_TRANSFORMERS_NAME,
+        note="with AdamW for what is no hidden matrix; it orthogonalizes gradients in bfloat16",
+    ),
     "stable_adamw": Case(by_hand=made("optimi:StableAdamW", triton=False, **ADAM)),
     **{name: Case(refused=row.refused[0]) for name, row in OPTIMIZERS.items() if row.refused is not None},
 }

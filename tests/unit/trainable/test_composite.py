@@ -236,15 +236,20 @@ def test_muon_updates_the_matrices_of_layers() -> None:
     assert parts(Tied(tied=True)) == hidden
 
 
+def named(**sizes: tuple[int, int]) -> nn.Module:
+    """Return linear layers by name, of so many inputs and outputs."""
+    return nn.ModuleDict({name: nn.Linear(*size) for name, size in sizes.items()})
+
+
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
         (lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 2)), {"0.weight", "2.weight"}),
         (lambda: nn.Linear(3, 4), set()),
-        (lambda: nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3), "c": nn.Linear(3, 1)}), {"a.weight", "b.weight"}),
-        (lambda: nn.ModuleDict({"embed_in": nn.Linear(3, 3), "a": nn.Linear(3, 3), "b": nn.Linear(3, 3)}), {"a.weight"}),
+        (lambda: named(a=(3, 3), b=(3, 3), c=(3, 1)), {"a.weight", "b.weight"}),
+        (lambda: named(embed_in=(3, 3), a=(3, 3), b=(3, 3)), {"a.weight"}),
     ],
-)  # fmt: skip
+)
 def test_the_last_matrix_is_the_output(make: Callable[[], nn.Module], expected: set[str]) -> None:
     assert parts(make()) == expected
 
