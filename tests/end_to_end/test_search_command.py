@@ -385,3 +385,22 @@ def test_a_check_trains_nothing(project: Path) -> None:
     ]
     assert lines[5].startswith("The first trial would have learning_rate=")
     assert not (project / "runs/search/search.json").exists()
+
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+
+
+@pytest.mark.matrix
+def test_the_search_among_the_examples(tmp_path: Path) -> None:
+    """Twenty trials, some of which are stopped early, and a best one as good as the table of examples says."""
+    pytest.importorskip("optuna")
+    done = run(tmp_path, "search", str(EXAMPLES / "digits_search.yaml"), "--parallel", "2", "--report")
+    assert done.returncode == 0, done.stderr
+    record = record_of(tmp_path, "runs/digits_search")
+    assert len(record.trials) == 20
+    assert len(in_state(record, TrialState.PRUNED)) >= 4
+    (best,) = best_trials(record.trials.values(), ["maximize"])
+    assert (best.values or [0.0])[0] >= 0.98
+    kept = [each for each in record.trials.values() if list((tmp_path / "runs/digits_search" / each.name).glob("ch*"))]
+    assert len(kept) <= 3
+    assert best in kept
