@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, Protocol
 
-from attrs import define, frozen
+from attrs import define, field, frozen
 
 from hexloop.domain.errors import DataError
 from hexloop.domain.loop import StandardLearner
@@ -148,7 +148,7 @@ class Averages:
     them; None otherwise.
     """
 
-    weights: AveragedWeights = NoAverages()
+    weights: AveragedWeights = field(factory=NoAverages)
     layout: Any = None
 
     @property

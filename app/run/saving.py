@@ -122,8 +122,10 @@ def companion_files(parts: TrainerParts, arguments: ArgumentsFile) -> Iterator[F
             policy.write_beside(parts, folder)
         _save_processing_class(parts, folder)
         written = [path for path in files_below(Path(folder)) if path not in (TRAINING_ARGUMENTS, TRAINER_STATE)]
-        for start in ("", f"{EMA}/") if parts.averages.weights.beside else ("",):
-            yield from (File(f"{start}{path}", chunks_of(Path(folder, path))) for path in written)
+        yield from (File(path, chunks_of(Path(folder, path))) for path in written)
+        if parts.averages.weights.beside:  # without adapters of the trained weights
+            beside = [path for path in written if not path.endswith(".safetensors")]
+            yield from (File(f"{EMA}/{path}", chunks_of(Path(folder, path))) for path in beside)
 
 
 def _storage_for(parts: TrainerParts, url: str) -> Storage:

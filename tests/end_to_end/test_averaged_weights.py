@@ -489,6 +489,29 @@ def test_adapters_cannot_be_saved_beside(tmp_path: Path) -> None:
         trainer.train()
 
 
+@of_peft
+def test_a_whole_model_with_adapters_is_saved_beside(tmp_path: Path) -> None:
+    """Its averages are a whole model as well, and the run resumes exactly."""
+    pytest.importorskip("peft")
+    given: dict[str, Any] = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "learning_rate": 0.05}
+
+    def make(folder: Path, averages: str) -> Any:
+        parts = {"model": adapted(KINDS["LoRA"], tiny_llama()), "train_dataset": token_rows(32)}
+        return small_trainer(folder, parts=parts, **given, ema_decay=0.5, ema_weights=averages, save_full_model=True)
+
+    beside, instead = make(tmp_path / "beside", "beside"), make(tmp_path / "instead", "instead")
+    beside.train()
+    instead.train()
+    averages = files_of(tmp_path / "beside", 4, "ema/model.safetensors")
+    assert same_weights(averages, files_of(tmp_path / "instead", 4))
+    assert not list(tmp_path.glob("beside/*/ema/adapter_model.safetensors"))
+    shutil.copytree(tmp_path / "beside/checkpoint-2", tmp_path / "part/checkpoint-2")
+    resumed = make(tmp_path / "part", "beside")
+    resumed.train(resume_from_checkpoint=True)
+    assert same_weights(weights(resumed), weights(beside))
+    assert same_weights(averages, files_of(tmp_path / "part", 4, "ema/model.safetensors"))
+
+
 # What does not fit
 
 

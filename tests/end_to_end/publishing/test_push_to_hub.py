@@ -482,7 +482,13 @@ def test_errors_of_a_hub_are_storage_errors() -> None:
 def test_averages_are_published(averages: str, tmp_path: Path) -> None:
     """In place of the trained weights or in a folder beside them, and never what only a resumed run needs."""
     hub = MemoryHub()
-    given = {"push_to_hub": True, "hub_model_id": "me/model", "save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+    given: dict[str, Any] = {
+        "push_to_hub": True,
+        "hub_model_id": "me/model",
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "max_steps": 4,
+    }
     trainer = small_trainer(tmp_path, parts={"hub": hub}, **given, ema_decay=0.5, ema_weights=averages)
     trainer.train()
     trainer.push_to_hub()
