@@ -386,7 +386,7 @@ def _refuse_other(optimizer: Any) -> None:
 
 
 def _longer(values: Sequence[float], length: int) -> list[float]:
-    return [*values, *values[-1:] * (length - len(values))]
+    return [*values, *([values[-1]] * (length - len(values)))]
 
 
 def _for_groups(rates: Sequence[float], groups: int) -> tuple[float, ...]:
