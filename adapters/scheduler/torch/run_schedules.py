@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, SupportsFloat
 
+import torch
 from attrs import asdict, define, evolve, field, frozen
 from torch import Tensor
 from torch.optim import Optimizer
@@ -208,11 +209,12 @@ class LambdaScheduler:
         factor = first(position)
         groups = scheduler.optimizer.param_groups  # the run refuses others than at its start, at the next boundary
         for group, base, function in zip(groups, scheduler.base_lrs, functions, strict=False):
-            rate = base * (factor if function is first else function(position))
+            own = factor if function is first else function(position)
             if type(group["lr"]) is float:
-                group["lr"] = rate
+                group["lr"] = rate = base * own
             else:
-                set_rate(group, float(rate))
+                rate = _rounded(float(base), own, group["lr"])
+                set_rate(group, rate)
             rates.append(rate)
         scheduler._last_lr = rates
 
@@ -355,6 +357,11 @@ class MetricScheduler:
         for group, rate in zip(self.scheduler.optimizer.param_groups, rates, strict=True):
             set_rate(group, rate)
         self.scheduler._last_lr = list(rates)
+
+
+def _rounded(base: float, factor: float, rate: Any) -> float:
+    """Return a rate in the precision of the group's own, computed as by torch's LambdaLR if that is a tensor."""
+    return float(torch.tensor(base, dtype=rate.dtype) * factor) if isinstance(rate, Tensor) else float(base * factor)
 
 
 def set_rate(group: dict[str, Any], rate: float) -> None:

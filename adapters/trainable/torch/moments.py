@@ -14,7 +14,7 @@ from attrs import frozen
 from torch.optim import LBFGS, Optimizer
 
 from hexloop.adapters.trainable.torch.parameter_groups import TORCH, is_from
-from hexloop.adapters.trainable.torch.serialization import DTYPES, TENSOR
+from hexloop.adapters.trainable.torch.serialization import DTYPES, TENSOR, WRAPPER
 from hexloop.domain.schemas import shown
 from hexloop.domain.wording import first_listed
 from hexloop.ports.state import Part
@@ -144,6 +144,8 @@ _SIMPLEST = {"foreach": False, "fused": False, "capturable": False, "differentia
 def _moment_problem(key: str, value: Any, found: Mapping[str, Part], parameter: MomentSpec) -> str | None:
     """Return what is wrong with a moment of an optimizer whose moments have known shapes."""
     if not (key in SCALARS | OF_PARAMETER | STATES or key in FACTORS or key in AVERAGES):
+        return None
+    if isinstance(value, dict) and WRAPPER in value:  # its class checks it as it is restored
         return None
     if not (isinstance(value, dict) and TENSOR in value):
         is_count = type(value) in (int, float) and key in SCALARS and 0 <= value < 2**53

@@ -78,7 +78,7 @@ class Row:
     Traits. layer_wise: it updates the weights during the backward pass. takes_model: its first argument is the model
     instead of parameter groups. switches_modes: it has `train()` and `eval()`, which replace the weights.
     needs_targets: it treats the weights of some modules differently, which `optim_target_modules` names. tensor_rates:
-    the learning rate in its groups is a tensor. state_bits: the bits of an element of its state. classes: it consists
+    the learning rate in its groups is a tensor. state_bits: the bits of an element of its state. several: it consists
     of several optimizers.
     """
 

@@ -190,8 +190,8 @@ class StateEncoder:
         kind = type(tensor)
         if self.classes.get(_full_name(kind)) is not kind:
             raise CheckpointError(
-                f"{self.owner} cannot be saved: its {name} is a {_full_name(kind)}, a tensor class that the "
-                "optimizer's module neither defines nor imports from its own package; use an optimizer with plain tensors."
+                f"{self.owner} cannot be saved: its {name} is a {_full_name(kind)}, a tensor class that the optimizer "
+                "neither defines nor imports from its own package; use an optimizer with plain tensors."
             )
         attributes, context = tensor.__tensor_flatten__()
         tensors = {each: self._tensor(getattr(tensor, each), f"{name}.{each}", None) for each in attributes}

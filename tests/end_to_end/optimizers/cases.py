@@ -69,6 +69,14 @@ def bitsandbytes(path: str, **options: Any) -> Case:
     return Case(by_hand=made(f"bitsandbytes.optim:{path}", **options), note=note)
 
 
+def schedule_free(path: str, **options: Any) -> Case:
+    """Return the row of a schedule-free optimizer, which counts its own warmup; its rate does not fall."""
+    return Case(
+        arguments={"lr_scheduler_type": "constant", "warmup_steps": options.get("warmup_steps", 0)},
+        by_hand=made(f"schedulefree:{path}", **options),
+    )
+
+
 MIX = {"betas": (*BETAS, 0.9999), "eps": EPSILON, "alpha": 5.0}
 EIGHT: Mapping[str, Any] = {"optim_bits": 8}
 PAGED: Mapping[str, Any] = {"is_paged": True}
@@ -155,6 +163,9 @@ CASES: Mapping[str, Case] = {
         alone=NO_TRANSFORMERS_NAME,
         note="with AdamW for what is no hidden matrix; it orthogonalizes gradients in bfloat16",
     ),
+    "schedule_free_adamw": schedule_free("AdamWScheduleFree", warmup_steps=4, **ADAM),
+    "schedule_free_radam": schedule_free("RAdamScheduleFree", **ADAM),
+    "schedule_free_sgd": schedule_free("SGDScheduleFree", warmup_steps=4),
     "stable_adamw": Case(by_hand=made("optimi:StableAdamW", triton=False, **ADAM)),
     **{name: Case(refused=row.refused[0]) for name, row in OPTIMIZERS.items() if row.refused is not None},
 }

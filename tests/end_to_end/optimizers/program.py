@@ -93,7 +93,10 @@ def trained(folder: Path, name: str, how: str) -> dict[str, Any]:
 
 
 def stepped_by_hand(name: str) -> dict[str, Any]:
-    """Train by a plain loop with the original class: mean loss, norm clipped at 1, rate falling linearly to 0."""
+    """Train by a plain loop with the original class: mean loss, norm clipped at 1.
+
+    The rate falls linearly to 0, unless the row says that it is constant.
+    """
     model, data = words(), rows()
     decayed = {"embedding.weight", "inner.weight", "outer.weight"}
     groups = [
@@ -106,22 +109,27 @@ def stepped_by_hand(name: str) -> dict[str, Any]:
     if "bitsandbytes" in type(optimizer).__module__:
         optimizer.mng = object.__new__(type(optimizer.mng))  # the global one knows parameters by ids, which come again
         optimizer.mng.initialize()
-        optimizer.mng.override_config(model.embedding.weight, "optim_bits", 32)
+        optimizer.mng.override_config(model.get_parameter("embedding.weight"), "optim_bits", 32)
+    is_constant = CASES[name].arguments.get("lr_scheduler_type") == "constant"
+    if hasattr(optimizer, "train"):
+        optimizer.train()
     losses = []
     for step in range(STEPS):
         batch = [data[(step * BATCH + number) % len(data)] for number in range(BATCH)]
         for group in optimizer.param_groups:
-            rate = GIVEN["learning_rate"] * (1 - step / STEPS)
+            factor = 1 if is_constant else 1 - step / STEPS
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
+                group["lr"].fill_(torch.tensor(GIVEN["learning_rate"]) * factor)
             else:
-                group["lr"] = rate
+                group["lr"] = GIVEN["learning_rate"] * factor
         loss = model(*(torch.stack([row[key] for row in batch]) for key in ("tokens", "labels")))["loss"]
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
+    if hasattr(optimizer, "eval"):
+        optimizer.eval()
     return {"losses": losses, "weights": digest(model.state_dict())}
 
 
