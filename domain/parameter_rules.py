@@ -107,7 +107,7 @@ def _read_rule(given: Any, number: int) -> tuple[GroupRule | None, list[Fault]]:
             options[str(key)] = value
         elif value is not None:
             try:
-                values[FIELDS.get(key, key)] = READERS[key](value)
+                values[FIELDS.get(str(key), str(key))] = READERS[key](value)
             except RefusalError as refusal:
                 faults.append(((key,), refusal))
     if given.get("params") is None:

@@ -13,7 +13,7 @@ from hexloop.domain.wording import RefusalError
 
 def _rules(value: Any) -> Any:
     """Convert a rule, or JSON text of one or of a list, to a list of rules, and check each by itself."""
-    given = decoded(value) if isinstance(value, str) else value
+    given: Any = decoded(value) if isinstance(value, str) else value
     if given is None or (isinstance(given, str) and given.lower() in NONE_WORDS):
         return None
     if isinstance(given, Mapping):

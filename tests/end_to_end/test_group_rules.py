@@ -379,7 +379,8 @@ def test_rules_on_the_command_line_are_json() -> None:
     text = '[{"params": "head", "learning_rate": 1e-3}]'
     (args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(["--param_groups", text])
     assert args.param_groups == [{"params": "head", "learning_rate": 1e-3}]
-    assert TrainingArguments(param_groups={"params": "head"}).param_groups == [{"params": "head"}]
+    one: Any = {"params": "head"}
+    assert TrainingArguments(param_groups=one).param_groups == [one]
     assert TrainingArguments(param_groups="none").param_groups is None
     with pytest.raises(ConfigurationError, match="layer_decay of rule 0: it must be above 0"):
         TrainingArguments(param_groups=[{"params": "head", "layer_decay": 0}])
@@ -407,7 +408,8 @@ def test_a_recipe_has_a_section(tmp_path: Path) -> None:
     path.write_text(RECIPE.format(folder=tmp_path / "run", line="layer_decay: 0.5"))
     trainer = read_recipe(path).make_trainer(["train_dataset"])
     trainer.train()
-    assert trainer.args.param_groups[1] == {"params": ["layers.3"], "layer_decay": 0.5}
+    rules: Any = trainer.args.param_groups
+    assert rules[1] == {"params": ["layers.3"], "layer_decay": 0.5}
     assert len(trainer.optimizer.param_groups) == 4
 
 

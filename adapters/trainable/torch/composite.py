@@ -86,7 +86,7 @@ class CompositeOptimizer(Optimizer):
             self._note(name, number, group)
             self.param_groups.append(group)
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step of each optimizer. closure: computes the loss, once for all of them."""
         loss = None
         if closure is not None:

@@ -195,6 +195,16 @@ def _(bench: Bench) -> None:
     assert "Net has neither get_output_embeddings() nor lm_head" in bench.refusal({"model": net()}, chunked_loss=True)
 
 
+@shows("param_groups")
+def _(bench: Bench) -> None:
+    faster = [{"params": "layers.3", "learning_rate_factor": 2, "name": "last"}]
+    ((_, rate), *_) = bench.logged("learning_rate", param_groups=faster)
+    ((_, own), *_) = bench.logged("learning_rate/last", param_groups=faster)
+    assert own == 2 * rate
+    assert not same_weights(bench.weights(param_groups=faster), bench.weights())
+    assert "matches no parameter of the model" in bench.refusal(param_groups=[{"params": "layer.9"}])
+
+
 @shows("use_liger_kernel")
 def _(bench: Bench) -> None:
     if importlib.util.find_spec("liger_kernel") is not None:

@@ -23,7 +23,7 @@ class Layered(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.embed = nn.Embedding(7, 6)
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6)) for _ in range(2))
+        self.layers: Any = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6)) for _ in range(2))
         self.head = nn.Linear(6, 7, bias=False)
         if tied:
             self.head.weight = self.embed.weight
