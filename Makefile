@@ -94,13 +94,14 @@ bench: export OMP_NUM_THREADS = 1
 bench: $(VENV)/with-bench
 	$(VENV)/bin/python tests/bench/run.py
 
-# Kill training runs at 200 random instants, ranks of runs under torchrun at 50, and runs that publish at 100, and compare
-# the results; about 40 minutes on a disk.
+# Kill training runs at 200 random instants, ranks of runs under torchrun at 50, runs that publish at 100, and searches at
+# 30, and compare the results; about 45 minutes on a disk.
 kills: export OMP_NUM_THREADS = 1
 kills: $(VENV)/with-test
 	$(VENV)/bin/python -m tests.engines.kills --kills 200 --folder runs
 	$(VENV)/bin/python -m tests.engines.kills --launcher torchrun --kills 50 --folder runs
 	$(VENV)/bin/python -m tests.end_to_end.publishing.kills --kills 100
+	$(VENV)/bin/python -m tests.engines.search_kills --kills 30
 
 # Fuzz everything that hexloop reads, guided by coverage, for FUZZ_SECONDS altogether; findings are in runs/fuzz.
 fuzz: $(VENV)/with-fuzz

@@ -17,9 +17,9 @@ from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerContr
 from hexloop.app.hooks import Hooks
 from hexloop.app.notices import Notices
 from hexloop.app.rules import Rules, rules_of
-from hexloop.app.search.trial import LiveTrial
 from hexloop.domain.requests import Requests
 from hexloop.domain.run import Run
+from hexloop.domain.search.trial import LiveTrial
 
 
 @define

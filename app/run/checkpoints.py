@@ -27,7 +27,6 @@ from hexloop.app.run.checks import refuse_missing_checkpoint
 from hexloop.app.run.journal import note_of_saves
 from hexloop.app.run.messages import log_best, logging_saves
 from hexloop.app.run.saving import ArgumentsFile, companion_files, warn_of_other_arguments
-from hexloop.app.search.trial import LiveTrial
 from hexloop.domain.checkpoints.commit import CheckpointPolicy
 from hexloop.domain.checkpoints.manifest import checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest, verify
@@ -44,6 +43,7 @@ from hexloop.domain.events import AnyEvent, CheckpointPublished, Saved
 from hexloop.domain.json_documents import read_bytes, read_json
 from hexloop.domain.run import Run
 from hexloop.domain.run_folder import EARLIER, FINISHED
+from hexloop.domain.search.trial import LiveTrial
 from hexloop.domain.state import RunState
 from hexloop.ports.collectives import Reduction
 from hexloop.ports.storage import Storage

@@ -11,10 +11,10 @@ from hexloop.app.notices import Notices
 from hexloop.app.rules import rules_of
 from hexloop.app.search.results import default_compute_objective
 from hexloop.app.search.searching import AUTO, SearchCall
-from hexloop.app.search.trial import Aim
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.search.records import BEST, LAST, MAXIMIZE, MINIMIZE
 from hexloop.domain.search.space import declared, space_function
+from hexloop.domain.search.trial import Aim
 from hexloop.domain.wording import Problem, shown
 
 DIRECTIONS = (MINIMIZE, MAXIMIZE)

@@ -16,7 +16,6 @@ from hexloop.app.assembly.searches import ChosenBackend, SearchOptions
 from hexloop.app.search.checkpoints import TrialCheckpoints
 from hexloop.app.search.parameters import plain_parameters
 from hexloop.app.search.results import BestRun
-from hexloop.app.search.trial import Aim, LiveTrial, ObjectiveError, SharedTrial
 from hexloop.domain.errors import (
     CheckpointError,
     CollectiveError,
@@ -37,6 +36,7 @@ from hexloop.domain.search.records import (
     read_search,
 )
 from hexloop.domain.search.selection import best_trials
+from hexloop.domain.search.trial import Aim, LiveTrial, ObjectiveError, SharedTrial
 from hexloop.domain.wording import listed, shown
 from hexloop.ports.collectives import Collectives, Json
 from hexloop.ports.device import Device

@@ -16,10 +16,10 @@ from hexloop.app.search.checkpoints import TrialCheckpoints
 from hexloop.app.search.parameters import plain_parameters
 from hexloop.app.search.results import BestRun
 from hexloop.app.search.searching import SearchCall, SearchPlace, run_name
-from hexloop.app.search.trial import Aim, LiveTrial
 from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.domain.redaction import redact
 from hexloop.domain.search.records import RecordedTrial, SearchLog, SearchRecord, is_trial_name
+from hexloop.domain.search.trial import Aim, LiveTrial
 from hexloop.domain.wording import listed, shown
 from hexloop.ports.search import Proposal, Report, TrialFailedError, TrialState
 

@@ -72,7 +72,7 @@ EQUIVALENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "enable_full_determinism",
             "set_seed",
         ),
-        "integrations": ("hp_params",),
+        "integrations.integration_utils": ("hp_params",),
         "optimization": (
             "get_adafactor_schedule",
             "get_constant_schedule",
@@ -110,7 +110,10 @@ PACKAGE = "transformers"
 HOLDERS = ("", *FAMILY, "optimization", "integrations", "integrations.integration_utils", "trainer_optimizer")
 """The modules of transformers whose names of the family are replaced, also where they only import them."""
 
-STAND_INS = ("", *FAMILY, "optimization", "integrations", "data", "data.data_collator", "trainer_optimizer", "utils")
+STAND_INS = (
+    *("", *FAMILY, "optimization", "integrations", "integrations.integration_utils"),
+    *("data", "data.data_collator", "trainer_optimizer", "utils"),
+)
 """The modules of transformers for which `hexloop.transformers` has a module of the same name."""
 
 TRACKERS = "integrations.integration_utils"

@@ -25,10 +25,10 @@ from hexloop.app.run.memory_metrics import MemoryStages, memory_stages_for
 from hexloop.app.run.messages import resumed_from
 from hexloop.app.run.quantized_models import cannot_be_replicated, stays_on_its_device
 from hexloop.app.run.session import RunOutcome, Session
-from hexloop.app.search.trial import LiveTrial
 from hexloop.app.trainer.attribute_kinds import made
 from hexloop.domain.errors import RunStateError
 from hexloop.domain.requests import Requests
+from hexloop.domain.search.trial import LiveTrial
 
 
 def _none(_: Any) -> None:

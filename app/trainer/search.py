@@ -21,10 +21,10 @@ from hexloop.app.search.parameters import set_hyperparameters
 from hexloop.app.search.results import BestRun, default_compute_objective, hp_params
 from hexloop.app.search.searching import RunTrial, SearchCall, SearchHost, search
 from hexloop.app.search.services import search_by_service
-from hexloop.app.search.trial import LiveTrial
 from hexloop.app.trainer.attributes import TrainerAttributes
 from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.domain.folders import Folder
+from hexloop.domain.search.trial import LiveTrial
 from hexloop.ports.storage import Storage
 
 OF_A_TRIAL = ("args", "_passed", "adapters", "_dispatcher", "found_batch_size", "_accelerator")

@@ -34,7 +34,6 @@ from hexloop.app.run.tracking import make_tracker_loggers
 from hexloop.app.search.call import checked_call
 from hexloop.app.search.results import BestRun
 from hexloop.app.search.stored import best_recorded, drawn_trial
-from hexloop.app.search.trial import LiveTrial
 from hexloop.app.trainer.checkpoints import TrainerCheckpoints
 from hexloop.app.trainer.data import TrainerData
 from hexloop.app.trainer.evaluation import TrainerEvaluation
@@ -55,6 +54,7 @@ from hexloop.domain.events import AnyEvent, Paused, TrainEnded
 from hexloop.domain.ranks import run_on_rank0
 from hexloop.domain.redaction import remember_secrets, secret_values
 from hexloop.domain.requests import SaveRequest
+from hexloop.domain.search.trial import LiveTrial
 
 MADE_AGAIN = frozenset(
     {"adapters", "_requests", "_dispatcher", "_memory", "_kept_loaders", "_own_publisher", "push_in_progress"}

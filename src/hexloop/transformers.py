@@ -80,10 +80,15 @@ def _handed_on(module: ModuleType, relative: str, name: str) -> Any:
 
 
 def _own_names(relative: str) -> frozenset[str]:
-    """Return the names that a module has without transformers, all of them hexloop's."""
+    """Return the names that a module has without transformers, all of them hexloop's.
+
+    `integrations` has those of the module within it, as in transformers.
+    """
     if not relative:
         return OWN_NAMES
-    return frozenset(name for table in (FAMILY, EQUIVALENTS, FORMER) for name in table.get(relative, ()))
+    modules = (relative, "integrations.integration_utils") if relative == "integrations" else (relative,)
+    tables = (FAMILY, EQUIVALENTS, FORMER)
+    return frozenset(name for table in tables for module in modules for name in table.get(module, ()))
 
 
 def _names(relative: str) -> list[str]:

@@ -89,5 +89,6 @@ def test_every_kind_of_addition_has_a_section() -> None:
     """One section for each kind, from an argument to a policy of saving."""
     kinds = {str(block.title).removeprefix("check_").removesuffix(".py") for block in CHECKS}
     assert kinds == {
-        *("argument", "optimizer", "tracker", "device", "precision", "storage", "engine", "override", "saved_weights")
+        *("argument", "optimizer", "tracker", "device", "precision", "storage", "engine", "override", "saved_weights"),
+        "search",
     }

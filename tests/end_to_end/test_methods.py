@@ -68,7 +68,7 @@ def test_each_default_matches_transformers(name: str) -> None:
             assert told == getattr(parameter.default, "value", parameter.default), parameter.name
 
 
-REFUSED = {"hyperparameter_search", "propagate_args_to_deepspeed"}
+REFUSED = {"propagate_args_to_deepspeed"}
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))

@@ -304,7 +304,7 @@ def test_nested_names(tmp_path: Path) -> None:
 
 
 def test_a_trial_is_what_a_run_with_its_arguments_is(tmp_path: Path) -> None:
-    """Bit for bit, whatever came before it."""
+    """Bitwise, whatever came before it."""
     trainer = searcher(tmp_path / "search")
     best = trainer.hyperparameter_search(space, n_trials=3, backend="random")
     alone = searcher(tmp_path / "alone", **record_of(tmp_path / "search").trials[2].parameters)

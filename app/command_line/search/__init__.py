@@ -25,12 +25,12 @@ from hexloop.app.recipe.search import SearchSection, space_of
 from hexloop.app.search.checkpoints import TrialCheckpoints
 from hexloop.app.search.results import default_compute_objective
 from hexloop.app.search.searching import Leader, SearchCall, SearchPlace
-from hexloop.app.search.trial import Aim
 from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.domain.folders import Folder
 from hexloop.domain.run_folder import OWN
 from hexloop.domain.search.records import DEFINITION, MINIMIZE, RecordedTrial
 from hexloop.domain.search.selection import best_trials
+from hexloop.domain.search.trial import Aim
 from hexloop.ports.search import TrialState
 from hexloop.ports.storage import Storage
 

@@ -19,11 +19,11 @@ from hexloop.app.command_line.search.workers import CHANNEL, Channel, values_in
 from hexloop.app.recipe import Recipe, read_recipe
 from hexloop.app.recipe.search import SearchSection
 from hexloop.app.search.results import default_compute_objective
-from hexloop.app.search.trial import Aim, LiveTrial, ObjectiveError
 from hexloop.app.trainer.search import run_sent_trial
 from hexloop.domain.errors import ConfigurationError, StorageError
 from hexloop.domain.regular_files import open_lines
 from hexloop.domain.search.space import SpaceTrial
+from hexloop.domain.search.trial import Aim, LiveTrial, ObjectiveError
 from hexloop.domain.wording import did_you_mean
 from hexloop.ports.search import TrialState
 

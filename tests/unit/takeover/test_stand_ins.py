@@ -17,7 +17,7 @@ OWN = [
 ]
 HANDED_ON = {
     "training_args": ("str_to_bool", "_convert_str_dict"),
-    "trainer_utils": ("BestRun", "TrainerMemoryTracker", "default_hp_space_optuna", "has_length", "speed_metrics"),
+    "trainer_utils": ("TrainerMemoryTracker", "number_of_arguments", "has_length", "speed_metrics"),
     "hf_argparser": ("DataClass", "DataClassType", "make_choice_type_function", "string_to_bool"),
     "trainer_pt_utils": (
         "IterableDatasetShard",
@@ -68,7 +68,7 @@ def test_all_names_can_be_imported_at_once() -> None:
     namespace: dict[str, Any] = {}
     exec("from hexloop.transformers.trainer_utils import *", namespace)
     assert namespace["IntervalStrategy"] is hexloop.IntervalStrategy
-    assert namespace["BestRun"].__module__ == "transformers.trainer_utils"
+    assert namespace["has_length"].__module__ == "transformers.trainer_utils"
     assert {"Trainer", "AutoModel"} <= set(dir(stand_in("")))
 
 
@@ -83,7 +83,8 @@ def test_names_and_modules_that_do_not_exist() -> None:
 WITHOUT = """
 import sys
 from hexloop.transformers import TrainingArguments
-from hexloop.transformers.trainer_utils import IntervalStrategy, get_last_checkpoint
+from hexloop.transformers.trainer_utils import BestRun, IntervalStrategy, get_last_checkpoint
+from hexloop.transformers.integrations import hp_params
 from hexloop.transformers.trainer_callback import TrainerCallback
 assert "transformers" not in sys.modules and "torch" not in sys.modules
 sys.modules["transformers"] = None
@@ -92,7 +93,7 @@ from hexloop.transformers.trainer import Trainer
 from hexloop.transformers.data.data_collator import default_data_collator
 assert Trainer is hexloop.Trainer
 try:
-    from hexloop.transformers.trainer_utils import BestRun
+    from hexloop.transformers.trainer_utils import has_length
 except ModuleNotFoundError as error:
     print(error)
 """
@@ -102,5 +103,5 @@ def test_without_transformers() -> None:
     """Names of hexloop load neither torch nor transformers before they need them; others say what to install."""
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "hexloop.transformers.trainer_utils.BestRun is transformers' own" in done.stdout
+    assert "hexloop.transformers.trainer_utils.has_length is transformers' own" in done.stdout
     assert "pip install 'hexloop[transformers]'" in done.stdout
