@@ -63,11 +63,11 @@ class SearchCall:
     """What `hyperparameter_search` was asked for.
 
     space: the user's function. compute_objective: returns the objective of metrics. declared: the space where it is
-    data. trials: how many, None for all. name: returns the name of a trial; None for `run-<identifier>`. aim: what trials are
-    compared by. seed: of the proposals. resume: True, False or "auto". timeout: seconds after which no further trial
-    starts. catch: the errors after which a trial counts as failed; others end the search. collects: whether to collect
-    garbage after each trial. keep: of how many of the best trials the checkpoints are kept; None for all. options: for
-    the backend. metrics: the names of the objectives, where they are metrics.
+    data. trials: how many, None for all. name: returns the name of a trial; None for `run-<identifier>`. aim: what
+    trials are compared by. seed: of the proposals. resume: True, False or "auto". timeout: seconds after which no
+    further trial starts. catch: the errors after which a trial counts as failed; others end the search. collects:
+    whether to collect garbage after each trial. keep: of how many of the best trials the checkpoints are kept; None
+    for all. options: for the backend. metrics: the names of the objectives, where they are metrics.
     """
 
     backend: ChosenBackend
