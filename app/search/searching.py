@@ -63,18 +63,18 @@ class SearchCall:
     """What `hyperparameter_search` was asked for.
 
     space: the user's function. compute_objective: returns the objective of metrics. declared: the space where it is
-    data. trials: how many. name: returns the name of a trial; None for `run-<identifier>`. aim: what trials are
-    compared by. seed: of the proposals. resume: True, False or "auto". timeout: seconds after which no further trial
-    starts. catch: the errors after which a trial counts as failed; others end the search. collects: whether to collect
-    garbage after each trial. keep: of how many of the best trials the checkpoints are kept; None for all. options: for
-    the backend. metrics: the names of the objectives, where they are metrics.
+    data. trials: how many, None for all. name: returns the name of a trial; None for `run-<identifier>`. aim: what
+    trials are compared by. seed: of the proposals. resume: True, False or "auto". timeout: seconds after which no
+    further trial starts. catch: the errors after which a trial counts as failed; others end the search. collects:
+    whether to collect garbage after each trial. keep: of how many of the best trials the checkpoints are kept; None
+    for all. options: for the backend. metrics: the names of the objectives, where they are metrics.
     """
 
     backend: ChosenBackend
     space: Callable[[Any], Any]
     compute_objective: Callable[[dict[str, float]], Any]
     declared: Any
-    trials: int
+    trials: int | None
     name: Callable[[Any], str] | None
     aim: Aim
     several: bool

@@ -208,6 +208,7 @@ def test_trials_that_fail_or_die(project: Path) -> None:
     """Count as failed, with the reason; one that dies is started once more. The search goes on."""
     edit(project, "    model.slope: {low: -1.0, high: 5.0}\n", "    model.act: [train, raise, die]\n")
     edit(project, "  backend: random\n", "  backend: grid\n")
+    edit(project, "  trials: 6\n", "")
     edit(project, "    learning_rate: {low: 1e-4, high: 1e-1, log: true}\n", "")
     done = search(project)
     assert done.returncode == 0, done.stderr
@@ -219,7 +220,7 @@ def test_trials_that_fail_or_die(project: Path) -> None:
     assert states["die"].state is TrialState.FAILED
     assert states["die"].reason == "its process was killed by SIGKILL, as happens when memory runs out"
     assert "Traceback" in (project / f"runs/search/{states['raise'].name}/output.log").read_text()
-    assert "Done after 3 of 6 trials: 1 complete, 2 failed." in done.stdout
+    assert "Done after 3 trials: 1 complete, 2 failed." in done.stdout
     edit(project, "[train, raise, die]", "[raise]")
     failed = search(project, "--output_dir", "runs/failed")
     assert failed.returncode == 1

@@ -115,7 +115,7 @@ def _call(section: SearchSection, options: Namespace) -> SearchCall:
         space=space_of(section.space),
         compute_objective=default_compute_objective,  # the workers take the objective
         declared={each.name: each.as_data() for each in section.space},
-        trials=options.trials or section.trials or DEFAULT_TRIALS,
+        trials=options.trials or section.trials or (None if name == "grid" else DEFAULT_TRIALS),
         name=None,
         aim=Aim(tuple(section.directions), section.evaluation),
         several=several,
@@ -165,7 +165,7 @@ def _check(section: SearchSection, call: SearchCall, place: SearchPlace) -> Exit
         for name, direction in zip(section.objectives or ("the loss",), section.directions, strict=False)
     ]
     print_lines(
-        f"{call.trials} trials by {call.backend.name}, compared by {'; '.join(judged)}; they go to "
+        f"{call.trials or 'All'} trials by {call.backend.name}, compared by {'; '.join(judged)}; they go to "
         f"{place.folder.location()}.",
         *(f"  {name}: {_described(data)}" for name, data in (call.declared or {}).items()),
         f"The first trial would have {_listed(parameters)}.",
