@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from hexloop import ConfigurationError, TrainingArguments, with_hyperparameters
+from hexloop import AcceleratorConfig, ConfigurationError, TrainingArguments, with_hyperparameters
 from hexloop.app.notices import TRAINER, TRANSFORMERS
 from hexloop.app.search.parameters import plain_parameters, set_hyperparameters
 
@@ -40,7 +40,10 @@ def test_entries_of_several_levels(tmp_path: Path) -> None:
     )
     assert changed.gradient_checkpointing_kwargs == {"one": {"two": 1}}
     assert args.gradient_checkpointing_kwargs is None
-    assert (args.accelerator_config.even_batches, changed.accelerator_config.even_batches) == (True, False)
+    before, after = args.accelerator_config, changed.accelerator_config
+    assert isinstance(before, AcceleratorConfig)
+    assert isinstance(after, AcceleratorConfig)
+    assert (before.even_batches, after.even_batches) == (True, False)
 
 
 def test_every_problem_is_reported(tmp_path: Path) -> None:
