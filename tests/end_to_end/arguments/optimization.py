@@ -64,7 +64,7 @@ def _(bench: Bench) -> None:
 
 @shows("optim_layerwise")
 def _(bench: Bench) -> None:
-    given = {"optim": "adamw_torch", "num_train_epochs": 2}
+    given: dict[str, Any] = {"optim": "adamw_torch", "num_train_epochs": 2}
     assert same_weights(bench.weights(optim_layerwise=True, **given), bench.weights(**given))
     assert "precision fp16" in bench.refusal(optim_layerwise=True, fp16=True)
 
