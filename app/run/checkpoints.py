@@ -25,8 +25,8 @@ from hexloop.app.run.checkpoint_compatibility import AUTO, RunSetup, named_check
 from hexloop.app.run.checks import refuse_missing_checkpoint
 from hexloop.app.run.journal import note_of_saves
 from hexloop.app.run.messages import log_best, logging_saves
-from hexloop.app.run.trained_parameters import TrainedParameters
 from hexloop.app.run.saving import ArgumentsFile, companion_files, warn_of_other_arguments
+from hexloop.app.run.trained_parameters import TrainedParameters
 from hexloop.domain.checkpoints.commit import CheckpointPolicy
 from hexloop.domain.checkpoints.manifest import checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest, verify
