@@ -45,6 +45,9 @@ class TrainedParameters:
     parts: TrainerParts
     run: Run[Any, Any]
     settle: Callable[[], None]
+    optimizer: Any
+    model: Any
+    framework: Framework[Any]
     sizes: list[int]
     grouped: list[Any]
     frozen: dict[str, Any]
@@ -56,10 +59,11 @@ class TrainedParameters:
     def of(cls, parts: TrainerParts, run: Run[Any, Any], settle: Callable[[], None]) -> TrainedParameters:
         """Return the parameters as they are now. settle: settles the run's counters."""
         grouped, sizes, framework = _grouped(parts.optimizer), _sizes(parts.optimizer), parts.adapters.framework
-        made = cls(parts, run, settle, sizes, grouped, {}, {}, {})
+        model = parts.unwrapped_model
+        made = cls(parts, run, settle, parts.optimizer, model, framework, sizes, grouped, {}, {}, {})
         if all(type(each).__module__.startswith(OWN) for each in parts.callback_handler.callbacks):
             return made
-        trained, named = set(map(id, grouped)), list(framework.named_parameters(parts.unwrapped_model))
+        trained, named = set(map(id, grouped)), list(framework.named_parameters(model))
         averages = made.averages
         made.frozen = {
             name: each for name, each in named if not each.requires_grad and (averages or id(each) not in trained)
@@ -67,16 +71,6 @@ class TrainedParameters:
         made.known = {id(each): each for _, each in named}
         made.trainable = {name: bool(each.requires_grad) for name, each in named}
         return made
-
-    @property
-    def optimizer(self) -> Any:
-        """The optimizer of the run."""
-        return self.parts.optimizer
-
-    @property
-    def framework(self) -> Framework[Any]:
-        """The framework of the run."""
-        return self.parts.adapters.framework
 
     @property
     def averages(self) -> bool:
@@ -97,7 +91,7 @@ class TrainedParameters:
         self.check()
         self.check_objects()
         if self.trainable:
-            named = self.framework.named_parameters(self.parts.unwrapped_model)
+            named = self.framework.named_parameters(self.model)
             now = {name: bool(each.requires_grad) for name, each in named}
             self.run.state.trainable = {
                 name: trained for name, trained in now.items() if trained != self.trainable.get(name, trained)
@@ -111,7 +105,7 @@ class TrainedParameters:
             raise RunStateError(f"The optimizer's groups have other parameters than when the run started: {SAME}")
         if not self.known:
             return
-        named = self.framework.named_parameters(self.parts.unwrapped_model)
+        named = self.framework.named_parameters(self.model)
         replaced = [name for name, each in named if each.requires_grad and id(each) not in self.known]
         if replaced:
             self.known = {}
@@ -151,7 +145,7 @@ class TrainedParameters:
                 f"The optimizer's groups had {enumeration(self.sizes)} parameters when the run started, and now have "
                 f"{enumeration(sizes)}: {SAME}"
             )
-        names = {id(each): name for name, each in self.framework.named_parameters(self.parts.unwrapped_model)}
+        names = {id(each): name for name, each in self.framework.named_parameters(self.model)}
         joined = [each for group in added for each in group["params"]]
         if any(id(each) not in names or (self.known and id(each) not in self.known) for each in joined):
             raise RunStateError(
@@ -181,7 +175,7 @@ class TrainedParameters:
             return "capture_step has recorded a step without it"
         if not {"skip", "rollback"}.isdisjoint((args.on_nonfinite, args.on_spike)):
             return "on_nonfinite or on_spike would return to a state without it"
-        if not self.framework.can_join(self.run.scheduler, parts.optimizer):
+        if not self.framework.can_join(self.run.scheduler, self.optimizer):
             return "the schedule, or the optimizer, was made for the groups at the start"
         if self.averages and not all(self.trainable.get(name, True) for name in names):
             return "the processes average the gradients of those parameters only that were trained at the start"
@@ -222,7 +216,7 @@ class TrainedParameters:
         """
         if not (state.joined_groups or state.trainable):
             return
-        named = dict(self.framework.named_parameters(self.parts.unwrapped_model))
+        named = dict(self.framework.named_parameters(self.model))
         joined = [name for group in state.joined_groups for name in group.params]
         if unknown := [name for name in (*joined, *state.trainable) if name not in named]:
             raise CheckpointError(

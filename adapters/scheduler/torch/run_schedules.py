@@ -207,7 +207,7 @@ class LambdaScheduler:
         functions = scheduler.lr_lambdas
         first, rates = functions[0], []
         factor = first(position)
-        groups = scheduler.optimizer.param_groups  # the run refuses others than at its start, at the next boundary
+        groups = scheduler.optimizer.param_groups  # one that was added follows from `join` on
         for group, base, function in zip(groups, scheduler.base_lrs, functions, strict=False):
             own = factor if function is first else function(position)
             if type(group["lr"]) is float:
