@@ -72,7 +72,8 @@ BEST_OF_UNKNOWN = {
     "load_best_model_at_end": True,
 }
 EARLY = hexloop.EarlyStoppingCallback
-UNBUILT = ("galore_adamw", "grokadamw", "apollo_adamw", "lomo", "schedule_free_adamw", "stable_adamw")
+UNBUILT = ("galore_adamw", "apollo_adamw_layerwise")
+"""Optimizers that need `optim_target_modules`."""
 
 Case = Callable[[ModuleType, Path], object]
 
