@@ -297,7 +297,11 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "frozen": ([{"params": "head", "frozen": True, "optimizer": "sgd"}], {}, "is frozen and has an optimizer"),
     "all frozen": ([{"params": "*", "frozen": True}], {}, "no parameter that is trained"),
     "of another": ([{"params": "*", "momentum": 0.9}], {}, "have no momentum"),
-    "own groups": ([{"params": "*"}], {"optim": "lomo"}, ""),
+    "own groups": (
+        [{"params": "*"}],
+        {"optim": "galore_adamw", "optim_target_modules": "all-linear"},
+        "makes its parameter groups itself",
+    ),
     "capture": (
         [{"params": "head", "optimizer": "sgd"}],
         {"capture_step": True, "torch_compile": True},
