@@ -46,7 +46,7 @@ def scripted(parameters: list[dict[str, Any]]) -> None:
 
 
 def seconds_of_runs(folder: Path, runs: int) -> float:
-    """Return the median seconds of a run of a Trainer, which makes a new model."""
+    """Return the median seconds of a run of a Trainer, which makes a new model each time."""
     trainer = trainer_in(folder)
     taken = []
     for _ in range(runs):

@@ -105,7 +105,7 @@ def test_the_best_trial(tmp_path: Path) -> None:
     """Its parameters are by argument, its objective is its best evaluation, and each trial has a folder of its own."""
     trainer = searcher(tmp_path)
     before = dict(vars(trainer.args))
-    best = trainer.hyperparameter_search(space, n_trials=5, backend="optuna")
+    best: BestRun = trainer.hyperparameter_search(space, n_trials=5, backend="optuna")
 
     record = record_of(tmp_path)
     complete = {each.number: each for each in record.trials.values() if each.state is TrialState.COMPLETE}
@@ -594,7 +594,7 @@ def test_checkpoints_of_the_best_trials_alone(tmp_path: Path) -> None:
     trainer = searcher(tmp_path)
 
     def objective(metrics: dict[str, float]) -> float:
-        return float(abs(trainer.args.seed - 3.0))
+        return abs(float(trainer.args.seed) - 3.0)
 
     trainer.hyperparameter_search({"seed": [1, 2, 3, 4, 5]}, objective, n_trials=5, backend="grid", keep_trials=2)
     assert checkpoints(tmp_path) == ["run-1/checkpoint-8", "run-2/checkpoint-2", "run-2/checkpoint-8"] or checkpoints(
