@@ -34,8 +34,8 @@ CHANNEL = "HEXLOOP_SEARCH_CHANNEL"
 LONGEST_MESSAGE = 16 << 20
 """Bytes of a message."""
 
-AFTER_KILL = 10.0
-"""Seconds within which the kernel is expected to remove a process that was killed."""
+AFTER_END = 10.0
+"""Seconds that a process has to exit when its search ends, and that the kernel has to remove one that was killed."""
 
 
 @define
@@ -99,7 +99,7 @@ class Worker:
     def ending(self) -> str:
         """How the process ended, in words; waits for it to end."""
         try:
-            code = self.process.wait(AFTER_KILL)
+            code = self.process.wait(AFTER_END)
         except subprocess.TimeoutExpired:
             return "its process closed the connection"
         if code >= 0:
@@ -162,14 +162,18 @@ class WorkerPool:
 
     def close(self) -> None:
         """End the workers: at once those that train, and when they have read it those that do not."""
-        for each in list(self._workers.values()):
+        ending = list(self._workers.values())
+        for each in ending:
             if each.trial is not None:
                 each.process.kill()
             self._forget(each)
+        for each in ending:
             try:
-                each.process.wait(AFTER_KILL)
+                each.process.wait(AFTER_END)
             except subprocess.TimeoutExpired:
                 each.process.kill()
+                with suppress(subprocess.TimeoutExpired):  # the kernel may not release a process
+                    each.process.wait(AFTER_END)
         self._selector.close()
 
     def _start(self, number: int) -> Worker:
