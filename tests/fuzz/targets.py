@@ -37,8 +37,9 @@ from hexloop.app.assembly.torch.transformers_checkpoints.pickled.descriptions im
 from hexloop.app.assembly.torch.transformers_checkpoints.pickled.program import read_file
 from hexloop.app.pages import journal_lines
 from hexloop.app.pages.journal_lines import RunLines, journal_note
-from hexloop.app.pages.page import content_of
+from hexloop.app.pages.page import content_of, search_content
 from hexloop.app.pages.reading import RunRecord
+from hexloop.app.pages.trials import ShownSearch, in_order, shown_search
 from hexloop.domain import journal_index
 from hexloop.domain.checkpoints.manifest import (
     Manifest,
@@ -50,9 +51,12 @@ from hexloop.domain.checkpoints.manifest import (
     step_of,
 )
 from hexloop.domain.errors import CheckpointError, ConfigurationError, HexloopError
+from hexloop.domain.folders import Folder
 from hexloop.domain.journal import compare, timelines
 from hexloop.domain.json_documents import json_part, read_json
 from hexloop.domain.redaction import printable, printable_lines, redact, redacted
+from hexloop.domain.search.records import DEFINITION, LINES, read_search
+from hexloop.domain.search.selection import best_trials
 from hexloop.domain.state import RunState
 from hexloop.ports.state import Part
 from tests.end_to_end.small.models import net
@@ -340,6 +344,45 @@ def _windows_of(journal: bytes) -> list[journal_index.Window]:
     return [first, journal_index.window_of(first.end, lines[cut:])] if cut else []
 
 
+def search(data: bytes) -> None:
+    """The folder of a search is refused, or its trials lie within it, can be ordered, and are shown on a page.
+
+    A case is `search.json` and, after a null byte, `search.jsonl`.
+    """
+    definition, _, lines = data.partition(b"\0")
+    place = folder() / f"{os.getpid()}-search"
+    place.mkdir(exist_ok=True)
+    (place / DEFINITION).write_bytes(definition)
+    (place / LINES).write_bytes(lines)
+    try:
+        record = read_search(Folder(str(place)))
+    except CheckpointError:
+        return
+    assert record is not None
+    trials = in_order(record)
+    for trial in trials:
+        assert stays_inside(trial.name), trial.name
+        assert trial.checkpoint is None or stays_inside(trial.checkpoint), trial.checkpoint
+        trial.past()
+    best_trials(trials, record.definition.directions)
+    shown = shown_search(place)
+    assert shown == ShownSearch(shown.folder, record.definition, trials, shown.remarks)
+    json.dumps(search_content(shown).document)
+
+
+def changed_search(data: bytes, random: Random, others: list[bytes]) -> bytes:
+    """Change the definition, one of the lines, or any bytes."""
+    definition, separator, lines = data.partition(b"\0")
+    split = lines.splitlines()
+    if not separator or not split or random.random() < 0.2:
+        return changed(data, random, others)
+    if random.random() < 0.3:
+        return changed_json(definition, random, others) + separator + lines
+    chosen = random.randrange(len(split))
+    split[chosen] = changed_json(split[chosen], random, others)
+    return definition + separator + b"\n".join(split) + b"\n"
+
+
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -405,6 +448,7 @@ PARSERS = (
     Target("arguments", arguments, changed_json),
     Target("journal", journal),
     Target("journal_page", journal_page, cases_per_process=500),
+    Target("search", search, changed_search, cases_per_process=500),
     Target("printed", printed),
     Target("redaction", redaction, cases_per_process=500),
     Target("names", names),
