@@ -41,7 +41,7 @@ class Chain(nn.Module):
         return {"loss": x.square().mean()}
 
 
-def measure(given: dict[str, Any]) -> dict[str, float]:
+def measure(given: dict[str, Any], folder: str) -> dict[str, float]:
     """Return the peak of gradients in MiB and the milliseconds of a step, in each process of a run."""
     from hexloop import Trainer, TrainingArguments
     from hexloop.domain.events import StepBegan, StepEnded
@@ -58,18 +58,17 @@ def measure(given: dict[str, Any]) -> dict[str, float]:
     for each in parameters:
         each.register_post_accumulate_grad_hook(observe)  # type: ignore[no-untyped-call]
     rows = [{"x": torch.randn(WIDTH)} for _ in range(2 * ROWS)]
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(
-            folder, per_device_train_batch_size=ROWS, max_steps=STEPS, use_cpu=True, report_to="none",
-            disable_tqdm=True, save_strategy="no", logging_strategy="no", optim="adamw_torch",
-            **{"max_grad_norm": 0.0, **given},
-        )  # fmt: skip
-        trainer: Any = Trainer(model, arguments, train_dataset=rows, loggers=[])
-        for event in trainer.stream():
-            if isinstance(event, StepBegan):
-                began = time.perf_counter()
-            elif isinstance(event, StepEnded):
-                seconds.append(time.perf_counter() - began)
+    arguments = TrainingArguments(
+        folder, per_device_train_batch_size=ROWS, max_steps=STEPS, use_cpu=True, report_to="none",
+        disable_tqdm=True, save_strategy="no", logging_strategy="no", optim="adamw_torch",
+        **{"max_grad_norm": 0.0, **given},
+    )  # fmt: skip
+    trainer: Any = Trainer(model, arguments, train_dataset=rows, loggers=[])
+    for event in trainer.stream():
+        if isinstance(event, StepBegan):
+            began = time.perf_counter()
+        elif isinstance(event, StepEnded):
+            seconds.append(time.perf_counter() - began)
     return {"mib": peak / 2**20, "ms": 1000 * median(seconds[1:])}
 
 
@@ -80,9 +79,10 @@ def measured(way: str, size: int) -> dict[str, float]:
         os.environ.update(
             RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size), **QUIET
         )
-        return measure(WAYS[way])
+        return measure(WAYS[way], folder)
 
-    found = in_processes(size, train)[0]
+    with tempfile.TemporaryDirectory() as folder:
+        found = in_processes(size, train)[0]
     if isinstance(found, BaseException):
         raise found
     return found
