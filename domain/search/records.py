@@ -73,6 +73,7 @@ def number_of(value: Any) -> float | None:
 _WITHOUT_JSON = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 Direction = Annotated[str, Holding(f"{MINIMIZE} or {MAXIMIZE}", lambda text: text in (MINIMIZE, MAXIMIZE))]
+Directions = Annotated[list[Direction], Holding("one to 100 directions", lambda given: 1 <= len(given) <= 100)]
 Which = Annotated[str, Holding(f"{BEST} or {LAST}", lambda text: text in (BEST, LAST))]
 Ending = Annotated[str, Holding("complete, pruned or failed", lambda text: text in {each.value for each in TrialState})]
 TrialName = Annotated[str, Holding("the path of a folder within the search", is_trial_name)]
@@ -93,7 +94,7 @@ class SearchDefinition:
     """
 
     backend: Text
-    directions: list[Direction]
+    directions: Directions
     trials: PositiveCount | None = None
     seed: int | None = None
     objective: Which = BEST
@@ -232,7 +233,10 @@ class SearchRecord:
         trial = self._open_trial(line.trial)
         if (line.values is None) == (line.state == TrialState.COMPLETE.value):
             raise ValueError("a complete trial, and no other one, has values")
-        trial.values = None if line.values is None else self._numbers(line.values)
+        values = None if line.values is None else self._numbers(line.values)
+        if values is not None and any(map(math.isnan, values)):
+            raise ValueError("a complete trial has no objective that is not a number")
+        trial.values = values
         trial.state, trial.reason = TrialState(line.state), line.reason
         trial.seconds, trial.checkpoint = line.seconds, line.checkpoint
         trial.drawn = trial.drawn if line.drawn is None else line.drawn
