@@ -21,7 +21,7 @@ from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import Problem, did_you_mean, enumeration
 from hexloop.ports.search import Search, SearchService
 
-__all__ = ["SearchOptions"]
+__all__ = ["SearchOptions", "ServiceOptions"]
 """An adapter's name that the rest of the app gets from here."""
 
 SPACES = "hexloop.app.search.results"

@@ -26,6 +26,7 @@ PARTS = {
     "adapters": "tests.bench.adapters",
     "evaluation": "tests.bench.evaluation",
     "chunked_loss": "tests.bench.chunked_loss",
+    "search": "tests.bench.search",
 }
 
 

@@ -15,7 +15,9 @@ from hexloop.adapters.storage.fsspec import FsspecStorage
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.adapters.storage.tiered import TieredStorage
+from hexloop.adapters.storage.within import StorageWithin
 from hexloop.app.testing.contracts.storage import StorageContract
+from hexloop.domain.errors import StorageError
 from hexloop.ports.storage import Entry, Publication, Storage, StorageCapabilities, Stored
 
 
@@ -50,6 +52,26 @@ class TestFsspecOfAFolder(StorageContract):
     @pytest.fixture
     def storage(self, tmp_path: Path) -> Storage:
         return FsspecStorage(f"file://{tmp_path}/not/there/yet")
+
+
+class TestStorageWithin(StorageContract):
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> Storage:
+        return StorageWithin(LocalStorage(tmp_path / "root"), "run-0/inner")
+
+    def test_it_leaves_the_rest_alone(self) -> None:
+        """What is written is in the folder, and a path that leads out of it is refused."""
+        whole = MemoryStorage()
+        whole.write("beside", [b"1"])
+        inner = StorageWithin(whole, "run-0")
+        inner.write("file", [b"2"])
+        assert [entry.name for entry in inner.list("")] == ["file"]
+        assert [entry.name for entry in whole.list("run-0")] == ["file"]
+        with pytest.raises(StorageError):
+            inner.write("../other", [b"3"])
+        for folder in ("", "..", "a/../b"):
+            with pytest.raises(ValueError, match="not the path of a folder"):
+                StorageWithin(whole, folder)
 
 
 class TestTieredStorage(StorageContract):

@@ -105,7 +105,7 @@ def test_the_best_trial(tmp_path: Path) -> None:
     """Its parameters are by argument, its objective is its best evaluation, and each trial has a folder of its own."""
     trainer = searcher(tmp_path)
     before = dict(vars(trainer.args))
-    best = trainer.hyperparameter_search(space, n_trials=5, backend="optuna")
+    best: BestRun = trainer.hyperparameter_search(space, n_trials=5, backend="optuna")
 
     record = record_of(tmp_path)
     complete = {each.number: each for each in record.trials.values() if each.state is TrialState.COMPLETE}
@@ -113,6 +113,7 @@ def test_the_best_trial(tmp_path: Path) -> None:
     assert best[:3] == (chosen.identifier, (chosen.values or (0.0,))[0], chosen.parameters)
     assert best.hyperparameters.keys() == {"learning_rate", "per_device_train_batch_size"}
     assert isinstance(best, BestRun)
+    assert best.run_summary is not None
     assert len(best.run_summary.trials) == 5
     assert vars(trainer.args) == before
     assert {f"run-{number}" for number in range(5)} < {*os.listdir(tmp_path)}
@@ -165,8 +166,8 @@ def test_the_same_proposals_and_objectives_as_optuna_by_hand(tmp_path: Path) -> 
         values: list[float] = []
 
         class Reporting(TrainerCallback):
-            def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any, **kwargs: Any) -> None:
-                values.append(metrics["eval_loss"])
+            def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                values.append(kwargs["metrics"]["eval_loss"])
                 trial.report(values[-1], state.global_step)
                 if trial.should_prune():
                     raise optuna.TrialPruned
@@ -425,7 +426,11 @@ def test_only_the_errors_that_are_caught(tmp_path: Path) -> None:
                 raise ZeroDivisionError("no")
 
     failing = Failing()
-    for given, named in (({"catch": (ValueError,)}, {}), ({}, {"reproduce": "transformers"})):
+    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"catch": (ValueError,)}, {}),
+        ({}, {"reproduce": "transformers"}),
+    ]
+    for given, named in cases:
         folder = tmp_path / str(len(named))
         trainer = searcher(folder, parts={"callbacks": [failing]}, **named)
         with pytest.raises(ZeroDivisionError):
@@ -589,7 +594,7 @@ def test_checkpoints_of_the_best_trials_alone(tmp_path: Path) -> None:
     trainer = searcher(tmp_path)
 
     def objective(metrics: dict[str, float]) -> float:
-        return abs(trainer.args.seed - 3.0)
+        return abs(float(trainer.args.seed) - 3.0)
 
     trainer.hyperparameter_search({"seed": [1, 2, 3, 4, 5]}, objective, n_trials=5, backend="grid", keep_trials=2)
     assert checkpoints(tmp_path) == ["run-1/checkpoint-8", "run-2/checkpoint-2", "run-2/checkpoint-8"] or checkpoints(

@@ -139,7 +139,7 @@ def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("size", [2, 4])
 def test_several_processes_find_what_one_finds(size: int, tmp_path: Path) -> None:
     """With the same global batch: the same proposals, pruned trials and best trial, and objectives to 1e-5."""
-    call = {"pruner": "MedianPruner"}
+    call: dict[str, Any] = {"pruner": "MedianPruner"}
     alone = in_processes(tmp_path / "alone", 1, **call)
     together = in_processes(tmp_path / "together", size, **call)
     assert all(isinstance(each, dict) for each in (*alone, *together)), (alone, together)

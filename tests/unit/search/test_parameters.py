@@ -34,8 +34,8 @@ def test_a_copy_is_changed(tmp_path: Path) -> None:
 
 def test_entries_of_several_levels(tmp_path: Path) -> None:
     """A dictionary is made where there is none, and an entry of an object of options is set in a copy of it."""
-    args = arguments(tmp_path)
-    changed = with_hyperparameters(
+    args: Any = arguments(tmp_path)
+    changed: Any = with_hyperparameters(
         args, {"gradient_checkpointing_kwargs.one.two": 1, "accelerator_config.even_batches": False}
     )
     assert changed.gradient_checkpointing_kwargs == {"one": {"two": 1}}
