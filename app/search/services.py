@@ -136,24 +136,27 @@ class ServedTrials:
         sent: list[str | None] = [None]
 
         def decide(step: int, values: Sequence[float], diverged: bool) -> bool:
-            newest = newest_checkpoint(live.folder)
+            newest = newest_checkpoint(live.folder, live.run)
             fresh = newest if newest != sent[0] else None
             sent[0] = newest
             return report(step, values, live.metrics, fresh) and not diverged
 
-        finished = self.run(self.trainer, live, checkpoint)
+        # A trial that is started again may have saved after its last report.
+        resume_from = checkpoint if checkpoint is not None else newest_checkpoint(live.folder, live.run)
+        finished = self.run(self.trainer, live, resume_from)
         if live.state is TrialState.FAILED:
             raise TrialFailedError(str(live.reason))
         if not finished:
             raise TrialFailedError("it was stopped by a request")
 
 
-def newest_checkpoint(folder: str) -> str | None:
-    """Return the newest complete checkpoint in the folder of a trial; None if there is none."""
+def newest_checkpoint(folder: str, run: str) -> str | None:
+    """Return the newest complete checkpoint of a run in the folder of a trial; None if there is none."""
     from hexloop.app.assembly.storage import storage_for
     from hexloop.domain.checkpoints.selection import newest_first, readable_manifests
 
-    found = next(iter(newest_first(readable_manifests(storage_for(folder)))), None)
+    manifests = readable_manifests(storage_for(folder))
+    found = next(iter(newest_first({name: each for name, each in manifests.items() if each.run == run})), None)
     return None if found is None else os.path.join(folder, found)
 
 

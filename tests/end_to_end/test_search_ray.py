@@ -178,7 +178,7 @@ class FailsOnce(hexloop.TrainerCallback):
 
 @pytest.mark.matrix
 def test_a_trial_that_ray_restarts_resumes(cluster: None, tmp_path: Path) -> None:
-    """From the checkpoint that Ray has of it; nothing is trained twice but the steps since."""
+    """From the checkpoint that Ray has of it, or the newest in its folder if Ray has none yet."""
     ours = trainer(tmp_path)
     ours.add_callback(FailsOnce(str(tmp_path / "failed")))
     best = ours.hyperparameter_search(
@@ -190,7 +190,8 @@ def test_a_trial_that_ray_restarts_resumes(cluster: None, tmp_path: Path) -> Non
     assert sorted(trial.reports) == [4, 8, 12]
     journal = (tmp_path / "search" / trial.name / ".hexloop/journal.jsonl").read_text().splitlines()
     started = [note["step"] for note in map(json.loads, journal) if note["kind"] == "began"]
-    assert started == [0, 4]
+    assert len(started) == 2
+    assert started[1] in (4, 8)
 
 
 def _loss(metrics: dict[str, float]) -> float:
