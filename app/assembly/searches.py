@@ -99,8 +99,8 @@ def choose_backend(name: str | None) -> ChosenBackend:
     row = BACKENDS.get(name)
     if row is None:
         known = [*(each for each, row in BACKENDS.items() if not row.ended), *plugin_names("searches")]
-        remedy = did_you_mean(name, known, f"choose {enumeration(map(repr, known), 'or')}", spell=repr)
-        raise ConfigurationError(f"backend={name!r} is not a search backend that hexloop knows; {remedy}.")
+        remedy = did_you_mean(name, known, f"choose {enumeration(map(repr, known), 'or')}.", spell=repr)
+        raise ConfigurationError(f"backend={name!r} is not a search backend that hexloop knows; {remedy}")
     if row.ended:
         raise ConfigurationError(
             Problem(f"backend={name!r} cannot be used: {row.ended}; choose 'optuna'.", kind=RuntimeError)
