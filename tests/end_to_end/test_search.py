@@ -127,6 +127,7 @@ def read_reports(folder: Path, number: int) -> list[Sequence[float]]:
     return [line["values"] for line in lines if line["kind"] == "reported" and line["trial"] == number]
 
 
+@pytest.mark.filterwarnings("ignore:These modules imported classes:UserWarning")  # other tests did
 def test_the_last_evaluation_counts_where_it_is_asked_for(tmp_path: Path) -> None:
     """`objective="last"`, and by default with `reproduce` or during a takeover."""
     searcher(tmp_path / "a").hyperparameter_search(space, n_trials=2, backend="random", objective="last")
