@@ -469,6 +469,7 @@ def test_a_damaged_journal_shows_what_it_can(tmp_path: Path) -> None:
     assert len(page) < 5_000_000
 
 
+@pytest.mark.matrix
 def test_a_check_shows_groups_of_the_program(tmp_path: Path) -> None:
     """`hexloop run --check` lists the groups that a program makes by itself."""
     pytest.importorskip("transformers")

@@ -179,6 +179,7 @@ def test_a_search_in_two_processes(project: Path, undisturbed: dict[int, Any]) -
     assert (project / "runs/search/run-0/output.log").stat().st_mode & 0o022 == 0
 
 
+@pytest.mark.matrix
 def test_pruning_and_a_resumed_search_of_more_trials(project: Path) -> None:
     """By optuna, whose proposals go on as if nothing had been; a finished search that is resumed only reports."""
     pytest.importorskip("optuna")

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -234,7 +235,9 @@ def test_what_is_refused(tmp_path: Path, given: dict[str, Any], words: str) -> N
     """Before a cluster is started."""
     arguments = {"eval_strategy": given.pop("eval_strategy")} if "eval_strategy" in given else {}
     if name := given.pop("scheduler", None):
-        kinds = ray.tune.schedulers
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            kinds: Any = import_module("ray.tune.schedulers")
         mutations = {"hyperparam_mutations": {"learning_rate": [1e-3]}} if name == "PopulationBasedTraining" else {}
         given["scheduler"] = getattr(kinds, name)(**mutations)
     with pytest.raises(ConfigurationError, match=words.replace("(", "\\(")):

@@ -172,6 +172,7 @@ def test_a_failure_on_all_ranks_is_that_of_the_trial(tmp_path: Path) -> None:
     assert states == ["complete", "failed", "failed", "complete"]
 
 
+@pytest.mark.matrix
 def test_a_failure_on_one_rank_ends_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No process waits for ever, and the search resumes at that trial."""
     found = in_processes(tmp_path, 2, [Failing(("run-1",), rank="1")], n_trials=3)
