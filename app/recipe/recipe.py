@@ -18,10 +18,10 @@ from hexloop.app.arguments.fine_tuning import SFTConfig
 from hexloop.app.arguments.options import unknown_options
 from hexloop.app.arguments.parser import add_arguments, override
 from hexloop.app.recipe.fine_tune import FINE_TUNE, MODEL, SECTION_PARTS, read_section
-from hexloop.app.recipe.groups import PARAM_GROUPS, read_groups
 from hexloop.app.recipe.parts import PartKind, PartReader, RecipePart
 from hexloop.app.recipe.search import SEARCH, SearchSection, place_of, read_search_section, with_values
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.parameter_rules import read_rules
 from hexloop.domain.wording import RefusalError, did_you_mean, problem
 
 PARTS = {
@@ -42,6 +42,7 @@ PARTS = {
 
 ARGUMENTS = "arguments"
 TRAINER = "trainer"
+PARAM_GROUPS = "param_groups"  # also the name of the argument
 KEYS = (*PARTS, TRAINER, FINE_TUNE, PARAM_GROUPS, ARGUMENTS, SEARCH)
 
 KINDS = {**PARTS, **SECTION_PARTS}
@@ -128,7 +129,7 @@ def read_recipe(
     trainer_class = _trainer_class(reader)
     kind = trainer_class.arguments_class if _is_trainer(trainer_class) else TrainingArguments
     section = dict(read_section(reader, ARGUMENTS))
-    read_groups(document, ARGUMENTS)
+    _read_groups(document)
     if options is not None:
         parser = ArgumentParser(add_help=False, allow_abbrev=False)
         if kind is not TrainingArguments:  # the command line does not know the arguments that only it has
@@ -256,6 +257,31 @@ def _of_trial(document: Document, kind: type[TrainingArguments], values: Mapping
     changed = with_values(document, places, SourceLocation("the trial"))
     changed.problems = document.problems
     return changed
+
+
+def _read_groups(document: Document) -> None:
+    """Put the section `param_groups` among the arguments, and check each rule by itself, with its line.
+
+    Problems are added to the document's; an invalid section is then left out of the arguments.
+    """
+    section, there = document.at((PARAM_GROUPS,)), (ARGUMENTS, PARAM_GROUPS)
+    source: KeyPath = there
+    if section is not None:
+        source = (PARAM_GROUPS,)
+        if document.at(there) is not None:
+            sentence = f"{PARAM_GROUPS} is given as a section and in {ARGUMENTS}; remove one of them."
+            document.problems.append(document.located([source, there], sentence))
+            return
+        document.put(there, section, document.locations.get(source) or SourceLocation(PARAM_GROUPS))
+    given = document.at(there)
+    if given is None or isinstance(given, str):  # JSON of the command line has no lines
+        return
+    _, faults = read_rules(given)
+    for path, refusal in faults:
+        value = {".".join(map(str, (PARAM_GROUPS, *path))): document.at((*source, *path))}
+        document.problems.append(document.located([(*source, *path)], problem(value, refusal)))
+    if faults:
+        document.put(there, None, document.locations.get(source) or SourceLocation(PARAM_GROUPS))
 
 
 def _values_of_arguments(document: Document, kind: type[TrainingArguments], search: SearchSection) -> Iterator[str]:
