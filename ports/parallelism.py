@@ -34,7 +34,8 @@ class ParallelismCapabilities:
     computes on all devices that it sees, a part of the batch on each. owns_state: weights or moments are kept outside
     the model and its optimizer; the adapter is `OwnState`. own_exchange: its processes exchange tensors through the
     runtime of their devices, and need no others that can. steps_in_backward: parameters are updated within the backward
-    pass; the adapter is `SteppingInBackward`.
+    pass; the adapter is `SteppingInBackward`. averages: the weights can be exchanged for averages of them, and back.
+    flattens: parameters are shards of flat tensors, in which those of several groups would be mixed.
     """
 
     name: str
@@ -46,6 +47,8 @@ class ParallelismCapabilities:
     owns_state: bool = False
     own_exchange: bool = False
     steps_in_backward: bool = False
+    averages: bool = True
+    flattens: bool = False
 
 
 class Parallelism(Protocol[Loss_contra]):

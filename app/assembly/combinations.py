@@ -84,9 +84,6 @@ OF_WHOLE_SHAPES = ("adafactor", "stable_adamw")
 """Optimizers whose updates use rows and columns, or the norm of a whole parameter."""
 
 
-WITHOUT_AVERAGES = ("deepspeed", "xla_fsdp")
-"""Engines that keep the weights in a form of their own, in which they are not averaged."""
-
 RECORDING_MODES = ("reduce-overhead", "max-autotune")
 """Modes of torch.compile in which it records graphs itself."""
 
@@ -219,7 +216,7 @@ REFUSALS = (
     Refusal(
         lambda setting: (
             setting.optimizer.startswith("schedule_free")
-            and (setting.parallelism.owns_update or setting.parallelism.name in WITHOUT_AVERAGES)
+            and (setting.parallelism.owns_update or not setting.parallelism.averages)
         ),
         "the optimizer {optimizer} with the parallelism {parallelism.name}",
         "it keeps the weights in a form of its own, in which they cannot be averaged",
@@ -227,8 +224,7 @@ REFUSALS = (
     ),
     Refusal(
         lambda setting: (
-            setting.args.ema_decay is not None
-            and (setting.parallelism.owns_update or setting.parallelism.name in WITHOUT_AVERAGES)
+            setting.args.ema_decay is not None and (setting.parallelism.owns_update or not setting.parallelism.averages)
         ),
         "a moving average of weights (ema_decay) with the parallelism {parallelism.name}",
         "it keeps the weights in a form of its own, in which they cannot be averaged",
@@ -292,8 +288,7 @@ REFUSALS = (
     ),
     Refusal(
         lambda setting: (
-            bool(setting.args.param_groups)
-            and (setting.parallelism.owns_update or setting.parallelism.name in ("fsdp1", "xla_fsdp"))
+            bool(setting.args.param_groups) and (setting.parallelism.owns_update or setting.parallelism.flattens)
         ),
         "param_groups with the parallelism {parallelism.name}",
         "it flattens the parameters of a group, or makes the optimizer's groups itself",

@@ -38,7 +38,7 @@ class Fsdp1(Fsdp):
     _layout: FlatLayout | None = field(default=None, init=False)
     _without_sync: ExitStack = field(factory=ExitStack, init=False)
 
-    capabilities = ParallelismCapabilities("fsdp1", processes=True, sharded=True)
+    capabilities = ParallelismCapabilities("fsdp1", processes=True, sharded=True, flattens=True)
 
     def prepare(self, model: Any, make_optimizer: Callable[[Any], Any]) -> tuple[Any, Any]:
         """Wrap the module, after copying the weights of rank 0 to every rank.

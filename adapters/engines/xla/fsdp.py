@@ -52,7 +52,15 @@ class XlaFsdp1(Xla):
     @property
     def capabilities(self) -> ParallelismCapabilities:
         """Several processes, even if there is one."""
-        return ParallelismCapabilities("xla_fsdp", processes=True, sharded=True, own_exchange=True, compiles=False)
+        return ParallelismCapabilities(
+            "xla_fsdp",
+            processes=True,
+            sharded=True,
+            own_exchange=True,
+            compiles=False,
+            averages=False,
+            flattens=True,
+        )
 
     def prepare(self, model: Any, make_optimizer: Callable[[Any], Any]) -> tuple[Any, Any]:
         """Shard the module, after copying the weights of rank 0 to every rank."""

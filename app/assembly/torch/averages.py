@@ -18,7 +18,6 @@ from hexloop.adapters.trainable.torch.optimizer_modes import (
     without_wrappers,
 )
 from hexloop.app.arguments.averages import BESIDE
-from hexloop.app.assembly.combinations import WITHOUT_AVERAGES
 from hexloop.app.assembly.learner import AveragedWeights as Port
 from hexloop.app.assembly.learner import Averages, NoAverages
 from hexloop.app.assembly.parts import TrainerParts
@@ -77,7 +76,7 @@ def _refuse(parts: TrainerParts, optimizer: Any, switches: bool, moving: bool) -
             f"ema_decay cannot be used with the optimizer {named}, which averages the weights itself; leave ema_decay "
             "out, or choose another optimizer, such as adamw_torch."
         )
-    if capabilities.owns_update or capabilities.owns_state or capabilities.name in WITHOUT_AVERAGES:
+    if capabilities.owns_update or capabilities.owns_state or not capabilities.averages:
         raise ConfigurationError(
             f"{what} cannot be used with the parallelism {capabilities.name}, which keeps the weights in a form of its "
             "own, in which they cannot be averaged; train with DDP or with FSDP version 2."
