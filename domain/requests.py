@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
 from concurrent import futures
+from typing import Any
 
 from attrs import define, field, frozen
 
@@ -49,6 +50,12 @@ class SaveRequest:
         if not futures.wait([self._outcome], timeout).done:
             raise TimeoutError(f"The requested save did not finish within {timeout} s. Pass a longer timeout.")
         return self._outcome.result()
+
+    def __await__(self) -> Generator[Any, None, str]:
+        """Wait in an event loop, as `wait` does in a thread. A cancelled wait leaves the request as it is."""
+        import asyncio
+
+        return asyncio.shield(asyncio.wrap_future(self._outcome)).__await__()
 
     @property
     def done(self) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import closing
 from functools import partial
 from typing import Any, ClassVar, Unpack
@@ -380,6 +381,32 @@ class Trainer(
         self.ignore_keys_for_eval = ignore_keys_for_eval
         drive = driving.find_batch_size if self.args.auto_find_batch_size else driving.drive
         return driving.EventStream(drive(self._run_host(), self._named_location(resume_from_checkpoint)))
+
+    def astream(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        ignore_keys_for_eval: list[str] | None = None,
+        *,
+        save_on_close: bool = False,
+        executor: Executor | None = None,
+    ) -> AsyncGenerator[AnyEvent, None]:
+        """Return the run as an asynchronous generator of events; its steps run in a thread, with the caller's context.
+
+        A cancelled task finishes the step that is running and closes the run. A paused run waits until it is resumed.
+
+        Args:
+            resume_from_checkpoint: As for `train`.
+            ignore_keys_for_eval: As for `train`.
+            save_on_close: Whether a run that is cancelled or closed before its end saves a checkpoint.
+            executor: Where steps run, one at a time. By default all runs of an event loop take turns in one thread.
+
+        Raises:
+            RunStateError: If another run of this Trainer is live.
+        """
+        from hexloop.app.run import event_loops
+
+        stream = self.stream(resume_from_checkpoint, ignore_keys_for_eval)
+        return event_loops.events_of(stream, self._requests, save_on_close, executor)
 
     def _refuse_stream(self) -> None:
         """Raise ConfigurationError if a run by `stream` would leave out an overridden method."""

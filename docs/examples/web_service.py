@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any
 
 import torch
@@ -24,64 +23,39 @@ from hexloop.domain.events import AnyEvent, Logged, Paused, StepEnded, TrainBega
 
 
 class Training:
-    """Runs one Trainer at a time, created by `make_trainer`.
-
-    Every `next` of the run happens on the one thread of `worker`, so that the event loop only ever waits for it. All
-    else here happens in the event loop, so that nothing needs a lock.
-    """
+    """Runs one Trainer at a time, created by `make_trainer`. All here happens in the event loop; steps do not."""
 
     def __init__(self, make_trainer: Callable[[], Trainer]) -> None:
         self.make_trainer = make_trainer
-        self.worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
         self.trainer: Trainer | None = None
         self.task: asyncio.Task[None] | None = None
-        self.asked = asyncio.Event()
-        self.closing = False
         self.progress: dict[str, Any] = {"state": "idle", "step": 0, "loss": None, "error": None}
 
     def start(self, resume: bool) -> None:
         """Start a run; with `resume`, from the newest checkpoint."""
         self.progress |= {"state": "starting", "step": 0, "loss": None, "error": None}
-        self.task = asyncio.create_task(self._drive(resume))
+        self.task = asyncio.create_task(self._run(resume))
 
     def is_live(self) -> bool:
         """Whether a run is live."""
         return self.task is not None and not self.task.done()
 
-    def ask(self, request: Callable[[], Any]) -> Any:
-        """Pass a request to the run, and wake it up if it is paused."""
-        answer = request()
-        self.asked.set()
-        return answer
-
     async def close(self) -> None:
-        """End the run and the thread."""
-        self.closing = True
-        if self.trainer is not None:
-            self.ask(self.trainer.request_stop)
+        """End the run after its current step."""
         if self.task is not None:
+            self.task.cancel()
             await asyncio.wait([self.task])
-        self.worker.shutdown()
 
-    async def _drive(self, resume: bool) -> None:
-        """Drive the run event by event, and mark it as ended when another one may start."""
+    async def _run(self, resume: bool) -> None:
+        """Run a Trainer, and mark it as ended when another one may start."""
         end: dict[str, Any] = {}
-        in_worker = asyncio.get_running_loop().run_in_executor
         try:
-            self.trainer = await in_worker(self.worker, self.make_trainer)
-            if self.closing:
-                self.trainer.request_stop()
-            events = self.trainer.stream(resume_from_checkpoint=resume)
-            try:
-                while (event := await in_worker(self.worker, next, events, None)) is not None:
+            self.trainer = await asyncio.to_thread(self.make_trainer)
+            async with aclosing(self.trainer.astream(resume)) as events:
+                async for event in events:
                     self._note(event)
                     if isinstance(event, TrainEnded):
                         end = {"state": "stopped" if event.stopped else "done"}
-                    if isinstance(event, Paused):
-                        await self.asked.wait()
-                        self.asked.clear()
-            finally:
-                await in_worker(self.worker, events.close)
         except Exception as error:
             end = {"state": "failed", "error": str(error)}
         finally:
@@ -161,18 +135,16 @@ async def progress(request: web.Request) -> web.Response:
 @routes.post("/{action:pause|resume|stop}")
 async def control(request: web.Request) -> web.Response:
     """Pass a request to the run, which applies it at its next step."""
-    trainer, training = live_trainer(request), request.app[TRAINING]
-    actions = {"pause": trainer.pause, "resume": trainer.resume, "stop": trainer.request_stop}
-    training.ask(actions[request.match_info["action"]])
-    return web.json_response(training.progress, status=202)
+    trainer = live_trainer(request)
+    {"pause": trainer.pause, "resume": trainer.resume, "stop": trainer.request_stop}[request.match_info["action"]]()
+    return web.json_response(request.app[TRAINING].progress, status=202)
 
 
 @routes.post("/save")
 async def save(request: web.Request) -> web.Response:
     """Save, and respond with the name of the checkpoint once it is durable."""
-    saving = request.app[TRAINING].ask(live_trainer(request).request_save)
     try:
-        name = await asyncio.to_thread(saving.wait)
+        name = await live_trainer(request).request_save()
     except HexloopError as error:
         raise web.HTTPConflict(text=str(error)) from error
     return web.json_response({"checkpoint": name})
