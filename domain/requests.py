@@ -196,6 +196,8 @@ class LocalAgreement:
 
     Args:
         requests: the requests of this process.
+
+    Attributes:
         waiting: a true value if `agreed_requests` must be called at this boundary. Read at every step.
     """
 

@@ -173,6 +173,8 @@ class Run(Generic[Batch, Loss]):
         guard: looks at the losses and gradient norms of all windows.
         agreement: how ranks agree on requests and flags.
         cleanups: called however the run ends.
+
+    Attributes:
         next_due: no trigger fires before this step; set it to 0 after changing `triggers`.
         gradient_norm: the last step's, left on the device until a log or a checkpoint reads it.
         update_taken: whether the last update changed the weights; loss scaling may skip one.

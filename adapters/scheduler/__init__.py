@@ -20,6 +20,8 @@ class ScheduledRates:
         shape: the factor of the rates, as a function of the updates taken.
         base_rates: the rates that are multiplied, one per parameter group.
         set_rates: sets the rates of the optimizer.
+
+    Attributes:
         updates: how many updates have been taken.
     """
 

@@ -57,6 +57,8 @@ class CheckpointStore:
         note: called at each phase of a save.
         exclusive: no other run saves to this storage, so unfinished folders of any run may be removed.
         make_room: frees space that other things than checkpoints take on a full storage, and returns whether it did.
+
+    Attributes:
         latest: the newest checkpoint of the lineage of the present state.
         resumed_from: the one that it was resumed from.
     """
