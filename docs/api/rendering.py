@@ -81,6 +81,9 @@ def _add_constructor(cls: griffe.Class) -> None:
     elif "TypedDict" in map(_name, cls.bases):
         found = {name: (each, None) for name, each in _annotated(cls)}
         kind = griffe.ParameterKind.keyword_only
+    elif "NamedTuple" in map(_name, cls.bases):
+        found = {name: (each, each.value) for name, each in _annotated(cls)}
+        kind = griffe.ParameterKind.positional_or_keyword
     else:
         return
     made = [griffe.Parameter("self", kind=griffe.ParameterKind.positional_or_keyword)]
@@ -170,24 +173,28 @@ def _complete(found: griffe.Class | griffe.Function, others: Iterator[griffe.Obj
     if not wanted or found.docstring is None:
         return
     section = described(found)
+    for each in section.value if section else ():
+        if each.name.startswith("*"):
+            each.value = None  # griffe's () and {} are not what a caller leaves out
     texts = {each.name.lstrip("*"): each for each in section.value} if section else {}
     if all(each.name in texts for each in wanted):
         return
     for other in others:
-        for each in (_described_with_others(other)):
+        for each in _described_with_others(other):
             texts.setdefault(each.name.lstrip("*"), each)
     rows = []
     for each in wanted:
         if (text := texts.get(each.name)) is not None:
             name = text.name if text.name.lstrip("*") == each.name else each.name
             row = griffe.DocstringParameter(name, description=text.description, annotation=each.annotation)
-            row.value = each.default
+            row.value = None if row.name.startswith("*") else each.default
             rows.append(row)
     if section is not None:
         section.value[:] = rows
     elif rows:
         sections = found.docstring.parsed
-        at = next((i for i, each in enumerate(sections) if each.kind is not griffe.DocstringSectionKind.text), len(sections))
+        texts_first = [each.kind is griffe.DocstringSectionKind.text for each in sections]
+        at = texts_first.index(False) if False in texts_first else len(sections)
         sections.insert(at, griffe.DocstringSectionParameters(rows))
 
 
