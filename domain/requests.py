@@ -86,7 +86,7 @@ class Requests:
 
     Signal handlers may call these methods too: every lock is re-entrant.
 
-    Args:
+    Attributes:
         pending: the names of the pending requests. It is always the same set and must only be read; the loop reads it
             at every step.
     """

@@ -168,7 +168,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
 class JITCheckpointCallback(TrainerCallback):
     """Shows that `enable_jit_checkpoint` is set, as in transformers. The run saves and stops on SIGTERM by itself.
 
-    Args:
+    Attributes:
         trainer: the Trainer that has it among its callbacks.
     """
 
