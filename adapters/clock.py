@@ -24,7 +24,8 @@ class SystemClock:
 class ManualClock:
     """Clock that moves only by `advance` and `sleep`; `sleep` returns at once.
 
-    wall: the initial date, in seconds since 1970-01-01 UTC.
+    Args:
+        wall: the initial date, in seconds since 1970-01-01 UTC.
     """
 
     def __init__(self, wall: float = 0.0) -> None:
@@ -32,7 +33,14 @@ class ManualClock:
         self._elapsed = 0.0
 
     def advance(self, seconds: float) -> None:
-        """Move the clock forward. Raises ValueError if `seconds` is negative."""
+        """Move the clock forward.
+
+        Args:
+            seconds: how far to move it, at least 0.
+
+        Raises:
+            ValueError: if `seconds` is negative.
+        """
         if seconds < 0:
             raise ValueError(f"advance({seconds}) would move the clock backwards; pass 0 or more.")
         self._elapsed += seconds

@@ -27,6 +27,9 @@ class SignalInterrupts:
 
     `stop` restores every handler. Python allows that only in the main thread: if `stop` is called in another thread,
     each signal has its previous effect again, and the handlers are restored by the next signal or the next `start`.
+
+    Args:
+        signals: the signals that request a stop.
     """
 
     def __init__(self, signals: Collection[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> None:
@@ -37,7 +40,11 @@ class SignalInterrupts:
         self._received: set[int] = set()
 
     def start(self, ask: Callable[[str], None]) -> None:
-        """Install the handlers. Raises ConfigurationError if called outside the main thread."""
+        """Install the handlers.
+
+        Raises:
+            ConfigurationError: if called outside the main thread.
+        """
         thread = threading.current_thread()
         if thread is not threading.main_thread():
             raise ConfigurationError(
@@ -98,6 +105,9 @@ class FileTouched:
     """Holds once the file `path` is created or touched after `begin`.
 
     A file that is left over from an earlier stop does not count.
+
+    Args:
+        path: the file.
     """
 
     path: str = field(converter=_absolute)
@@ -123,7 +133,15 @@ class FileTouched:
 class Deadline:
     """Holds `margin` seconds before the deadline, which is `seconds` after this object was created.
 
-    The margin is the time that a last step and a save need. Raises ConfigurationError if it leaves no time to train.
+    The margin is the time that a last step and a save need.
+
+    Args:
+        seconds: the time from the creation of this object to the deadline.
+        margin: how long before the deadline it holds, in seconds.
+        clock: where the time is read.
+
+    Raises:
+        ConfigurationError: if it leaves no time to train.
     """
 
     def __init__(self, seconds: float, margin: float, clock: Clock) -> None:
@@ -148,6 +166,10 @@ class PolledInterrupts:
     """Interrupts adapter that checks a condition every `period` seconds, in a daemon thread.
 
     It requests a stop once. The thread ends with `stop` or with the program.
+
+    Args:
+        condition: what is checked.
+        period: seconds between two checks.
     """
 
     def __init__(self, condition: StopCondition, period: float = 1.0) -> None:
@@ -191,7 +213,11 @@ class PolledInterrupts:
 
 
 class SeveralInterrupts:
-    """Interrupts adapter that combines `sources`: each of them can request a stop."""
+    """Interrupts adapter that combines `sources`: each of them can request a stop.
+
+    Args:
+        sources: the adapters that are combined.
+    """
 
     def __init__(self, sources: Sequence[Interrupts]) -> None:
         self.sources = tuple(sources)
@@ -231,7 +257,11 @@ class ManualInterrupts:
         self._ask = None
 
     def interrupt(self, reason: str = "interrupted by hand") -> None:
-        """Request a stop. No-op unless a run is listening."""
+        """Request a stop. No-op unless a run is listening.
+
+        Args:
+            reason: passed to the run.
+        """
         if self._ask is not None:
             self._ask(reason)
 

@@ -121,6 +121,9 @@ class JsonLinesJournal:
     ends that line first. A link in the place of the file is not followed. Notes are lost only if the machine itself
     fails. JSON has no NaN or infinity: these are written as the strings "NaN", "Infinity" and "-Infinity".
     Beside the file is its index, which may be lost or removed at any time; see `hexloop.domain.journal_index`.
+
+    Args:
+        path: the file, which is created with its folders.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -132,7 +135,11 @@ class JsonLinesJournal:
         self._lock = threading.Lock()
 
     def note(self, kind: str, **facts: Fact) -> None:
-        """Append one line, which is in the file when this returns. Raises OSError."""
+        """Append one line, which is in the file when this returns.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
         line = json.dumps({"kind": kind, **finite_json(facts)}, allow_nan=False).encode() + b"\n"
         with self._lock:
             if self._file is None:
@@ -177,7 +184,11 @@ class JsonLinesJournal:
 
 
 def read(path: str | os.PathLike[str]) -> list[dict[str, Fact]]:
-    """Return the notes of a file; see `notes_in`."""
+    """Return the notes of a file; see `notes_in`.
+
+    Args:
+        path: the file of a journal.
+    """
     return list(notes_in(path))
 
 

@@ -20,6 +20,9 @@ class ConfigurationError(HexloopError, ValueError):
     """A configuration that cannot work. `problems` lists everything that is wrong with it, one sentence each.
 
     The error is also an instance of the kinds that its problems state, such as TypeError.
+
+    Args:
+        problems: what is wrong, one sentence each.
     """
 
     def __new__(cls, problems: str | Iterable[str]) -> Self:
@@ -120,7 +123,12 @@ class RefusedError(StorageError):
 
 
 class UnavailableError(StorageError):
-    """An operation that a service could not do at present. `retry_after`: the seconds to wait that it asked for."""
+    """An operation that a service could not do at present.
+
+    Args:
+        message: what is wrong, why, and how to fix it.
+        retry_after: the seconds to wait that it asked for.
+    """
 
     def __init__(self, message: str, retry_after: float | None = None) -> None:
         self.retry_after = retry_after
@@ -128,7 +136,12 @@ class UnavailableError(StorageError):
 
 
 class CollectiveError(HexloopError, RuntimeError):
-    """The processes of a run lost contact. `missing`: the ranks that did not respond in time."""
+    """The processes of a run lost contact.
+
+    Args:
+        message: what is wrong, why, and how to fix it.
+        missing: the ranks that did not respond in time.
+    """
 
     def __init__(self, message: str, missing: Iterable[int] = ()) -> None:
         self.missing = tuple(missing)

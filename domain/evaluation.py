@@ -20,7 +20,14 @@ Batch = TypeVar("Batch")
 
 
 class EvalLoopOutput(NamedTuple):
-    """The result of `Trainer.evaluation_loop`."""
+    """The result of `Trainer.evaluation_loop`.
+
+    Args:
+        predictions: the predictions, as arrays of shape (samples, ...).
+        label_ids: the labels; None if the data have none.
+        metrics: the metrics by name.
+        num_samples: the number of samples.
+    """
 
     predictions: Any
     label_ids: Any
@@ -29,7 +36,13 @@ class EvalLoopOutput(NamedTuple):
 
 
 class PredictionOutput(NamedTuple):
-    """The result of `Trainer.predict`."""
+    """The result of `Trainer.predict`.
+
+    Args:
+        predictions: the predictions, as arrays of shape (samples, ...).
+        label_ids: the labels; None if the data have none.
+        metrics: the metrics by name.
+    """
 
     predictions: Any
     label_ids: Any

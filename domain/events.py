@@ -9,7 +9,11 @@ from attrs import define, frozen
 
 @frozen
 class Event:
-    """Base of the events of a run. `step` is the number of optimizer steps done so far."""
+    """Base of the events of a run. `step` is the number of optimizer steps done so far.
+
+    Args:
+        step: optimizer steps done so far.
+    """
 
     step: int
 
@@ -21,7 +25,11 @@ class TrainBegan(Event):
 
 @frozen
 class EpochBegan(Event):
-    """An epoch starts, or continues after a resume in its middle. `epoch` counts from 0."""
+    """An epoch starts, or continues after a resume in its middle. `epoch` counts from 0.
+
+    Args:
+        epoch: the number of the epoch, from 0.
+    """
 
     epoch: int
 
@@ -32,6 +40,9 @@ class StepBegan:
 
     Not frozen, like the other two events of a step: they are created at every step, and freezing would cost more than
     creating them.
+
+    Args:
+        step: optimizer steps done so far.
     """
 
     step: int
@@ -41,7 +52,9 @@ class StepBegan:
 class MicroStepEnded:
     """A micro-batch was added to the gradients, and is not the last of its window.
 
-    loss: its share of the window's loss, on the device.
+    Args:
+        step: optimizer steps done so far.
+        loss: its share of the window's loss, on the device.
     """
 
     step: int
@@ -52,8 +65,12 @@ class MicroStepEnded:
 class StepEnded:
     """An optimizer step was done.
 
-    losses: the share of each micro-batch in the window's loss, which is their sum. Like `gradient_norm`, they stay on
-    the device until they are read. taken: False if loss scaling skipped the update.
+    Args:
+        step: optimizer steps done so far.
+        losses: the share of each micro-batch in the window's loss, which is their sum. Like `gradient_norm`, they stay
+            on the device until they are read.
+        gradient_norm: the norm before clipping, on the device.
+        taken: False if loss scaling skipped the update.
     """
 
     step: int
@@ -64,20 +81,31 @@ class StepEnded:
 
 @frozen
 class Logged(Event):
-    """Values were logged. `values` is the mapping that was appended to the run's history."""
+    """Values were logged. `values` is the mapping that was appended to the run's history.
+
+    Args:
+        values: the mapping that was appended to the run's history.
+    """
 
     values: Mapping[str, float]
 
 
 @frozen
 class IrregularWindow(Event):
-    """A window's loss or gradient norm was not finite, or its loss was a spike. `step`: that of the window.
+    """A window's loss or gradient norm was not finite, or its loss was a spike.
 
-    kind: "loss", "gradient norm" or "spike". value: the loss or the norm. reaction: "warn", "stop", "skip" or
-    "rollback". epoch, position, samples: where the window starts, in samples of the epoch over all processes, and how
-    many it has. indices: those of the samples in the dataset, if they are known. first: no earlier window of the run
-    was of this kind. median: of recent losses, for a spike. back_to: the step whose state the run returns to, if it
-    leaves the window out.
+    Args:
+        step: that of the window.
+        kind: "loss", "gradient norm" or "spike".
+        value: the loss or the norm.
+        reaction: "warn", "stop", "skip" or "rollback".
+        epoch: the epoch of the window, from 0.
+        position: where the window starts, in samples of the epoch over all processes.
+        samples: how many samples the window has, over all processes.
+        indices: those of the samples in the dataset, if they are known.
+        first: no earlier window of the run was of this kind.
+        median: of recent losses, for a spike.
+        back_to: the step whose state the run returns to, if it leaves the window out.
     """
 
     kind: str
@@ -103,7 +131,12 @@ class IrregularWindow(Event):
 
 @define(eq=False)
 class WindowLeftOut:
-    """A window of micro-batches was read and not trained on. `step`: optimizer steps done."""
+    """A window of micro-batches was read and not trained on.
+
+    Args:
+        step: optimizer steps done.
+        micro_batches: how many the window had.
+    """
 
     step: int
     micro_batches: int
@@ -116,14 +149,22 @@ class EvaluationBegan(Event):
 
 @frozen
 class PredictionStepEnded(Event):
-    """A held-out batch was predicted. `batch` counts from 1."""
+    """A held-out batch was predicted. `batch` counts from 1.
+
+    Args:
+        batch: the number of the batch, from 1.
+    """
 
     batch: int
 
 
 @frozen
 class Evaluated(Event):
-    """An evaluation is complete."""
+    """An evaluation is complete.
+
+    Args:
+        metrics: the metrics by name.
+    """
 
     metrics: Mapping[str, float]
 
@@ -135,35 +176,55 @@ class EvaluationInterrupted(Event):
 
 @frozen
 class Saved(Event):
-    """The run's state was captured for the checkpoint `name`."""
+    """The run's state was captured for the checkpoint `name`.
+
+    Args:
+        name: the name of the checkpoint.
+    """
 
     name: str
 
 
 @frozen
 class CheckpointPublished(Event):
-    """The checkpoint `name` is complete and durable."""
+    """The checkpoint `name` is complete and durable.
+
+    Args:
+        name: the name of the checkpoint.
+    """
 
     name: str
 
 
 @frozen
 class SaveFailed(Event):
-    """A checkpoint could not be written. Earlier checkpoints are intact, and the run continues."""
+    """A checkpoint could not be written. Earlier checkpoints are intact, and the run continues.
+
+    Args:
+        error: what failed.
+    """
 
     error: Exception
 
 
 @frozen
 class SaveWaits(Event):
-    """The storage is full. Training waits until the checkpoint in flight is written or has failed for good."""
+    """The storage is full. Training waits until the checkpoint in flight is written or has failed for good.
+
+    Args:
+        error: what failed.
+    """
 
     error: Exception
 
 
 @frozen
 class SaveSkipped(Event):
-    """The checkpoint `name` is skipped, because the previous one is still being written."""
+    """The checkpoint `name` is skipped, because the previous one is still being written.
+
+    Args:
+        name: the name of the checkpoint.
+    """
 
     name: str
 
@@ -175,14 +236,24 @@ class Paused(Event):
 
 @frozen
 class EpochEnded(Event):
-    """An epoch is complete or was cut short. `epoch` counts from 0."""
+    """An epoch is complete or was cut short. `epoch` counts from 0.
+
+    Args:
+        epoch: the number of the epoch, from 0.
+    """
 
     epoch: int
 
 
 @frozen
 class TrainEnded(Event):
-    """The run finished. `stopped`: whether a request ended it before its last step; `reasons`: one for each request."""
+    """The run finished.
+
+    Args:
+        metrics: the metrics by name.
+        stopped: whether a request ended it before its last step.
+        reasons: one for each request.
+    """
 
     metrics: Mapping[str, float]
     stopped: bool

@@ -85,8 +85,12 @@ class reading_limits(AbstractContextManager[Limits]):  # noqa: N801  # used like
         with hexloop.reading_limits(import_seconds=3600):
             ...
 
-    Raises ConfigurationError, listing every problem, for an unknown name and for a value that is not a whole number
-    greater than 0.
+    Args:
+        **changes: limits by name.
+
+    Raises:
+        ConfigurationError: listing every problem, for an unknown name and for a value that is not a whole number
+            greater than 0.
     """
 
     def __init__(self, **changes: int) -> None:

@@ -49,6 +49,9 @@ def train(run: Run[Batch, Loss]) -> Generator[AnyEvent, None, None]:
 
     Each `next` may come from a different thread. However the generator ends, everything that the run holds is released
     and the original exception propagates; nothing is yielded or saved on that path.
+
+    Args:
+        run: the run, with its ports and its plan.
     """
     try:
         yield from start_run(run)

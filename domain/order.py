@@ -46,13 +46,28 @@ class Order(ABC):
         return map(self._index_at, range(len(self)))
 
     def block(self, start: int, stop: int) -> list[int]:
-        """Return the indices at the positions `start` to `stop` - 1. Raises IndexError outside the epoch."""
+        """Return the indices at the positions `start` to `stop` - 1.
+
+        Args:
+            start: the first position.
+            stop: the position after the last one.
+
+        Raises:
+            IndexError: outside the epoch.
+        """
         return [self[position] for position in range(start, stop)]
 
 
 @frozen
 class Sequential(Order):
-    """The order of the data set itself: position equals index. Raises ValueError for a negative length."""
+    """The order of the data set itself: position equals index.
+
+    Args:
+        length: the number of samples, at least 0.
+
+    Raises:
+        ValueError: for a negative length.
+    """
 
     length: int = field(validator=ge(0))
 
@@ -67,7 +82,14 @@ class Sequential(Order):
 
 
 def global_batches(global_batch: int, length: int, drop_last: bool, start: int = 0) -> int:
-    """Return the number of global batches of `global_batch` samples in the positions `start` to `length` - 1."""
+    """Return the number of global batches of `global_batch` samples in the positions `start` to `length` - 1.
+
+    Args:
+        global_batch: samples of a batch over all processes.
+        length: the number of samples.
+        drop_last: leave out an incomplete last batch.
+        start: the first position.
+    """
     positions = max(0, length - start)
     return positions // global_batch if drop_last else -(-positions // global_batch)
 
@@ -76,7 +98,13 @@ def rank_slice(positions: range, ranks: Place) -> range:
     """Return the part of a global batch for one of the ranks that share it.
 
     The parts, by rank, make up the batch. If it does not divide evenly, the first ranks take one sample more.
-    Raises IndexError for a rank outside the world.
+
+    Args:
+        positions: the positions of a global batch.
+        ranks: which of the ranks that share the batch, and of how many.
+
+    Raises:
+        IndexError: for a rank outside the world.
     """
     if not 0 <= ranks.rank < ranks.size:
         raise IndexError(f"Rank {ranks.rank} is not in a world of {ranks.size} processes.")
@@ -89,16 +117,22 @@ def rank_slice(positions: range, ranks: Place) -> range:
 class Shard:
     """Selects the part of every global batch for one process.
 
-    ranks: its place among those that read different samples. in_blocks: each rank takes a block of an equal part of
-    `global_batch` positions, the last ranks fewer or none, so that the batches are those of a single process. Otherwise
-    the parts are as even as possible.
+    Args:
+        ranks: its place among those that read different samples.
+        in_blocks: each rank takes a block of an equal part of `global_batch` positions, the last ranks fewer or none,
+            so that the batches are those of a single process. Otherwise the parts are as even as possible.
     """
 
     ranks: Place = field(factory=Place)
     in_blocks: bool = False
 
     def of(self, positions: range, global_batch: int) -> range:
-        """Return the part of a batch of at most `global_batch` positions. In the last batch it may be empty."""
+        """Return the part of a batch of at most `global_batch` positions. In the last batch it may be empty.
+
+        Args:
+            positions: positions in the epoch.
+            global_batch: samples of a batch over all processes.
+        """
         ranks = self.ranks
         if ranks.size == 1:
             return positions
@@ -113,7 +147,11 @@ class Shard:
         return self.ranks.rank == 0
 
     def own(self, parts: Sequence[Part]) -> Part | None:
-        """Return this process's one of the parts for the ranks, in order; None if there are not as many."""
+        """Return this process's one of the parts for the ranks, in order; None if there are not as many.
+
+        Args:
+            parts: one for each rank, in order.
+        """
         return parts[self.ranks.rank] if self.ranks.rank < len(parts) else None
 
 
@@ -142,6 +180,11 @@ def random_words(count: int, purpose: str, *numbers: int) -> tuple[int, ...]:
     """Return `count` independent uniform 64-bit words for a name: `purpose` (one word of text) and any integers.
 
     They are the bytes of SHAKE-256 (NIST FIPS 202) of the name, so different names have unrelated words.
+
+    Args:
+        count: how many words.
+        purpose: one word of text.
+        *numbers: any integers.
     """
     name = " ".join([purpose, *(format(number, "x") for number in numbers)])
     return struct.unpack(f"<{count}Q", hashlib.shake_256(name.encode()).digest(8 * count))
@@ -151,6 +194,11 @@ def random_order(length: int, purpose: str, *numbers: int) -> tuple[int, ...]:
     """Return range(length) in a random order for a name (see `random_words`). All length! orders are equally likely.
 
     Each index is sorted by a random word. Two words are equal with a probability below length**2 / 2**65.
+
+    Args:
+        length: the number of samples.
+        purpose: one word of text.
+        *numbers: any integers.
     """
     return tuple(sorted(range(length), key=random_words(length, purpose, *numbers).__getitem__))
 
@@ -159,12 +207,23 @@ def sample_key(seed: int, epoch: int, position: int) -> int:
     """Return the 64-bit key of the random streams of the sample at `position` of `epoch`, equal in every process.
 
     It is the first of the `random_words` of "sample", `seed`, `epoch` and `position`.
+
+    Args:
+        seed: the seed of the run.
+        epoch: the number of the epoch, from 0.
+        position: the position of the sample in the epoch.
     """
     return next(sample_keys(seed, epoch, (position,)))
 
 
 def sample_keys(seed: int, epoch: int, positions: Iterable[int]) -> Iterator[int]:
-    """Yield the `sample_key` of each position, in half the time: the common start of the names is hashed once."""
+    """Yield the `sample_key` of each position, in half the time: the common start of the names is hashed once.
+
+    Args:
+        seed: the seed of the run.
+        epoch: the number of the epoch, from 0.
+        positions: positions in the epoch.
+    """
     begun = hashlib.shake_256(f"sample {seed:x} {epoch:x} ".encode())
     for position in positions:
         named = begun.copy()
@@ -179,7 +238,14 @@ class KeyedPermutation(Order):
     `seed` and `epoch` are integers of any size and sign. Up to 1024 samples, `bijection` is a table. Above, it is a
     network on a grid of at least `length` cells, which is applied until the index is below `length` (cycle walking:
     Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002); this is again a bijection.
-    Raises ConfigurationError for a length below 0 or above 2**62.
+
+    Args:
+        seed: the seed of the run.
+        epoch: the number of the epoch, from 0.
+        length: the number of samples.
+
+    Raises:
+        ConfigurationError: for a length below 0 or above 2**62.
     """
 
     seed: int
@@ -223,7 +289,11 @@ class FeistelNetwork:
     A Feistel network that adds modulo the sides instead of using xor, so that the sides can have any length: the
     generalised construction of Black and Rogaway, "Ciphers with arbitrary finite domains" (CT-RSA 2002). The arithmetic
     is that of unsigned 64-bit words with overflow, for grids of up to 2**62 cells.
-    round_keys: an even number of 64-bit words.
+
+    Args:
+        rows: the rows of the grid.
+        columns: the columns of the grid.
+        round_keys: an even number of 64-bit words.
     """
 
     rows: int
@@ -243,6 +313,11 @@ def make_network(cells: int, purpose: str, *numbers: int) -> FeistelNetwork:
     """Return a network on a nearly square grid of at least `cells` cells (1 to 2**62), by less than a row more.
 
     Its keys are the `random_words` of `purpose` and `numbers`.
+
+    Args:
+        cells: the least number of cells, 1 to 2**62.
+        purpose: one word of text.
+        *numbers: any integers.
     """
     rows = math.isqrt(cells - 1) + 1
     return FeistelNetwork(rows, -(-cells // rows), random_words(ROUNDS, purpose, *numbers))
@@ -253,6 +328,11 @@ def round_value(half: int, key: int, bound: int) -> int:
 
     Takes the high half of (32-bit hash times bound) instead of a remainder, which is slower: Lemire, "Fast random
     integer generation in an interval" (ACM TOMACS 2019).
+
+    Args:
+        half: one coordinate of a cell.
+        key: the key of the round.
+        bound: the values are below this, at most 2**32.
     """
     word = (half + key) & WORD
     word = ((word ^ word >> FIRST_SHIFT) * FIRST_FACTOR) & WORD
@@ -272,9 +352,14 @@ class GroupedByLength(Order):
     memory shows at once. (transformers starts with the longest sample of all, for which every length must be read.) An
     incomplete last batch stays last and holds the shortest samples of its window.
 
-    length_of: returns the length of the sample at an index; called once for each sample of the window that holds a
-    position. One window is cached, so iterating over the positions in order sorts each window once.
-    global_batch: samples per optimizer step over all processes; the order depends on it. Raises ValueError if below 1.
+    Args:
+        order: the order that is sorted.
+        global_batch: samples per optimizer step over all processes; the order depends on it.
+        length_of: returns the length of the sample at an index; called once for each sample of the window that holds a
+            position. One window is cached, so iterating over the positions in order sorts each window once.
+
+    Raises:
+        ValueError: if below 1.
     """
 
     order: KeyedPermutation
@@ -321,6 +406,10 @@ def batch_cost(samples: int, longest: int) -> int:
 
     It is linear in the padded tokens, and quadratic in the length for attention, as in transformers'
     BatchRebalanceSampler, multiplied by 1000 so that it is a whole number.
+
+    Args:
+        samples: the number of samples.
+        longest: the longest length among them.
     """
     return samples * longest * (QUADRATIC_SHARE + longest)
 
@@ -328,8 +417,12 @@ def batch_cost(samples: int, longest: int) -> int:
 def balanced_sizes(lengths: Sequence[int], batches: int) -> list[int]:
     """Return how many samples each batch gets, in order, so that the most expensive batch is as cheap as possible.
 
-    lengths: of all samples, in descending order; a batch holds neighbors. Raises ValueError if there are fewer samples
-    than batches.
+    Args:
+        lengths: of all samples, in descending order; a batch holds neighbors.
+        batches: the number of batches.
+
+    Raises:
+        ValueError: if there are fewer samples than batches.
     """
     if not 1 <= batches <= len(lengths):
         raise ValueError(f"{len(lengths)} samples cannot be divided into {batches} batches of at least one sample.")

@@ -18,7 +18,11 @@ from hexloop.ports.collectives import Collectives, Pending, Reduction
 class AgreedRequests:
     """What all ranks do at a boundary.
 
-    collect: report the outcome of the save that was in flight when the ranks exchanged their requests.
+    Args:
+        stop: stop after this boundary.
+        save: save at this boundary.
+        pause: pause at this boundary.
+        collect: report the outcome of the save that was in flight when the ranks exchanged their requests.
     """
 
     stop: bool = False
@@ -44,8 +48,12 @@ class SaveRequest:
     def wait(self, timeout: float | None = None) -> str:
         """Wait for the checkpoint and return its name.
 
-        Raises TimeoutError after `timeout` seconds, the error of the save if it failed, and HexloopError if the run
-        ended before it saved.
+        Args:
+            timeout: the most seconds to wait; None for no limit.
+
+        Raises:
+            TimeoutError: after `timeout` seconds, the error of the save if it failed.
+            HexloopError: if the run ended before it saved.
         """
         if not futures.wait([self._outcome], timeout).done:
             raise TimeoutError(f"The requested save did not finish within {timeout} s. Pass a longer timeout.")
@@ -63,11 +71,19 @@ class SaveRequest:
         return self._outcome.done()
 
     def succeed(self, name: str) -> None:
-        """Complete the request: the checkpoint `name` is durable."""
+        """Complete the request: the checkpoint `name` is durable.
+
+        Args:
+            name: the name of the checkpoint.
+        """
         self._outcome.set_result(name)
 
     def fail(self, error: Exception) -> None:
-        """Complete the request with an error."""
+        """Complete the request with an error.
+
+        Args:
+            error: what failed.
+        """
         self._outcome.set_exception(error)
 
 
@@ -76,8 +92,10 @@ class Requests:
     """The pending requests to a run. Any thread may call any method at any time; only `wait_while_paused` waits.
 
     Signal handlers may call these methods too: every lock is re-entrant.
-    pending: the names of the pending requests. It is always the same set and must only be read; the loop reads it at
-    every step.
+
+    Attributes:
+        pending: the names of the pending requests. It is always the same set and must only be read; the loop reads it
+            at every step.
     """
 
     pending: set[str] = field(factory=set, init=False)
@@ -97,12 +115,21 @@ class Requests:
         return tuple(self._reasons)
 
     def request_stop(self, reason: str = "", save: bool = False) -> None:
-        """End the run at the next step boundary, or during an evaluation. With `save`, save a checkpoint first."""
+        """End the run at the next step boundary, or during an evaluation. With `save`, save a checkpoint first.
+
+        Args:
+            reason: why, for the outcome of the run.
+            save: save a checkpoint first.
+        """
         self._reasons.append(reason)
         self._add(*(("save", "stop") if save else ("stop",)))
 
     def explain_stop(self, reason: str) -> None:
-        """Add the reason of a stop that was not requested, such as that of a pruned trial."""
+        """Add the reason of a stop that was not requested, such as that of a pruned trial.
+
+        Args:
+            reason: why, for the outcome of the run.
+        """
         self._reasons.append(reason)
 
     def request_save(self) -> SaveRequest:
@@ -122,7 +149,11 @@ class Requests:
         self._notify()
 
     def wait_while_paused(self, timeout: float | None = None) -> bool:
-        """Wait until the run is no longer paused, or has a save to write. Return False after `timeout` seconds."""
+        """Wait until the run is no longer paused, or has a save to write. Return False after `timeout` seconds.
+
+        Args:
+            timeout: the most seconds to wait; None for no limit.
+        """
         with self._changed:
             if timeout is not None:
                 return self._changed.wait_for(self._may_continue, timeout)
@@ -143,7 +174,11 @@ class Requests:
         return taken
 
     def clear(self, taken: Iterable[SaveRequest] = ()) -> None:
-        """Remove all requests when the run has ended. Saves that are still pending, or were `taken`, fail."""
+        """Remove all requests when the run has ended. Saves that are still pending, or were `taken`, fail.
+
+        Args:
+            taken: saves that the run took up and has not completed.
+        """
         for request in (*taken, *self.take_saves()):
             request.fail(HexloopError("The run ended before it reached the requested save."))
         self.pending.clear()
@@ -166,7 +201,11 @@ class Requests:
 class LocalAgreement:
     """The Agreement of a single process: its own requests and flags apply immediately.
 
-    waiting: a true value if `agreed_requests` must be called at this boundary. Read at every step.
+    Args:
+        requests: the requests of this process.
+
+    Attributes:
+        waiting: a true value if `agreed_requests` must be called at this boundary. Read at every step.
     """
 
     requests: Requests
@@ -177,10 +216,18 @@ class LocalAgreement:
         self.waiting = self.requests.pending
 
     def start_boundary(self, control: ControlFlags) -> None:
-        """No-op: the flags of this process apply as they are."""
+        """No-op: the flags of this process apply as they are.
+
+        Args:
+            control: the flags of this process.
+        """
 
     def after_action(self, control: ControlFlags) -> None:
-        """No-op: the flags of this process apply as they are."""
+        """No-op: the flags of this process apply as they are.
+
+        Args:
+            control: the flags of this process.
+        """
 
     def agreed_requests(self) -> AgreedRequests:
         """Return the pending requests of this process."""
@@ -198,7 +245,10 @@ class SharedAgreement:
     all ranks, for example by a trigger or a metric, takes effect immediately. A flag that is set on some ranks only
     takes effect on all ranks at the start of the next boundary, when the others have received it.
 
-    writing: returns whether this process has a save in flight.
+    Args:
+        requests: the requests of this process.
+        collectives: the processes that agree.
+        writing: returns whether this process has a save in flight.
     """
 
     requests: Requests
@@ -216,19 +266,31 @@ class SharedAgreement:
         return True
 
     def start_boundary(self, control: ControlFlags) -> None:
-        """Set the flags that only some ranks had set at the last boundary, then exchange the current ones."""
+        """Set the flags that only some ranks had set at the last boundary, then exchange the current ones.
+
+        Args:
+            control: the flags of this process.
+        """
         self._receive()
         control.assign(self._partly_set, True)
         self._partly_set.clear()
         self._exchange(control)
 
     def after_action(self, control: ControlFlags) -> None:
-        """Exchange the flags that are set now."""
+        """Exchange the flags that are set now.
+
+        Args:
+            control: the flags of this process.
+        """
         self._receive()
         self._exchange(control)
 
     def agreed_requests(self) -> AgreedRequests:
-        """Return the requests of all ranks as of their last exchange. Raises CollectiveError."""
+        """Return the requests of all ranks as of their last exchange.
+
+        Raises:
+            CollectiveError: if a rank does not respond.
+        """
         if not self._is_exchanged:
             self._receive()
             self._send([])
@@ -273,7 +335,13 @@ Agreement = LocalAgreement | SharedAgreement
 
 
 def make_agreement(requests: Requests, collectives: Collectives, writing: Callable[[], bool] = bool) -> Agreement:
-    """Return the cheapest Agreement for this number of processes. `writing`: see `SharedAgreement`."""
+    """Return the cheapest Agreement for this number of processes.
+
+    Args:
+        requests: the requests of this process.
+        collectives: the processes that agree.
+        writing: see `SharedAgreement`.
+    """
     if collectives.world_size == 1:
         return LocalAgreement(requests)
     return SharedAgreement(requests, collectives, writing)

@@ -39,13 +39,21 @@ class Checkpoints(Protocol):
 
         A save in the background is published later; `collect` yields that event. A save that is not `required` may be
         skipped, which an event reports.
+
+        Args:
+            state: the state of the run.
+            required: False if the save may be skipped while another one is in flight.
         """
 
     def collect(self) -> Iterator[AnyEvent]:
         """Yield what happened to the save in flight since its last event. May wait if the storage is full."""
 
     def load_best(self, state: RunState) -> None:
-        """Load the weights of the best checkpoint, if the run is to end with them."""
+        """Load the weights of the best checkpoint, if the run is to end with them.
+
+        Args:
+            state: the state of the run.
+        """
 
     def finish(self) -> Iterator[AnyEvent]:
         """Wait until every save is durable. Called when the run pauses and when it finishes normally."""
@@ -60,7 +68,12 @@ class NoCheckpoints:
     has_news = False
 
     def save(self, state: RunState, required: bool = True) -> Iterator[AnyEvent]:
-        """No-op."""
+        """No-op.
+
+        Args:
+            state: the state of the run.
+            required: False if the save may be skipped while another one is in flight.
+        """
         return iter(())
 
     def collect(self) -> Iterator[AnyEvent]:
@@ -68,7 +81,11 @@ class NoCheckpoints:
         return iter(())
 
     def load_best(self, state: RunState) -> None:
-        """No-op."""
+        """No-op.
+
+        Args:
+            state: the state of the run.
+        """
 
     def finish(self) -> Iterator[AnyEvent]:
         """No-op."""
@@ -89,6 +106,10 @@ def windows(batches: Generator[Batch, None, None], accumulation: int) -> Generat
     """Group the batches into windows of `accumulation` micro-batches; the last window may be smaller.
 
     A batch is only read when its window needs it.
+
+    Args:
+        batches: the micro-batches of an epoch.
+        accumulation: micro-batches in a window.
     """
     with closing(batches):
         window: list[Batch] = []
@@ -103,7 +124,14 @@ def windows(batches: Generator[Batch, None, None], accumulation: int) -> Generat
 
 @frozen
 class StartingPoint:
-    """The clock in seconds and the counts when this process started training; speed is measured from there."""
+    """The clock in seconds and the counts when this process started training; speed is measured from there.
+
+    Args:
+        at: the clock, in seconds.
+        step: optimizer steps done.
+        samples: samples seen.
+        tokens: tokens seen.
+    """
 
     at: float = 0.0
     step: int = 0
@@ -115,33 +143,46 @@ class StartingPoint:
 class Run(Generic[Batch, Loss]):
     """Everything that the loop reads and changes. Attributes with a default are optional.
 
-    learner, batches, losses, scheduler, clock: the ports that training needs.
-    plan, triggers: the length of the run, and when to log, evaluate and save.
-    control: the flags that triggers and callbacks set. requests: stop, save and pause requests from any thread.
-    max_norm: the gradient norm to clip to (0: no clipping).
-    report: completes a mapping of logged values, appends it to the history and passes it to the loggers.
-    warn: called with what the user should know about the data while the run continues.
-    evaluate, checkpoints: implement the actions "evaluate" and "save".
-    best: which metric decides which evaluation is the best.
-    counters: called with every micro-batch that was trained on, to count tokens or floating-point operations.
-    further_figures: additional totals that are logged when the run finishes.
-    log_figures: additional values of each log of a loss.
-    rate_groups: the parameter groups whose rates are logged besides the first one's, by the names in the log.
-    windows: groups micro-batches into windows, one per optimizer step.
-    evaluate_first: evaluate before the first step.
-    around_epoch, around_finish: receive the events of an epoch, or of the end of the run, and yield them; by default
-        unchanged.
-    schedule_observes: whether the schedule receives the metrics of each evaluation; False if `evaluate` passes them.
-    guard: looks at the losses and gradient norms of all windows.
-    agreement: how ranks agree on requests and flags. cleanups: called however the run ends.
-    next_due: no trigger fires before this step; set it to 0 after changing `triggers`.
-    gradient_norm: the last step's, left on the device until a log or a checkpoint reads it.
-    update_taken: whether the last update changed the weights; loss scaling may skip one.
-    stopped: a stop request ends the run before the plan does.
-    signals: where the loop writes `sync_gradients`, whether the current micro-batch is the last of its window. Another
-        library's mapping may take its place.
-    start: where speed is measured from.
-    failure: the exception that ended the run, also that of a callback or of the caller; None if none did.
+    Args:
+        learner: the ports that training needs.
+        batches: the ports that training needs.
+        losses: the ports that training needs.
+        scheduler: the ports that training needs.
+        clock: the ports that training needs.
+        plan: the length of the run, and when to log, evaluate and save.
+        state: the state, which a checkpoint keeps.
+        triggers: the length of the run, and when to log, evaluate and save.
+        control: the flags that triggers and callbacks set.
+        requests: stop, save and pause requests from any thread.
+        max_norm: the gradient norm to clip to (0: no clipping).
+        report: completes a mapping of logged values, appends it to the history and passes it to the loggers.
+        warn: called with what the user should know about the data while the run continues.
+        evaluate: implement the actions "evaluate" and "save".
+        checkpoints: implement the actions "evaluate" and "save".
+        best: which metric decides which evaluation is the best.
+        counters: called with every micro-batch that was trained on, to count tokens or floating-point operations.
+        further_figures: additional totals that are logged when the run finishes.
+        log_figures: additional values of each log of a loss.
+        rate_groups: the parameter groups whose rates are logged besides the first one's, by the names in the log.
+        windows: groups micro-batches into windows, one per optimizer step.
+        evaluate_first: evaluate before the first step.
+        around_epoch: receive the events of an epoch, or of the end of the run, and yield them; by default unchanged.
+        around_finish: receive the events of an epoch, or of the end of the run, and yield them; by default unchanged.
+        schedule_observes: whether the schedule receives the metrics of each evaluation; False if `evaluate` passes
+            them.
+        guard: looks at the losses and gradient norms of all windows.
+        agreement: how ranks agree on requests and flags.
+        cleanups: called however the run ends.
+
+    Attributes:
+        next_due: no trigger fires before this step; set it to 0 after changing `triggers`.
+        gradient_norm: the last step's, left on the device until a log or a checkpoint reads it.
+        update_taken: whether the last update changed the weights; loss scaling may skip one.
+        stopped: a stop request ends the run before the plan does.
+        failure: the exception that ended the run, also that of a callback or of the caller; None if none did.
+        signals: where the loop writes `sync_gradients`, whether the current micro-batch is the last of its window.
+            Another library's mapping may take its place.
+        start: where speed is measured from.
     """
 
     learner: Learner[Batch, Loss]
@@ -193,7 +234,15 @@ class Run(Generic[Batch, Loss]):
         counters: Sequence[Callable[[Batch], None]],
         further_figures: Callable[[], Mapping[str, float]],
     ) -> None:
-        """Use these collaborators, which read or change the run and so are made after it. Called before it starts."""
+        """Use these collaborators, which read or change the run and so are made after it. Called before it starts.
+
+        Args:
+            checkpoints: implements the action "save".
+            guard: looks at the losses and gradient norms of all windows.
+            agreement: how ranks agree on requests and flags.
+            counters: called with every micro-batch that was trained on.
+            further_figures: additional totals that are logged when the run finishes.
+        """
         self.checkpoints, self.guard, self.agreement = checkpoints, guard, agreement
         self.counters, self.further_figures = counters, further_figures
 
@@ -211,7 +260,9 @@ class Run(Generic[Batch, Loss]):
     def record_step(self, window: Sequence[Batch], taken: bool) -> None:
         """Update the state, the learning rates and the due flags after an optimizer step on `window`.
 
-        taken: whether the optimizer changed the weights; loss scaling may skip an update.
+        Args:
+            window: the micro-batches of the step.
+            taken: whether the optimizer changed the weights; loss scaling may skip an update.
         """
         state, scheduler, count = self.state, self.scheduler, len(window)
         rows = self.batches.rows(window[0]) if count == 1 else sum(map(self.batches.rows, window))
@@ -236,7 +287,11 @@ class Run(Generic[Batch, Loss]):
             self.next_due = self.triggers.quiet_until(state.step, self.plan)
 
     def leave_out(self, window: Sequence[Batch]) -> None:
-        """Move the position after `window`, which is not trained on."""
+        """Move the position after `window`, which is not trained on.
+
+        Args:
+            window: the micro-batches of the step.
+        """
         self.state.position += sum(map(self.batches.rows, window))
         self.state.batches += len(window)
 
@@ -268,7 +323,11 @@ class Run(Generic[Batch, Loss]):
         )
 
     def change_triggers(self, triggers: Triggers) -> None:
-        """Use other triggers from the next step on."""
+        """Use other triggers from the next step on.
+
+        Args:
+            triggers: the new intervals.
+        """
         self.triggers = triggers
         self.next_due = 0
 
@@ -277,7 +336,11 @@ class Run(Generic[Batch, Loss]):
         self._unresolved.setdefault(self.state.step, []).extend(self.requests.take_saves())
 
     def resolve_save_requests(self, event: AnyEvent) -> None:
-        """Complete the save requests of the step whose checkpoint was published or failed, according to `event`."""
+        """Complete the save requests of the step whose checkpoint was published or failed, according to `event`.
+
+        Args:
+            event: says that a checkpoint is durable, or that its save failed.
+        """
         if isinstance(event, CheckpointPublished):
             for request in self._unresolved.pop(event.step, ()):
                 request.succeed(event.name)

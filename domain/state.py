@@ -66,7 +66,9 @@ def _have_causes(times: Mapping[str, float]) -> bool:
 class TimeSpent:
     """What the wall time of a run went into, up to a moment.
 
-    seconds: by the names of causes. until: the moment, in seconds since the epoch.
+    Args:
+        seconds: by the names of causes.
+        until: the moment, in seconds since the epoch.
     """
 
     seconds: Annotated[dict[str, Seconds], Holding("times by cause", _have_causes)]
@@ -77,8 +79,12 @@ class TimeSpent:
 class SkippedWindow:
     """A window of micro-batches that the run leaves out, because its loss or gradient was not usable.
 
-    epoch, position, samples: where it starts, in samples of the epoch, and how many it has. step: optimizer steps done
-    before it. reason: why it is left out.
+    Args:
+        epoch: where it starts, in samples of the epoch, and how many it has.
+        position: where it starts, in samples of the epoch, and how many it has.
+        samples: where it starts, in samples of the epoch, and how many it has.
+        step: optimizer steps done before it.
+        reason: why it is left out.
     """
 
     epoch: Count
@@ -96,7 +102,10 @@ MOST_JOINED = 10_000
 class JoinedGroup:
     """A parameter group that joined the optimizer during the run.
 
-    params: the names of its parameters. learning_rate: its peak rate. options: the others, as plain values.
+    Args:
+        params: the names of its parameters.
+        learning_rate: its peak rate.
+        options: the others, as plain values.
     """
 
     params: list[str]
@@ -111,29 +120,52 @@ JoinedGroups = Annotated[list[JoinedGroup], Holding("a list of groups", lambda g
 class RunState:
     """The state of a run between two steps.
 
-    run: the name of the run, kept over resumes; it identifies the run's checkpoints.
-    seed, data_seed, global_batch_size: determine the order of samples.
-    step: optimizer steps done. updates: those that changed the weights (loss scaling may skip some).
-    epoch: the current epoch, from 0. position, batches: samples and micro-batches of it that are done.
-    samples, tokens, operations: trained on since the start (operations are floating-point operations).
-    logged_step: the step of the last log. loss_total: the sum of the losses logged until then.
-    finite_loss, finite_steps, nonfinite_steps: the steps since the last log that were read from the device: the sum of
-    the finite losses, and the numbers of steps with a finite and another loss.
-    nonfinite_losses, nonfinite_norms, spikes: steps of the whole run with such a loss or gradient norm.
-    recent_losses: the last finite losses, if spikes are looked for. skipped: the windows that are left out.
-    learning_rate, learning_rates, gradient_norm: of the last step, for a log right after a resume; the rates of the
-    first parameter group, and of those that are logged by name.
-    best_metric, best_step, best_checkpoint: the best evaluation so far, and the checkpoint with its weights.
-    parent_checkpoint: the previous checkpoint.
-    due: the actions that are still due at this boundary, in order ("log", "evaluate", "save"); the first may have been
-    interrupted.
-    pass_complete: the current epoch has no further step, because the data or a callback ended it.
-    epoch_ended: the end of the current epoch was announced; some of the actions due at it may still be missing.
-    history: everything that was logged. callbacks: the states of stateful callbacks.
-    trackers: what identifies the run for each logger that said so, by the logger's name.
-    time_spent: what the time of the run went into, if that is measured.
-    joined_groups: the parameter groups that joined the optimizer since the start, in order. trainable: whether each
-    parameter is trained for which this changed since the start, by name.
+    Args:
+        run: the name of the run, kept over resumes; it identifies the run's checkpoints.
+        seed: determine the order of samples.
+        data_seed: determine the order of samples.
+        global_batch_size: determine the order of samples.
+        step: optimizer steps done.
+        updates: those that changed the weights (loss scaling may skip some).
+        epoch: the current epoch, from 0.
+        position: samples and micro-batches of it that are done.
+        batches: samples and micro-batches of it that are done.
+        samples: trained on since the start (operations are floating-point operations).
+        tokens: trained on since the start (operations are floating-point operations).
+        operations: trained on since the start (operations are floating-point operations).
+        logged_step: the step of the last log.
+        loss_total: the sum of the losses logged until then.
+        finite_loss: the steps since the last log that were read from the device: the sum of the finite losses, and the
+            numbers of steps with a finite and another loss.
+        finite_steps: the steps since the last log that were read from the device: the sum of the finite losses, and the
+            numbers of steps with a finite and another loss.
+        nonfinite_steps: the steps since the last log that were read from the device: the sum of the finite losses, and
+            the numbers of steps with a finite and another loss.
+        nonfinite_losses: steps of the whole run with such a loss or gradient norm.
+        nonfinite_norms: steps of the whole run with such a loss or gradient norm.
+        spikes: steps of the whole run with such a loss or gradient norm.
+        recent_losses: the last finite losses, if spikes are looked for.
+        skipped: the windows that are left out.
+        learning_rate: of the last step, for a log right after a resume; the rates of the first parameter group, and of
+            those that are logged by name.
+        learning_rates: of the last step, for a log right after a resume; the rates of the first parameter group, and of
+            those that are logged by name.
+        gradient_norm: of the last step, for a log right after a resume; the rates of the first parameter group, and of
+            those that are logged by name.
+        best_metric: the best evaluation so far, and the checkpoint with its weights.
+        best_step: the best evaluation so far, and the checkpoint with its weights.
+        best_checkpoint: the best evaluation so far, and the checkpoint with its weights.
+        parent_checkpoint: the previous checkpoint.
+        pass_complete: the current epoch has no further step, because the data or a callback ended it.
+        epoch_ended: the end of the current epoch was announced; some of the actions due at it may still be missing.
+        due: the actions that are still due at this boundary, in order ("log", "evaluate", "save"); the first may have
+            been interrupted.
+        history: everything that was logged.
+        callbacks: the states of stateful callbacks.
+        trackers: what identifies the run for each logger that said so, by the logger's name.
+        time_spent: what the time of the run went into, if that is measured.
+        joined_groups: the parameter groups that joined the optimizer since the start, in order.
+        trainable: whether each parameter is trained for which this changed since the start, by name.
     """
 
     run: str = ""
@@ -193,7 +225,14 @@ def migrate(
 ) -> dict[str, Any]:
     """Return the dictionary of a saved state, converted to the schema version `present`.
 
-    Raises NewerSchemaError if a newer hexloop wrote it, and CheckpointError if there is no migration for its version.
+    Args:
+        document: the saved state.
+        migrations: from a schema version to what converts a state of it to the next one.
+        present: the version that is wanted.
+
+    Raises:
+        NewerSchemaError: if a newer hexloop wrote it.
+        CheckpointError: if there is no migration for its version.
     """
     migrated = dict(document)
     while (version := migrated.get("schema_version")) != present:

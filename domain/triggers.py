@@ -17,12 +17,13 @@ from hexloop.domain.state import RunState
 class Plan:
     """The length of a run.
 
-    total_steps: total optimizer steps.
-    epochs: passes over the data, the last of which may be cut short; None if only `total_steps` limits the run.
-    steps_per_epoch: optimizer steps in an epoch, including the one of a partial last window; None if unknown.
-    batches_per_epoch: micro-batches in an epoch; None if unknown.
-    accumulation: micro-batches in a full window.
-    counts_steps: `total_steps` was given, and is not computed from the epochs.
+    Args:
+        total_steps: total optimizer steps.
+        epochs: passes over the data, the last of which may be cut short; None if only `total_steps` limits the run.
+        steps_per_epoch: optimizer steps in an epoch, including the one of a partial last window; None if unknown.
+        batches_per_epoch: micro-batches in an epoch; None if unknown.
+        accumulation: micro-batches in a full window.
+        counts_steps: `total_steps` was given, and is not computed from the epochs.
     """
 
     total_steps: int
@@ -33,13 +34,21 @@ class Plan:
     counts_steps: bool = False
 
     def is_last(self, epoch: int) -> bool:
-        """Return whether `epoch` is the last one."""
+        """Return whether `epoch` is the last one.
+
+        Args:
+            epoch: the number of the epoch, from 0.
+        """
         return self.epochs is not None and epoch + 1 >= self.epochs
 
     def epoch_at(self, epoch: int, batches: int) -> float:
         """Return the fractional epoch after `batches` micro-batches of `epoch`.
 
         If the length of an epoch is unknown, the whole run counts as one epoch, as in transformers.
+
+        Args:
+            epoch: the number of the epoch, from 0.
+            batches: micro-batches of the epoch that were trained on.
         """
         whole = self.batches_per_epoch or self.total_steps * self.accumulation
         return epoch + batches / whole
@@ -48,7 +57,14 @@ class Plan:
 def make_plan(batches_per_epoch: int | None, accumulation: int, epochs: float, max_steps: int) -> Plan:
     """Compute the length of a run. A positive `max_steps` overrides `epochs`, which may be fractional.
 
-    Raises ConfigurationError if there is no data, or if neither the data nor `max_steps` limits the run.
+    Args:
+        batches_per_epoch: micro-batches of an epoch; None if unknown.
+        accumulation: micro-batches in an optimizer step.
+        epochs: how often the data are trained on.
+        max_steps: optimizer steps of the run; -1 if epochs decide.
+
+    Raises:
+        ConfigurationError: if there is no data, or if neither the data nor `max_steps` limits the run.
     """
     if batches_per_epoch is None:
         if max_steps <= 0:
@@ -72,10 +88,12 @@ def make_plan(batches_per_epoch: int | None, accumulation: int, epochs: float, m
 class ControlFlags:
     """The flags that control the loop. Triggers set them, callbacks may read and change them at every event.
 
-    should_training_stop: end the run after this boundary.
-    should_epoch_stop: skip the rest of this epoch.
-    should_save, should_evaluate, should_log: run the action at this boundary; cleared once it is done and before each
-    new step.
+    Args:
+        should_training_stop: end the run after this boundary.
+        should_epoch_stop: skip the rest of this epoch.
+        should_save: save at this boundary; cleared once it is done and before each new step.
+        should_evaluate: evaluate at this boundary; cleared once it is done and before each new step.
+        should_log: log at this boundary; cleared once it is done and before each new step.
     """
 
     NAMES: ClassVar[tuple[str, ...]] = (
@@ -98,13 +116,22 @@ class ControlFlags:
         return [action for action, is_set in flags if is_set]
 
     def set_due_actions(self, actions: list[str]) -> None:
-        """Make exactly these actions due."""
+        """Make exactly these actions due.
+
+        Args:
+            actions: the names of the actions.
+        """
         self.should_log = "log" in actions
         self.should_evaluate = "evaluate" in actions
         self.should_save = "save" in actions
 
     def assign(self, names: Collection[str], value: bool) -> None:
-        """Set all of these flags to `value`."""
+        """Set all of these flags to `value`.
+
+        Args:
+            names: the names of the flags.
+            value: what they are set to.
+        """
         for name in names:
             setattr(self, name, value)
 
@@ -119,19 +146,33 @@ class Interval(Enum):
 
 
 def whole_steps(every: float, total_steps: int) -> int:
-    """Convert `every` to a number of steps. A value below 1 is a fraction of the run and is rounded up."""
+    """Convert `every` to a number of steps. A value below 1 is a fraction of the run and is rounded up.
+
+    Args:
+        every: steps, or below 1 a fraction of the run.
+        total_steps: optimizer steps of the run.
+    """
     return math.ceil(every * total_steps) if every < 1 else int(every)
 
 
 @frozen
 class Trigger:
-    """The interval of one action. `every` counts optimizer steps and only applies to `Interval.STEPS`."""
+    """The interval of one action. `every` counts optimizer steps and only applies to `Interval.STEPS`.
+
+    Args:
+        interval: by steps, by epochs, or never.
+        every: optimizer steps between two actions; only for `Interval.STEPS`.
+    """
 
     interval: Interval = Interval.NO
     every: int = 0
 
     def at_step(self, step: int) -> bool:
-        """Return whether the action is due after optimizer step `step`."""
+        """Return whether the action is due after optimizer step `step`.
+
+        Args:
+            step: an optimizer step.
+        """
         return self.interval is Interval.STEPS and self.every > 0 and step % self.every == 0
 
     def at_epoch_end(self) -> bool:
@@ -143,8 +184,12 @@ class Trigger:
 class Triggers:
     """The intervals of logging, evaluation and saving.
 
-    log_first_step: also log after the first step.
-    evaluation_delay: do not evaluate before this many steps (for STEPS) or epochs (for EPOCH).
+    Args:
+        log: when to log.
+        evaluate: when to evaluate.
+        save: when to save.
+        log_first_step: also log after the first step.
+        evaluation_delay: do not evaluate before this many steps (for STEPS) or epochs (for EPOCH).
     """
 
     log: Trigger = Trigger()
@@ -157,6 +202,11 @@ class Triggers:
         """Set the flags of the actions that are due after an optimizer step.
 
         After the last step, evaluation and saving by steps are always due, whatever their interval.
+
+        Args:
+            state: the state of the run.
+            plan: the length of the run.
+            control: the flags that are set.
         """
         step = state.step
         last = step >= plan.total_steps
@@ -171,7 +221,13 @@ class Triggers:
             control.should_training_stop = True
 
     def after_epoch(self, state: RunState, plan: Plan, control: ControlFlags) -> None:
-        """Set the flags of the actions that are due at the end of an epoch."""
+        """Set the flags of the actions that are due at the end of an epoch.
+
+        Args:
+            state: the state of the run.
+            plan: the length of the run.
+            control: the flags that are set.
+        """
         if self.log.at_epoch_end():
             control.should_log = True
         if self.evaluate.at_epoch_end() and plan.epoch_at(state.epoch, state.batches) >= self.evaluation_delay:
@@ -180,7 +236,12 @@ class Triggers:
             control.should_save = True
 
     def quiet_until(self, step: int, plan: Plan) -> int:
-        """Return the first step after `step` at which `after_step` may set a flag; before it, it does nothing."""
+        """Return the first step after `step` at which `after_step` may set a flag; before it, it does nothing.
+
+        Args:
+            step: an optimizer step.
+            plan: the length of the run.
+        """
         ahead = [plan.total_steps]
         for trigger in (self.log, self.evaluate, self.save):
             if trigger.interval is Interval.STEPS and trigger.every > 0:

@@ -34,10 +34,19 @@ class Batches(Protocol[Batch]):
         """Return the number of samples in an epoch over all processes, or None if it is unknown."""
 
     def epoch(self, epoch: int, position: int) -> Generator[Batch, None, None]:
-        """Yield the batches of `epoch`, starting at the sample `position`. Closing the generator stops its workers."""
+        """Yield the batches of `epoch`, starting at the sample `position`. Closing the generator stops its workers.
+
+        Args:
+            epoch: the number of the epoch, from 0.
+            position: the sample to start at, over all processes.
+        """
 
     def rows(self, batch: Batch) -> int:
-        """Return the number of samples of the batch over all processes."""
+        """Return the number of samples of the batch over all processes.
+
+        Args:
+            batch: a batch of this process.
+        """
 
     def export(self) -> Iterator[Part]:
         """Export the state of the data that a position does not determine."""
@@ -59,7 +68,11 @@ class Evaluator(Protocol[Batch]):
         """Switch the model to evaluation mode and drop earlier predictions."""
 
     def step(self, batch: Batch) -> int:
-        """Predict one batch, keep what the metrics need, and return the number of samples."""
+        """Predict one batch, keep what the metrics need, and return the number of samples.
+
+        Args:
+            batch: a batch of this process.
+        """
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of everything predicted since `begin`, under their full names."""

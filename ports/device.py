@@ -14,10 +14,14 @@ from hexloop.ports.state import Part
 class DeviceCapabilities:
     """What a device can do.
 
-    precisions: the names of the number formats that it supports. pins_memory: copies from pinned memory do not wait.
-    exchanges: processes on such devices can exchange tensors. records: it runs nothing before it is flushed, or a value
-    is read. captures: it can `capture` operations. emulates: the formats whose results it computes in another format,
-    which is slower.
+    Args:
+        kind: the kind of the device, such as "cuda".
+        precisions: the names of the number formats that it supports.
+        pins_memory: copies from pinned memory do not wait.
+        exchanges: processes on such devices can exchange tensors.
+        records: it runs nothing before it is flushed, or a value is read.
+        captures: it can `capture` operations.
+        emulates: the formats whose results it computes in another format, which is slower.
     """
 
     kind: str
@@ -31,7 +35,13 @@ class DeviceCapabilities:
 
 @frozen
 class Memory:
-    """Bytes on the device: in use, the peak since the last reset, and the total (0: unknown)."""
+    """Bytes on the device: in use, the peak since the last reset, and the total (0: unknown).
+
+    Args:
+        used: bytes in use.
+        peak: the most bytes in use since the last reset.
+        total: bytes of the device; 0 if unknown.
+    """
 
     used: int
     peak: int
@@ -56,6 +66,9 @@ class Device(Protocol):
         """Record the operations that `run` starts, without executing them; return what executes them.
 
         They then read and write the same memory as if `run` had executed them. Called only on a device that `captures`.
+
+        Args:
+            run: starts the operations.
         """
 
     def memory(self) -> Memory:
@@ -68,10 +81,18 @@ class Device(Protocol):
         """Reset the peak that `memory` returns."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Return whether `error` means that this device ran out of memory."""
+        """Return whether `error` means that this device ran out of memory.
+
+        Args:
+            error: what a computation raised.
+        """
 
     def seed(self, seed: int) -> None:
-        """Seed every random generator of the process (Python, numpy, the framework on this device)."""
+        """Seed every random generator of the process (Python, numpy, the framework on this device).
+
+        Args:
+            seed: the same number for all generators.
+        """
 
     def export(self) -> Iterator[Part]:
         """Yield the state of every random generator of the process."""

@@ -32,8 +32,13 @@ class Parameter(Protocol):
 class RunFacts:
     """What is known of a run before its first step.
 
-    model: as the user passed it. total_steps: optimizer steps. standard_optimizer, standard_schedule: whether the
-    arguments choose them; False if the user passed an object or overrode the method that creates it.
+    Args:
+        model: as the user passed it.
+        total_steps: optimizer steps.
+        standard_optimizer: whether the arguments choose them; False if the user passed an object or overrode the method
+            that creates it.
+        standard_schedule: whether the arguments choose them; False if the user passed an object or overrode the method
+            that creates it.
     """
 
     model: object
@@ -46,24 +51,25 @@ class RunFacts:
 class Engine(Generic[Arguments, Loss]):
     """One engine. Each function receives the training arguments and is called whenever its answer is needed.
 
-    name: shown in messages.
-    make: creates the adapter; raises ConfigurationError listing every problem with the engine's options.
-    begin: called before the run has a device; raises ConfigurationError if the engine cannot be used.
-    mesh: the dimensions along which it arranges the processes; by default each holds all of the model.
-    problems: what is wrong with its options, as sentences, from the arguments alone.
-    check: what does not fit the model, the data or the Trainer, as sentences; called before the model is prepared.
-    precision: the name of the number format that the engine applies itself; None leaves that to the Precision port.
-    schedule: the learning-rate schedule that the engine's own options define, from the optimizer and the number of
-        optimizer steps; None leaves it to the arguments.
-    model_init: a context for the user's function that creates the model. The processes have met before.
-    sharded_init: a context in which every module is spread as it is created, if the engine can do that. Its second
-        argument waits until the processes have met; it is called before anything collective.
-    consolidates: whether one process is to write the whole weights although they are spread.
-    element_count: the number of elements of a whole parameter, of which this process may hold a part.
-    unprepared: why a parameter cannot be used before a run has prepared its model; None if it can be.
-    exchanges_host_tensors: whether processes also exchange tensors in host memory while they train on other devices,
-        such as the norms of offloaded gradients.
-    keeps_empty_groups: whether its optimizer may have a parameter group without parameters.
+    Args:
+        name: shown in messages.
+        make: creates the adapter; raises ConfigurationError listing every problem with the engine's options.
+        begin: called before the run has a device; raises ConfigurationError if the engine cannot be used.
+        mesh: the dimensions along which it arranges the processes; by default each holds all of the model.
+        problems: what is wrong with its options, as sentences, from the arguments alone.
+        check: what does not fit the model, the data or the Trainer, as sentences; called before the model is prepared.
+        precision: the name of the number format that the engine applies itself; None leaves that to the Precision port.
+        schedule: the learning-rate schedule that the engine's own options define, from the optimizer and the number of
+            optimizer steps; None leaves it to the arguments.
+        model_init: a context for the user's function that creates the model. The processes have met before.
+        sharded_init: a context in which every module is spread as it is created, if the engine can do that. Its second
+            argument waits until the processes have met; it is called before anything collective.
+        consolidates: whether one process is to write the whole weights although they are spread.
+        element_count: the number of elements of a whole parameter, of which this process may hold a part.
+        unprepared: why a parameter cannot be used before a run has prepared its model; None if it can be.
+        exchanges_host_tensors: whether processes also exchange tensors in host memory while they train on other
+            devices, such as the norms of offloaded gradients.
+        keeps_empty_groups: whether its optimizer may have a parameter group without parameters.
     """
 
     name: str
@@ -87,9 +93,12 @@ class Engine(Generic[Arguments, Loss]):
 class EngineRow(Generic[Arguments]):
     """A row of the table of engines: an engine that is imported when it is chosen.
 
-    requested: whether the arguments or the launcher's environment choose it. target: where its `Engine` is found, as
-    "package.module:attribute". least_processes: it is skipped in smaller runs. options: the arguments that have no
-    effect unless it is requested.
+    Args:
+        name: the name of the engine.
+        requested: whether the arguments or the launcher's environment choose it.
+        target: where its `Engine` is found, as "package.module:attribute".
+        least_processes: it is skipped in smaller runs.
+        options: the arguments that have no effect unless it is requested.
     """
 
     name: str

@@ -23,7 +23,9 @@ class Hub(Protocol):
     def create(self, name: str, private: bool | None = None) -> str:
         """Create the repository of a model if it does not exist; return its full name, such as "owner/model".
 
-        private: whether a new one is private; None for the owner's default.
+        Args:
+            name: the name of the model, with or without its owner.
+            private: whether a new one is private; None for the owner's default.
         """
 
     def publish(
@@ -39,15 +41,26 @@ class Hub(Protocol):
     ) -> str:
         """Publish the newest version of a branch, with its files changed, as a whole or not at all; return its name.
 
-        files: are added or replaced. Without a repository or branch of that name, one is made.
-        delete: the paths of files that are removed, and those of folders, with "/" at the end, of which everything that
-        is not among `files` is removed. branch: None for the main one.
-        parent: the version that must be the branch's newest; UnavailableError is raised if it is not. None for any.
-        review: propose the change to the owner of the repository, instead of making it.
+        Without a repository or branch of that name, one is made.
+
+        Args:
+            name: the name of the model, with or without its owner.
+            files: are added or replaced.
+            message: describes the change.
+            delete: the paths of files that are removed, and those of folders, with "/" at the end, of which everything
+                that is not among `files` is removed.
+            branch: None for the main one.
+            parent: the version that must be the branch's newest; UnavailableError is raised if it is not. None for any.
+            review: propose the change to the owner of the repository, instead of making it.
         """
 
     def fetch(self, name: str, version: str | None = None) -> Iterator[File]:
         """Return the files of a version or of the newest one of a branch; by default the newest of the main branch.
 
-        Raises StorageError if it does not exist.
+        Args:
+            name: the name of the model, with or without its owner.
+            version: a version, or the name of a branch.
+
+        Raises:
+            StorageError: if it does not exist.
         """

@@ -34,16 +34,28 @@ class Learner(Protocol[Batch_contra, Loss_co]):
         """Return the number of items (label tokens, rows) that the window's loss averages over, on the device.
 
         None if the learner needs no count, because every micro-batch of the window has the same weight.
+
+        Args:
+            window: the micro-batches of the step.
         """
 
     def micro_step(self, batch: Batch_contra, window_items: object, last_of_window: bool) -> Loss_co:
-        """Run forward and backward of one micro-batch. Return its share of the window's loss, on the device."""
+        """Run forward and backward of one micro-batch. Return its share of the window's loss, on the device.
+
+        Args:
+            batch: the micro-batch.
+            window_items: what `count_items` returned for the window.
+            last_of_window: whether an update follows.
+        """
 
     def update(self, max_norm: float) -> tuple[SupportsFloat | None, bool]:
         """Clip the gradients to `max_norm` (0: do not clip) and take one optimizer step.
 
         Return the gradient norm before clipping (None if it was not measured), and whether the step was taken. It is
         skipped after an overflow under loss scaling; weights and moments are unchanged then.
+
+        Args:
+            max_norm: the norm to clip the gradient to; 0 disables clipping.
         """
 
 
@@ -62,19 +74,36 @@ class Trainable(Protocol[Batch_contra, Loss]):
         """The optimizer of the model's parameters. Precision adapters of the same framework may use more of its API."""
 
     def count_items(self, window: Sequence[Batch_contra]) -> object:
-        """See `Learner.count_items`."""
+        """See `Learner.count_items`.
+
+        Args:
+            window: the micro-batches of the step.
+        """
 
     def loss(self, batch: Batch_contra, window_items: object) -> Loss:
-        """Run the forward pass and return the micro-batch's share of the window's loss, ready for backward."""
+        """Run the forward pass and return the micro-batch's share of the window's loss, ready for backward.
+
+        Args:
+            batch: the micro-batch.
+            window_items: what `count_items` returned for the window.
+        """
 
     def clip(self, max_norm: float) -> SupportsFloat | None:
-        """Clip the gradients to `max_norm` and return their norm before clipping (None if it was not measured)."""
+        """Clip the gradients to `max_norm` and return their norm before clipping (None if it was not measured).
+
+        Args:
+            max_norm: the norm to clip the gradient to; 0 disables clipping.
+        """
 
     def clear_gradients(self) -> None:
         """Clear the gradients of the window."""
 
     def detached(self, loss: Loss) -> Loss:
-        """Return the loss as a scalar on the device without its graph, so that activations can be freed."""
+        """Return the loss as a scalar on the device without its graph, so that activations can be freed.
+
+        Args:
+            loss: a loss on the device.
+        """
 
 
 class Precision(Protocol[Loss]):
@@ -89,23 +118,42 @@ class Precision(Protocol[Loss]):
         """Usual name of the format: fp32, tf32, bf16, fp16, ..."""
 
     def wrap(self, forward: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-        """Return the forward pass computed in this format; contexts are open only during the call."""
+        """Return the forward pass computed in this format; contexts are open only during the call.
+
+        Args:
+            forward: the forward pass.
+        """
 
     def convert(self, model: object) -> None:
         """Let the layers of a model compute in this format, in place; no-op if `wrap` alone decides.
 
         It is called before an engine prepares the model, and again in later runs and evaluations, where it changes
         nothing.
+
+        Args:
+            model: the model, as the engine or the caller passes it.
         """
 
     def scale(self, loss: Loss) -> Loss:
-        """Return the loss to call backward on."""
+        """Return the loss to call backward on.
+
+        Args:
+            loss: a loss on the device.
+        """
 
     def unscale(self, optimizer: Optimizer) -> None:
-        """Undo `scale` on the gradients that `optimizer` is about to use, once: again before `step` it is a no-op."""
+        """Undo `scale` on the gradients that `optimizer` is about to use, once: again before `step` it is a no-op.
+
+        Args:
+            optimizer: the optimizer of the model's parameters.
+        """
 
     def step(self, optimizer: Optimizer) -> bool:
-        """Step the optimizer if its gradients are finite; return whether it stepped."""
+        """Step the optimizer if its gradients are finite; return whether it stepped.
+
+        Args:
+            optimizer: the optimizer of the model's parameters.
+        """
 
     def discard_update(self) -> None:
         """Forget an update that was begun with `scale` or `unscale` and not completed; a run calls it at its start."""
@@ -121,13 +169,25 @@ class Scheduler(Protocol):
     """Sets the learning rates. The loop calls it after each update that was taken and after each evaluation."""
 
     def start(self, updates: int) -> None:
-        """Set the rates of the update numbered `updates`, from 0."""
+        """Set the rates of the update numbered `updates`, from 0.
+
+        Args:
+            updates: the number of the update, from 0.
+        """
 
     def advance(self, updates: int) -> None:
-        """Set the rates of the next update, after `updates` updates were taken."""
+        """Set the rates of the next update, after `updates` updates were taken.
+
+        Args:
+            updates: updates taken.
+        """
 
     def observe(self, metrics: Mapping[str, float]) -> None:
-        """Adapt the rates to the metrics of an evaluation, if the schedule follows one."""
+        """Adapt the rates to the metrics of an evaluation, if the schedule follows one.
+
+        Args:
+            metrics: the metrics of the evaluation by name.
+        """
 
     def rates(self) -> tuple[float, ...]:
         """Return the current rates, one for each parameter group."""
@@ -143,7 +203,11 @@ class Losses(Protocol[Loss_contra]):
     """Sums losses without waiting for the device. The host only waits in `drain`, when a log is due."""
 
     def add(self, loss: Loss_contra) -> None:
-        """Add one micro-batch's share of its window's loss."""
+        """Add one micro-batch's share of its window's loss.
+
+        Args:
+            loss: a loss on the device.
+        """
 
     def drain(self) -> float:
         """Return the sum of everything added since the last drain, and reset it to zero."""
@@ -162,7 +226,12 @@ class WindowValues(Protocol[Loss_contra]):
     """Collects what each optimizer step computed. `add` does not wait for the device; `drain` does."""
 
     def add(self, shares: Sequence[Loss_contra], gradient_norm: SupportsFloat | None) -> None:
-        """Add a window: the shares of its micro-batches, whose sum is its loss, and its norm (None: not measured)."""
+        """Add a window: the shares of its micro-batches, whose sum is its loss, and its norm (None: not measured).
+
+        Args:
+            shares: one loss per micro-batch.
+            gradient_norm: the norm before clipping; None if it was not measured.
+        """
 
     def drain(self) -> Sequence[tuple[float, float | None]]:
         """Return the loss and the gradient norm of each window since the last drain, in order, and forget them."""

@@ -20,14 +20,26 @@ Entry: TypeAlias = Mapping[str, Fact]
 class RunInformation:
     """What a logger receives at the start: what the run is, and where it continues.
 
-    name: what to call it. chosen_name: the name that the user chose, if any. run: identifies the run, also after it
-    resumed in another process. tracked_as: what this logger returned when the run started first; None for a new run.
-    configuration, model_configuration, adapter_configuration: the arguments, the model's own configuration, and that of
-    its PEFT adapter; without secrets. folder: where the run writes. total_steps, step: its length, and where it is.
-    parameters, trainable_parameters: how many numbers the model has, and how many are trained; None if not known.
-    trial, trial_parameters: of a search, the name of this trial and its values. group: of the search's trials.
-    model: the live model on the process that trains it; None where it is not at hand, as when a queue is worked off
-    later.
+    Args:
+        name: what to call it.
+        configuration: the arguments, the model's own configuration, and that of its PEFT adapter; without secrets.
+        folder: where the run writes.
+        total_steps: its length, and where it is.
+        step: its length, and where it is.
+        run: identifies the run, also after it resumed in another process.
+        tracked_as: what this logger returned when the run started first; None for a new run.
+        chosen_name: the name that the user chose, if any.
+        model_configuration: the arguments, the model's own configuration, and that of its PEFT adapter; without
+            secrets.
+        adapter_configuration: the arguments, the model's own configuration, and that of its PEFT adapter; without
+            secrets.
+        parameters: how many numbers the model has, and how many are trained; None if not known.
+        trainable_parameters: how many numbers the model has, and how many are trained; None if not known.
+        trial: of a search, the name of this trial and its values.
+        trial_parameters: of a search, the name of this trial and its values.
+        group: of the search's trials.
+        model: the live model on the process that trains it; None where it is not at hand, as when a queue is worked off
+            later.
     """
 
     name: str
@@ -50,7 +62,13 @@ class RunInformation:
 
 @frozen
 class Record:
-    """The values of one log. `step` is the optimizer step; `epoch` may be fractional."""
+    """The values of one log. `step` is the optimizer step; `epoch` may be fractional.
+
+    Args:
+        step: the optimizer step.
+        epoch: how often the data have been trained on, a fraction within an epoch.
+        values: the logged values by name.
+    """
 
     step: int
     epoch: float
@@ -61,8 +79,14 @@ class Record:
 class SavedModel:
     """A folder with a model that a logger may upload; it does not change while the logger has it.
 
-    name: of the checkpoint, such as "checkpoint-500", or "model" for the model at the end of the run. best: whether it
-    is the best one by now. metrics: of the newest evaluation, and at the end also those of the training.
+    Args:
+        folder: the folder of the model.
+        name: of the checkpoint, such as "checkpoint-500", or "model" for the model at the end of the run.
+        step: the optimizer step.
+        epoch: how often the data have been trained on.
+        final: whether it is the model at the end of the run.
+        best: whether it is the best one by now.
+        metrics: of the newest evaluation, and at the end also those of the training.
     """
 
     folder: str
@@ -76,7 +100,12 @@ class SavedModel:
 
 @frozen
 class Outcome:
-    """How a run ended. problem: the error of a failed one, or the reason of one that was stopped; without secrets."""
+    """How a run ended.
+
+    Args:
+        kind: "finished", "failed", "stopped" or "preempted".
+        problem: the error of a failed one, or the reason of one that was stopped; without secrets.
+    """
 
     kind: Literal["finished", "failed", "stopped", "preempted"] = "finished"
     problem: str = ""
@@ -99,13 +128,24 @@ class Logger(Protocol):
         """A run starts, or resumes at `run.step`. Return what identifies it for this logger; None if nothing does.
 
         It is a part of the run's checkpoints, and is `run.tracked_as` when the run resumes.
+
+        Args:
+            run: describes the run.
         """
 
     def write(self, record: Record) -> None:
-        """Values were logged. The same record may come twice, if a process died at the wrong moment."""
+        """Values were logged. The same record may come twice, if a process died at the wrong moment.
+
+        Args:
+            record: the values with their step.
+        """
 
     def finish(self, outcome: Outcome = FINISHED) -> None:
-        """The run has ended, with or without an error."""
+        """The run has ended, with or without an error.
+
+        Args:
+            outcome: how the run ended.
+        """
 
 
 class ModelLogger(Logger, Protocol):
@@ -116,7 +156,11 @@ class ModelLogger(Logger, Protocol):
         """Which models it takes: none, the one at the end of the run, or that one and every checkpoint."""
 
     def save(self, model: SavedModel) -> None:
-        """A model was saved. Return once it is uploaded or copied."""
+        """A model was saved. Return once it is uploaded or copied.
+
+        Args:
+            model: the folder with the model.
+        """
 
 
 class ThreadLogger(Logger, Protocol):
@@ -154,25 +198,56 @@ class Spool(Protocol):
         """Add an entry whose number is above all others; return False if there is no room for it.
 
         Once this returns True, the death of the process does not lose the entry.
+
+        Args:
+            number: above all others.
+            entry: what is kept, as JSON can hold it.
         """
 
     def read(self, after: int, most: int) -> Sequence[tuple[int, Entry]]:
-        """Return the first entries with numbers above `after`, at most `most`."""
+        """Return the first entries with numbers above `after`, at most `most`.
+
+        Args:
+            after: the number of the last entry that is not wanted.
+            most: the most entries.
+        """
 
     def keep(self, wanted: Callable[[Entry], bool]) -> int:
-        """Drop all entries that are not `wanted`; return the largest number that was used, 0 if there is none."""
+        """Drop all entries that are not `wanted`; return the largest number that was used, 0 if there is none.
+
+        Args:
+            wanted: returns whether an entry is kept.
+        """
 
     def position(self, receiver: str) -> int:
-        """Return the number of the last entry that a receiver has; 0 if it has none."""
+        """Return the number of the last entry that a receiver has; 0 if it has none.
+
+        Args:
+            receiver: the name of a logger.
+        """
 
     def move(self, receiver: str, number: int) -> None:
-        """Store that a receiver has all entries up to a number. Entries that all receivers have may be dropped."""
+        """Store that a receiver has all entries up to a number. Entries that all receivers have may be dropped.
+
+        Args:
+            receiver: the name of a logger.
+            number: that of the last entry that it has.
+        """
 
     def facts(self, receiver: str) -> Entry | None:
-        """Return what `describe` stored; None if nothing."""
+        """Return what `describe` stored; None if nothing.
+
+        Args:
+            receiver: the name of a logger.
+        """
 
     def describe(self, receiver: str, facts: Entry) -> None:
-        """Store what another process needs to know about a receiver. A described receiver keeps entries it lacks."""
+        """Store what another process needs to know about a receiver. A described receiver keeps entries it lacks.
+
+        Args:
+            receiver: the name of a logger.
+            facts: what is stored, as JSON can hold it.
+        """
 
     def receivers(self) -> Sequence[str]:
         """Return the receivers that are described."""
@@ -180,17 +255,34 @@ class Spool(Protocol):
     def hold(self, name: str, files: Iterable[tuple[str, str]]) -> str:
         """Keep copies or hard links of files, from path in the folder to path on this machine; return its name.
 
-        Raises OSError if there is no room, or the spool is in memory.
+        Args:
+            name: the beginning of the name of the folder.
+            files: from path in the folder to path on this machine.
+
+        Raises:
+            OSError: if there is no room, or the spool is in memory.
         """
 
     def location(self, folder: str) -> str | None:
-        """Return the path on this machine of a folder that `hold` made; None if there is none."""
+        """Return the path on this machine of a folder that `hold` made; None if there is none.
+
+        Args:
+            folder: what `hold` returned.
+        """
 
     def release(self, folder: str) -> None:
-        """Remove a folder that `hold` made; one that is not there is ignored."""
+        """Remove a folder that `hold` made; one that is not there is ignored.
+
+        Args:
+            folder: what `hold` returned.
+        """
 
     def close(self, remove: bool) -> None:
-        """Let other processes use it. remove: with everything in it."""
+        """Let other processes use it.
+
+        Args:
+            remove: with everything in it.
+        """
 
 
 class Journal(Protocol):
@@ -203,7 +295,14 @@ class Journal(Protocol):
     def note(self, kind: str, **facts: Fact) -> None:
         """Append a note; once this returns, the death of the process does not lose it.
 
-        Thread-safe. No fact may be named "kind". Raises OSError if the note cannot be stored.
+        Thread-safe. No fact may be named "kind".
+
+        Args:
+            kind: the kind of the note.
+            **facts: values by name, as JSON can hold them; none is named "kind".
+
+        Raises:
+            OSError: if the note cannot be stored.
         """
 
     def close(self) -> None:

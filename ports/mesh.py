@@ -32,7 +32,12 @@ Dimensions: TypeAlias = "tuple[tuple[str, int], ...]"
 
 @frozen
 class Place:
-    """The place of a process among those along some dimensions: its number, from 0, and how many there are."""
+    """The place of a process among those along some dimensions: its number, from 0, and how many there are.
+
+    Args:
+        rank: its number, from 0.
+        size: how many processes there are.
+    """
 
     rank: int = 0
     size: int = 1
@@ -58,8 +63,12 @@ def _in_mesh(mesh: Mesh, _attribute: object, rank: int) -> None:
 class Mesh:
     """The processes of a run, as seen by one of them.
 
-    dimensions: the names and sizes, outermost first. rank: this process's number among all, from 0.
-    Raises ValueError for an unknown or repeated dimension, a size below 1, or a rank outside the mesh.
+    Args:
+        dimensions: the names and sizes, outermost first.
+        rank: this process's number among all, from 0.
+
+    Raises:
+        ValueError: for an unknown or repeated dimension, a size below 1, or a rank outside the mesh.
     """
 
     dimensions: Dimensions = field(default=(), validator=_known_sizes)
@@ -104,7 +113,11 @@ class Mesh:
         return self.along(*MODEL).rank == 0
 
     def along(self, *names: str) -> Place:
-        """Return the place among the processes that differ only in these dimensions; a mesh may lack some of them."""
+        """Return the place among the processes that differ only in these dimensions; a mesh may lack some of them.
+
+        Args:
+            *names: the names of dimensions.
+        """
         rank, size, coordinates = 0, 1, self.coordinates
         for name, length in self.dimensions:
             if name in names:
@@ -112,7 +125,11 @@ class Mesh:
         return Place(rank, size)
 
     def ranks(self, *names: str) -> tuple[int, ...]:
-        """Return the processes that differ from this one only in these dimensions, itself among them, in order."""
+        """Return the processes that differ from this one only in these dimensions, itself among them, in order.
+
+        Args:
+            *names: the names of dimensions.
+        """
         coordinates = self.coordinates
         choices = [range(size) if name in names else (coordinates[name],) for name, size in self.dimensions]
         strides = [*accumulate((size for _, size in reversed(self.dimensions[1:])), int.__mul__, initial=1)][::-1]
@@ -121,12 +138,22 @@ class Mesh:
         )
 
     def at(self, rank: int) -> Mesh:
-        """Return the mesh as another process sees it."""
+        """Return the mesh as another process sees it.
+
+        Args:
+            rank: the rank of a process among all.
+        """
         return evolve(self, rank=rank)
 
 
 def flat_mesh(rank: int, size: int, dimension: str = "replicate") -> Mesh:
-    """Return a mesh of one dimension, by default of processes that each hold all of the model."""
+    """Return a mesh of one dimension, by default of processes that each hold all of the model.
+
+    Args:
+        rank: the rank of a process among all.
+        size: how many processes there are.
+        dimension: the name of a dimension.
+    """
     return Mesh(((dimension, size),), rank)
 
 
@@ -135,7 +162,12 @@ def flat_mesh(rank: int, size: int, dimension: str = "replicate") -> Mesh:
 
 @frozen
 class Box:
-    """A rectangular part of an array: its first index and its length along each of the array's dimensions."""
+    """A rectangular part of an array: its first index and its length along each of the array's dimensions.
+
+    Args:
+        starts: the first index along each dimension of the array.
+        lengths: the length along each dimension.
+    """
 
     starts: tuple[int, ...]
     lengths: tuple[int, ...]
@@ -153,7 +185,8 @@ class Box:
     def runs(self, shape: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Yield the first element and the length of each contiguous run of the box in the flattened array, in order.
 
-        shape: of the whole array.
+        Args:
+            shape: of the whole array.
         """
         if self.size == 0:
             return
@@ -171,8 +204,11 @@ class Box:
 class Sharded:
     """An array is divided among the processes along a dimension of the mesh.
 
-    dimension: of the mesh. along: the array's dimension that is divided. bounds: the first index of each process's
-    part, and the end of the last one; None for equal parts, of which the last ones may be smaller or empty.
+    Args:
+        dimension: of the mesh.
+        along: the array's dimension that is divided.
+        bounds: the first index of each process's part, and the end of the last one; None for equal parts, of which the
+            last ones may be smaller or empty.
     """
 
     dimension: str
@@ -180,7 +216,13 @@ class Sharded:
     bounds: tuple[int, ...] | None = None
 
     def part(self, start: int, length: int, place: Place) -> tuple[int, int]:
-        """Return the part of a process of `length` indices from `start` on, as its first index and its length."""
+        """Return the part of a process of `length` indices from `start` on, as its first index and its length.
+
+        Args:
+            start: the first index.
+            length: how many indices.
+            place: the process among those that share them.
+        """
         if self.bounds is not None:
             first, end = self.bounds[place.rank], self.bounds[place.rank + 1]
         else:
@@ -193,9 +235,12 @@ class Sharded:
 class Spread:
     """How an array is distributed: each process holds a box of it.
 
-    shape: of the whole array. mesh: the processes. shards: how it is divided, along one dimension of the mesh after the
-    other; a further one divides what the ones before it left. Along the mesh's other dimensions it is replicated.
-    flat: the array is divided as one row of all its elements, so that its boxes are runs of elements.
+    Args:
+        shape: of the whole array.
+        mesh: the processes.
+        shards: how it is divided, along one dimension of the mesh after the other; a further one divides what the ones
+            before it left. Along the mesh's other dimensions it is replicated.
+        flat: the array is divided as one row of all its elements, so that its boxes are runs of elements.
     """
 
     shape: tuple[int, ...]
@@ -214,7 +259,11 @@ class Spread:
         return self.box(self.mesh.rank)
 
     def box(self, rank: int) -> Box:
-        """Return what a process holds, as a box of `divided`."""
+        """Return what a process holds, as a box of `divided`.
+
+        Args:
+            rank: the rank of a process among all.
+        """
         mesh, starts, lengths = self.mesh.at(rank), [0] * len(self.divided), list(self.divided)
         for each in self.shards:
             at = each.along
@@ -229,12 +278,25 @@ class Spread:
 
 
 def held_in_runs(shape: tuple[int, ...], mesh: Mesh, dimension: str, lengths: Sequence[int]) -> Spread:
-    """Return the spread of an array whose elements the processes along a dimension hold in runs of these lengths."""
+    """Return the spread of an array whose elements the processes along a dimension hold in runs of these lengths.
+
+    Args:
+        shape: the lengths of the array's dimensions.
+        mesh: the processes along their dimensions.
+        dimension: the name of a dimension.
+        lengths: how many elements each process holds, in order.
+    """
     bounds = tuple(accumulate(lengths, initial=0))
     return Spread(shape, mesh, (Sharded(dimension, 0, bounds),), flat=True)
 
 
 def held_by_one(shape: tuple[int, ...], mesh: Mesh, rank: int) -> Spread:
-    """Return the spread of an array that one process holds whole and the others do not have."""
+    """Return the spread of an array that one process holds whole and the others do not have.
+
+    Args:
+        shape: the lengths of the array's dimensions.
+        mesh: the processes along their dimensions.
+        rank: the rank of a process among all.
+    """
     lengths = [prod(shape) if each == rank else 0 for each in range(mesh.size)]
     return held_in_runs(shape, flat_mesh(mesh.rank, mesh.size), "replicate", lengths)

@@ -16,7 +16,11 @@ class Clock(Protocol):
         """Return the seconds since 1970-01-01 00:00 UTC."""
 
     def sleep(self, seconds: float) -> None:
-        """Block for `seconds`."""
+        """Block for `seconds`.
+
+        Args:
+            seconds: how long.
+        """
 
 
 class Interrupts(Protocol):
@@ -29,7 +33,13 @@ class Interrupts(Protocol):
     def start(self, ask: Callable[[str], None]) -> None:
         """Call `ask(reason)` from now on whenever a stop is requested; `ask` returns at once.
 
-        It may be called from any thread or signal handler. Raises ConfigurationError if the source is not available.
+        It may be called from any thread or signal handler.
+
+        Args:
+            ask: called with the reason of a stop.
+
+        Raises:
+            ConfigurationError: if the source is not available.
         """
 
     def stop(self) -> None:
@@ -58,5 +68,8 @@ class Background(Protocol):
     def submit(self, act: Callable[[], None], name: str, low_priority: bool = True) -> Task:
         """Start a task that calls `act` once. It runs to its end even if the program ends before it.
 
-        name: for debuggers and stack dumps. low_priority: yield processor time to training, which does not wait for it.
+        Args:
+            act: what the task does.
+            name: for debuggers and stack dumps.
+            low_priority: yield processor time to training, which does not wait for it.
         """

@@ -28,9 +28,11 @@ class TrialState(Enum):
 class Proposal:
     """A trial that is to be run.
 
-    number: from 0, in the order of the proposals. identifier: of the trial in its library; its folder is
-    `run-<identifier>`. parameters: what the search space returned, by argument; a name with dots is an entry of a
-    dictionary. trial: the library's own object, which the user's functions receive.
+    Args:
+        number: from 0, in the order of the proposals.
+        identifier: of the trial in its library; its folder is `run-<identifier>`.
+        parameters: what the search space returned, by argument; a name with dots is an entry of a dictionary.
+        trial: the library's own object, which the user's functions receive.
     """
 
     number: int
@@ -43,8 +45,10 @@ class Proposal:
 class TrialExport:
     """What is recorded of a trial, so that it can be proposed again after a restart.
 
-    drawn: the values drawn for the trial by the names that the search space gave them; `Proposal.parameters` may have
-    other names. details: whatever else the library needs, such as the distributions that it drew from.
+    Args:
+        drawn: the values drawn for the trial by the names that the search space gave them; `Proposal.parameters` may
+            have other names.
+        details: whatever else the library needs, such as the distributions that it drew from.
     """
 
     drawn: Mapping[str, Json]
@@ -55,8 +59,14 @@ class TrialExport:
 class PastTrial:
     """A recorded trial.
 
-    reports: the objectives reported for each step, by step. state: None if the trial has not ended. values: its final
-    objectives; None unless it is complete.
+    Args:
+        number: the number of the trial, from 0.
+        identifier: its name in the backend.
+        parameters: the values that were drawn, by name.
+        export: what `export_trial` returned.
+        reports: the objectives reported for each step, by step.
+        state: None if the trial has not ended.
+        values: its final objectives; None unless it is complete.
     """
 
     number: int
@@ -85,10 +95,22 @@ class Search(Protocol):
         """
 
     def report(self, proposal: Proposal, step: int, values: Sequence[float]) -> bool:
-        """Report the objectives at an optimizer step, and return whether the trial continues. Steps increase."""
+        """Report the objectives at an optimizer step, and return whether the trial continues. Steps increase.
+
+        Args:
+            proposal: what `ask` returned.
+            step: the optimizer step.
+            values: the objectives, one per direction.
+        """
 
     def tell(self, proposal: Proposal, state: TrialState, values: Sequence[float] | None = None) -> None:
-        """Record how a trial ended. values: its objectives, one for each direction, if it is complete."""
+        """Record how a trial ended.
+
+        Args:
+            proposal: what `ask` returned.
+            state: how the trial ended.
+            values: its objectives, one for each direction, if it is complete.
+        """
 
     def close(self) -> None:
         """Release connections and processes. Trials that have not ended stay as they are."""
@@ -99,12 +121,23 @@ class Search(Protocol):
         """Return the random stream that further proposals are drawn from; None if it cannot be read."""
 
     def export_trial(self, proposal: Proposal) -> TrialExport:
-        """Return what is recorded of a trial as it is now."""
+        """Return what is recorded of a trial as it is now.
+
+        Args:
+            proposal: what `ask` returned.
+        """
 
     def load_state(self, state: Json, trials: Sequence[PastTrial]) -> Sequence[Proposal]:
         """Continue after these trials, in the order of their numbers; return those that have not ended, to be run.
 
-        Called before anything else. Raises CheckpointError for a state or trials that are not this search's.
+        Called before anything else.
+
+        Args:
+            state: what was exported of the search.
+            trials: the recorded trials.
+
+        Raises:
+            CheckpointError: for a state or trials that are not this search's.
         """
 
 
@@ -134,17 +167,40 @@ class TrialListener(Protocol):
     """Follows the trials of a service, in the process that started it."""
 
     def started(self, proposal: Proposal) -> None:
-        """Take up a trial that starts."""
+        """Take up a trial that starts.
+
+        Args:
+            proposal: what `ask` returned.
+        """
 
     def reported(self, proposal: Proposal, step: int, values: Sequence[float], stop: bool) -> None:
-        """Take up a report. stop: whether the trial ends with it, because it is pruned."""
+        """Take up a report.
+
+        Args:
+            proposal: what `ask` returned.
+            step: the optimizer step.
+            values: the objectives, one per direction.
+            stop: whether the trial ends with it, because it is pruned.
+        """
 
     def ended(self, proposal: Proposal, state: TrialState, reason: str | None, seconds: float) -> None:
-        """Take up the end of a trial."""
+        """Take up the end of a trial.
+
+        Args:
+            proposal: what `ask` returned.
+            state: how the trial ended.
+            reason: why it ended so; empty if it is complete.
+            seconds: how long it took.
+        """
 
 
 class SearchService(Protocol):
     """A library or service that proposes parameters and runs the trials by itself, several at a time if it can."""
 
     def run(self, train: RunTrial, listener: TrialListener) -> tuple[Proposal | None, float | None, object]:
-        """Run all trials; return the best one and its objective, if there is one, and the library's own result."""
+        """Run all trials; return the best one and its objective, if there is one, and the library's own result.
+
+        Args:
+            train: trains a trial.
+            listener: receives what happens to the trials.
+        """

@@ -19,14 +19,17 @@ JSON = "JSON"
 class Part:
     """A contiguous slice of one named value.
 
-    name: the name of the value in the object that the user passed, whatever wraps it.
-    dtype: the safetensors name ("F32", "BF16", "I64", ...) or `JSON`.
-    shape: of the whole value.
-    offset, length: in elements of the flattened value (bytes for `JSON`).
-    read: returns the bytes, little-endian; can be called repeatedly. They stay unchanged until the exporter changes.
-    source: the array with the value, if there is one; only an adapter that knows its type uses it.
-    read_run: returns the bytes of a number of elements from a first one on, if that is cheaper than reading all.
-    fresh: `read` and `read_run` return a new writable buffer each time, which the caller may keep.
+    Args:
+        name: the name of the value in the object that the user passed, whatever wraps it.
+        dtype: the safetensors name ("F32", "BF16", "I64", ...) or `JSON`.
+        shape: of the whole value.
+        offset: in elements of the flattened value (bytes for `JSON`).
+        length: in elements of the flattened value (bytes for `JSON`).
+        read: returns the bytes, little-endian; can be called repeatedly. They stay unchanged until the exporter
+            changes.
+        source: the array with the value, if there is one; only an adapter that knows its type uses it.
+        read_run: returns the bytes of a number of elements from a first one on, if that is cheaper than reading all.
+        fresh: `read` and `read_run` return a new writable buffer each time, which the caller may keep.
     """
 
     name: str
@@ -40,7 +43,12 @@ class Part:
     fresh: bool = field(default=False, eq=False, repr=False)
 
     def run(self, begin: int, length: int) -> memoryview:
-        """Return the bytes of `length` elements of the part, starting at element `begin`."""
+        """Return the bytes of `length` elements of the part, starting at element `begin`.
+
+        Args:
+            begin: the first element.
+            length: the number of elements.
+        """
         if self.read_run is not None:
             return self.read_run(begin, length)
         whole = self.read().cast("B")
@@ -61,7 +69,11 @@ class Exportable(Protocol):
     def load(self, parts: Iterable[Part]) -> None:
         """Restore an exported state, copying into memory that this object already has.
 
-        Raises ValueError, naming the part, if a part is missing, unknown or of another shape.
+        Args:
+            parts: what `export` yielded, of all ranks together.
+
+        Raises:
+            ValueError: naming the part, if a part is missing, unknown or of another shape.
         """
 
 
@@ -75,10 +87,17 @@ class Snapshots(Protocol):
         """Return a function that allocates memory for these parts before the first copy; another thread may call it.
 
         Only the names, dtypes and shapes of the parts are used.
+
+        Args:
+            owners: the objects whose parts will be copied, by name.
         """
 
     def take(self, owner: str, parts: Iterable[Part]) -> list[Part]:
         """Return copies of the parts, whose bytes stay as they are now while the run continues.
 
-        owner: the component that has the parts ("model", "optimizer", ...). Another thread may read the copies.
+        Another thread may read the copies.
+
+        Args:
+            owner: the component that has the parts ("model", "optimizer", ...).
+            parts: the parts to copy.
         """

@@ -37,7 +37,11 @@ class _Stateless:
         return iter(())
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Load nothing. Raises ValueError for any part, because none was exported."""
+        """Load nothing.
+
+        Raises:
+            ValueError: for any part, because none was exported.
+        """
         if unknown := [part.name for part in parts]:
             raise ValueError(f"Batches without a state cannot load the parts {unknown}.")
 
@@ -45,8 +49,11 @@ class _Stateless:
 class InMemoryBatches(_Stateless, Generic[Row]):
     """Implements the Batches port for one process: lists of `batch_size` rows, the last of which may be shorter.
 
-    order: from the number of an epoch to its order; if None, rows are not shuffled.
-    drop_last: leave out a shorter last batch.
+    Args:
+        rows: the samples of an epoch.
+        batch_size: rows in a batch.
+        order: from the number of an epoch to its order; if None, rows are not shuffled.
+        drop_last: leave out a shorter last batch.
     """
 
     def __init__(
@@ -99,8 +106,14 @@ class RowsOfRank(list[Row]):
 class RankBatches(InMemoryBatches[Row]):
     """Implements the Batches port for one of several ranks: its part of every batch of `batch_size` rows.
 
-    The parts are as even as possible, and may be empty in the last batch. ranks: the place of this rank among those
-    that read different rows.
+    The parts are as even as possible, and may be empty in the last batch.
+
+    Args:
+        rows: the samples of an epoch.
+        batch_size: rows in a batch.
+        ranks: the place of this rank among those that read different rows.
+        order: the order of the rows.
+        drop_last: leave out an incomplete last batch.
     """
 
     rows = staticmethod(attrgetter("samples"))
@@ -128,6 +141,10 @@ class StreamedBatches(_Stateless, Generic[Row]):
     """Implements the Batches port for rows of unknown number that can only be read from the start.
 
     `rows` is iterated once per epoch; a run that resumes within an epoch reads and drops the rows before its position.
+
+    Args:
+        rows: an iterable of samples, iterated once per epoch.
+        batch_size: rows in a batch.
     """
 
     def __init__(self, rows: Iterable[Row], batch_size: int) -> None:
@@ -159,7 +176,11 @@ class StatefulRows(Protocol[Row_co]):
         ...
 
     def load_state_dict(self, state: Any, /) -> None:
-        """Continue from this state."""
+        """Continue from this state.
+
+        Args:
+            state: what `state_dict` returned.
+        """
         ...
 
 
@@ -195,7 +216,11 @@ class StatefulBatches(StreamedBatches[Row]):
             yield json_part("rows", saved)
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Resume from there with the next epoch. Raises ValueError for invalid parts."""
+        """Resume from there with the next epoch.
+
+        Raises:
+            ValueError: for invalid parts.
+        """
         parts = list(parts)
         if parts:
             self._saved = read_part(parts, "rows", tuple[Count, bool, Any])

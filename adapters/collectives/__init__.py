@@ -53,7 +53,11 @@ class SingleProcessCollectives:
         """No-op."""
 
     def among(self, ranks: Sequence[int]) -> SingleProcessCollectives:
-        """Return this object. Raises ValueError for other ranks than 0."""
+        """Return this object.
+
+        Raises:
+            ValueError: for other ranks than 0.
+        """
         place_among(0, ranks)
         return self
 

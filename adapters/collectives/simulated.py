@@ -36,7 +36,12 @@ class RankKilled(BaseException):
 
 @frozen
 class RankFault:
-    """Something that happens to `rank` in its operation number `operation`, counted from 1."""
+    """Something that happens to `rank` in its operation number `operation`, counted from 1.
+
+    Args:
+        rank: the rank that it happens to.
+        operation: the number of the rank's operation, counted from 1.
+    """
 
     rank: int
     operation: int = field(validator=ge(1))
@@ -52,14 +57,24 @@ class Drop(RankFault):
 
 @frozen
 class Delay(RankFault):
-    """`rank` enters the operation late by `seconds`, by the clock of the world."""
+    """`rank` enters the operation late by `seconds`, by the clock of the world.
+
+    Args:
+        seconds: how late it is, by the clock of the world.
+    """
 
     seconds: float = field(validator=ge(0))
 
 
 @frozen
 class Outcome(Generic[Result]):
-    """How a rank finished: with a `value`, or with the `error` that it raised."""
+    """How a rank finished: with a `value`, or with the `error` that it raised.
+
+    Args:
+        rank: the rank that finished.
+        value: what its function returned; None if it raised.
+        error: what its function raised; None if it returned.
+    """
 
     rank: int
     value: Result | None = None
@@ -79,13 +94,15 @@ def values_of(outcomes: Sequence[Outcome[Result]]) -> list[Result]:
 class SimulatedWorld:
     """`size` ranks in one process, each a thread (`run`) or a generator (`run_stepwise`).
 
-    timeout: seconds, by the clock of the world, after which a rank stops waiting.
-    faults: what happens to the ranks. Each happens once, even if the world runs several times.
-
     `operations` is the number of operations each rank has called in the current run.
 
     The clock `now` stands still while any rank is working. When all ranks wait or sleep, it jumps to the first wake-up
     or timeout. So a run takes no longer than its computation, and a deadlock ends immediately and reproducibly.
+
+    Args:
+        size: the number of ranks.
+        faults: what happens to the ranks. Each happens once, even if the world runs several times.
+        timeout: seconds, by the clock of the world, after which a rank stops waiting.
     """
 
     def __init__(self, size: int, faults: Iterable[RankFault] = (), timeout: float = 1800.0) -> None:
@@ -98,18 +115,29 @@ class SimulatedWorld:
         self._begin(())
 
     def rank(self, rank: int) -> SimulatedCollectives:
-        """Return the collectives of one rank."""
+        """Return the collectives of one rank.
+
+        Args:
+            rank: the rank of a process, from 0.
+        """
         return SimulatedCollectives(self, rank, tuple(range(self.size)))
 
     def run(self, function: Callable[[SimulatedCollectives], Result]) -> list[Result]:
         """Run the function on every rank, each in a thread, and return the results by rank.
 
         Raises what a rank raised; errors of its own take precedence over those from waiting for other ranks.
+
+        Args:
+            function: receives the collectives of its rank.
         """
         return values_of(self.outcomes(function))
 
     def outcomes(self, function: Callable[[SimulatedCollectives], Result]) -> list[Outcome[Result]]:
-        """Run the function on every rank, each in a thread, and return how each finished."""
+        """Run the function on every rank, each in a thread, and return how each finished.
+
+        Args:
+            function: receives the collectives of its rank.
+        """
         outcomes: dict[int, Outcome[Result]] = {}
 
         def run_rank(rank: int) -> None:
@@ -136,14 +164,26 @@ class SimulatedWorld:
 
         In each round, every unfinished rank runs to its next `yield`, in order of rank, or as reordered by `shuffle`. A
         rank cannot wait for ranks that run after it: it must start a reduction, yield, and only then ask for the
-        result. Raises CollectiveError if it waits nevertheless.
+        result.
+
+        Args:
+            function: receives the collectives of its rank.
+            shuffle: returns an order of the ranks for a round; by default ascending.
+
+        Raises:
+            CollectiveError: if it waits nevertheless.
         """
         return values_of(self.outcomes_stepwise(function, shuffle))
 
     def outcomes_stepwise(
         self, function: Steps[Result], shuffle: Shuffle = lambda ranks: None
     ) -> list[Outcome[Result]]:
-        """Run the generators as `run_stepwise` does and return how each rank finished."""
+        """Run the generators as `run_stepwise` does and return how each rank finished.
+
+        Args:
+            function: receives the collectives of its rank.
+            shuffle: returns an order of the ranks for a round; by default ascending.
+        """
         self._begin(())
         outcomes: dict[int, Outcome[Result]] = {}
         steps = {rank: function(self.rank(rank)) for rank in range(self.size)}
@@ -164,7 +204,18 @@ class SimulatedWorld:
     def enter(
         self, caller: Caller, ranks: tuple[int, ...], operation: str, value: Any, combine: Combine
     ) -> CollectiveCall:
-        """Register a rank's next operation among `ranks` without waiting. Raises RankKilled if planned."""
+        """Register a rank's next operation among `ranks` without waiting.
+
+        Args:
+            caller: the rank that calls.
+            ranks: the ranks that take part.
+            operation: the name of the operation.
+            value: what the rank passes.
+            combine: returns the result of the values of all ranks.
+
+        Raises:
+            RankKilled: if planned.
+        """
         rank, thread = caller
         with self._changed:
             self.operations[rank] += 1
@@ -188,14 +239,27 @@ class SimulatedWorld:
             return call
 
     def wait(self, caller: Caller, call: CollectiveCall) -> Any:
-        """Wait for the result of an operation. Raises CollectiveError."""
+        """Wait for the result of an operation.
+
+        Args:
+            caller: the rank that calls.
+            call: what `enter` returned.
+
+        Raises:
+            CollectiveError: if a rank does not call it, calls another operation, or ends.
+        """
         with self._changed:
             if not call.settled:
                 self._block(caller, _Block(self.now + self._timeout, call))
             return call.result()
 
     def fail_rank(self, rank: int, cause: str) -> None:
-        """Fail the operations that wait for a rank that calls nothing more."""
+        """Fail the operations that wait for a rank that calls nothing more.
+
+        Args:
+            rank: the rank of a process, from 0.
+            cause: the error that ended the rank.
+        """
         with self._changed:
             self._causes[rank] = cause
             for call in self._calls.values():
@@ -247,10 +311,11 @@ class SimulatedWorld:
 class SimulatedCollectives:
     """Collectives adapter for one rank of a SimulatedWorld.
 
-    rank: its number among the ranks that communicate. ranks: these, in ascending order.
-
     Objects pass through JSON, so that no rank can change those of another. Every operation, including a broadcast,
     waits for all ranks, so that code cannot come to rely on less.
+
+    Args:
+        rank: its number among the ranks that communicate. ranks: these, in ascending order.
     """
 
     _world: SimulatedWorld
@@ -280,7 +345,11 @@ class SimulatedCollectives:
         return [json.loads(text) for text in self._run("a gather", json.dumps(value), list)]
 
     def broadcast(self, value: Json, source: int = 0) -> Json:
-        """Return the value of rank `source`. Raises ValueError if there is no such rank."""
+        """Return the value of rank `source`.
+
+        Raises:
+            ValueError: if there is no such rank.
+        """
         if not 0 <= source < self.world_size:
             raise ValueError(f"source={source} is not a rank; ranks are 0 to {self.world_size - 1}.")
         sent = json.dumps(value) if self.rank == source else ""
@@ -318,7 +387,13 @@ class SimulatedCollectives:
 
 
 class CollectiveCall:
-    """One operation that all of `ranks` call. It is `settled` once all values have arrived, or it failed."""
+    """One operation that all of `ranks` call. It is `settled` once all values have arrived, or it failed.
+
+    Args:
+        ranks: the ranks that take part.
+        operation: the name of the operation.
+        combine: returns the result of the values of all ranks.
+    """
 
     def __init__(self, ranks: tuple[int, ...], operation: str, combine: Combine) -> None:
         self.settled = False
@@ -331,7 +406,14 @@ class CollectiveCall:
         self._failure: tuple[str, tuple[int, ...]] | None = None
 
     def arrive(self, rank: int, operation: str, value: Any, lost: bool) -> None:
-        """Register the call of a rank; fail if it calls another operation than the first rank did."""
+        """Register the call of a rank; fail if it calls another operation than the first rank did.
+
+        Args:
+            rank: the rank of a process, from 0.
+            operation: the name of the operation.
+            value: what the rank passes.
+            lost: the ranks that have ended.
+        """
         self.callers.add(rank)
         if self.settled:
             return
@@ -357,12 +439,21 @@ class CollectiveCall:
         )
 
     def fail_rank(self, rank: int, cause: str) -> None:
-        """Fail if a rank that will not call any more has not called yet."""
+        """Fail if a rank that will not call any more has not called yet.
+
+        Args:
+            rank: the rank of a process, from 0.
+            cause: the error that ended the rank.
+        """
         if not self.settled and rank in self._ranks and rank not in self.callers:
             self._fail(f"The ranks waited for {self._operation}, but rank {rank} failed: {cause}", (rank,))
 
     def result(self) -> Any:
-        """Return the result of a settled operation. Raises CollectiveError if it failed."""
+        """Return the result of a settled operation.
+
+        Raises:
+            CollectiveError: if it failed.
+        """
         if self._failure is not None:
             # A new error each time: a shared one would collect the tracebacks of all ranks' threads.
             raise CollectiveError(*self._failure)

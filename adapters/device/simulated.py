@@ -32,8 +32,13 @@ class SimulatedRandomStates:
 class SimulatedDevice:
     """Device adapter without hardware.
 
-    total: its memory in bytes, which `allocate` takes and `free` returns; `memory_now` can be set to any values. Its
-    random generators are Python's `random` module and `draw`, which stands for the generator of the device.
+    Its random generators are Python's `random` module and `draw`, which stands for the generator of the device.
+
+    Args:
+        name: the name of the device.
+        total: its memory in bytes, which `allocate` takes and `free` returns; `memory_now` can be set to any values.
+        precisions: the number formats that it can compute in.
+        pins_memory: whether batches are to be copied to page-locked memory.
     """
 
     def __init__(
@@ -61,7 +66,14 @@ class SimulatedDevice:
         return self.memory_now
 
     def allocate(self, size: int) -> None:
-        """Allocate `size` bytes. Raises SimulatedOutOfMemoryError if fewer are free."""
+        """Allocate `size` bytes.
+
+        Args:
+            size: bytes.
+
+        Raises:
+            SimulatedOutOfMemoryError: if fewer are free.
+        """
         now = self.memory_now
         if now.used + size > now.total:
             raise SimulatedOutOfMemoryError(
@@ -70,7 +82,11 @@ class SimulatedDevice:
         self.memory_now = evolve(now, used=now.used + size, peak=max(now.peak, now.used + size))
 
     def free(self, size: int) -> None:
-        """Free `size` bytes."""
+        """Free `size` bytes.
+
+        Args:
+            size: bytes.
+        """
         self.memory_now = evolve(self.memory_now, used=self.memory_now.used - size)
 
     def release_memory(self) -> None:
@@ -99,7 +115,11 @@ class SimulatedDevice:
         yield json_part("random", {"python": random.getstate(), "seed": self._seed, "drawn": self._drawn})
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Restore the state of both generators. Raises ValueError, changing nothing, if it is invalid."""
+        """Restore the state of both generators.
+
+        Raises:
+            ValueError: changing nothing, if it is invalid.
+        """
         kept = read_part(parts, "random", SimulatedRandomStates)
         refuse_invalid_python_state(*kept.python)
         version, words, gauss = kept.python

@@ -27,6 +27,12 @@ class LeastSquaresEvaluator:
     """Implements the Evaluator port with two metrics: the mean squared error "loss" and the largest error "max_error".
 
     Their names start with `prefix`. Both are nan if there are no rows.
+
+    Args:
+        model: the model that predicts.
+        rows: held-out rows of features and target.
+        batch_size: rows in a batch.
+        prefix: the beginning of the names of the metrics.
     """
 
     def __init__(self, model: Predictor, rows: Sequence[Row], batch_size: int = 8, prefix: str = "eval_") -> None:

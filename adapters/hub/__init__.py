@@ -27,6 +27,9 @@ class FolderHub:
     A version is written under a hidden name and published by one rename, so a reader sees all of it or nothing. Files
     that do not change are hard links, where the file system has them. Concurrent publishers get different versions. A
     change for review is a branch of its own.
+
+    Args:
+        root: the folder of the hub.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -38,7 +41,11 @@ class FolderHub:
         return f"file://{self._root.absolute()}"
 
     def create(self, name: str, private: bool | None = None) -> str:
-        """Create the folder of a model. Raises RefusedError if its name leads out of the hub."""
+        """Create the folder of a model.
+
+        Raises:
+            RefusedError: if its name leads out of the hub.
+        """
         model = self._folder(self._root, name)
         try:
             model.mkdir(parents=True, exist_ok=True)
@@ -57,7 +64,11 @@ class FolderHub:
         parent: str | None = None,
         review: bool = False,
     ) -> str:
-        """Write the newest version. Raises StorageError, leaving nothing behind, if that fails; see `Hub.publish`."""
+        """Write the newest version.
+
+        Raises:
+            StorageError: leaving nothing behind, if that fails; see `Hub.publish`.
+        """
         model = self._folder(self._root, name)
         staging = model / f".publishing-{secrets.token_hex(8)}"
         try:
@@ -88,7 +99,11 @@ class FolderHub:
             shutil.rmtree(staging, ignore_errors=True)
 
     def fetch(self, name: str, version: str | None = None) -> Iterator[File]:
-        """Return the files of a version. Raises StorageError, listing the existing versions, if it does not exist."""
+        """Return the files of a version.
+
+        Raises:
+            StorageError: listing the existing versions, if it does not exist.
+        """
         model = self._folder(self._root, name)
         newest = _newest(model, version or MAIN)
         known = map(str, _versions(model))
@@ -167,7 +182,11 @@ class PublishedVersion:
 
 @define
 class MemoryHub:
-    """Hub adapter in memory. `versions` maps each name to its versions, in the order of publication."""
+    """Hub adapter in memory. `versions` maps each name to its versions, in the order of publication.
+
+    Args:
+        versions: from each name to its versions, in the order of publication.
+    """
 
     versions: dict[str, list[PublishedVersion]] = field(factory=dict)
     address = "memory"
@@ -201,7 +220,11 @@ class MemoryHub:
         return number
 
     def fetch(self, name: str, version: str | None = None) -> Iterator[File]:
-        """Return the files of a version. Raises StorageError, listing the existing versions, if it does not exist."""
+        """Return the files of a version.
+
+        Raises:
+            StorageError: listing the existing versions, if it does not exist.
+        """
         versions = self.versions.get(name, [])
         published = {known.name: known for known in versions}
         chosen = _last(versions, version or MAIN) or published[_choose(version, published, f"{name!r} does not exist")]

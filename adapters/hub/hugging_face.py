@@ -38,12 +38,13 @@ _ADVICE = {
 class HuggingFaceHub:
     """Hub adapter by the package huggingface_hub.
 
-    endpoint: the address of the service; None for the package's own (`HF_ENDPOINT`). token: None for that of the
-    environment or the login of this machine. It is never shown.
-
     Each version is one commit, whose name is its hash. A commit that deletes files has the version that it was made
     from as its parent, so that it is not made on top of another one. Files that are unchanged are not sent, and a
     commit without a change is not made. A branch such as "refs/pr/3" is an open pull request.
+
+    Args:
+        endpoint: the address of the service; None for the package's own (`HF_ENDPOINT`).
+        token: None for that of the environment or the login of this machine. It is never shown.
     """
 
     def __init__(self, endpoint: str | None = None, token: str | None = None) -> None:

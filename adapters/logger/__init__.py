@@ -8,8 +8,10 @@ from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation
 class RecordingLogger:
     """Logger adapter that keeps every call: `runs`, `records`, the `outcomes`, and how often a run was `finished`.
 
-    failure: if set, every call is recorded and then raises it, like a tracker whose server is unreachable.
-    identifier: what `start` returns. in_loop: whether the loop calls it itself, instead of a thread.
+    Args:
+        failure: if set, every call is recorded and then raises it, like a tracker whose server is unreachable.
+        identifier: what `start` returns.
+        in_loop: whether the loop calls it itself, instead of a thread.
     """
 
     def __init__(self, failure: Exception | None = None, identifier: str | None = None, in_loop: bool = True) -> None:

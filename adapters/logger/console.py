@@ -8,7 +8,11 @@ from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation, Valu
 
 
 class Console:
-    """Logger adapter that writes to `stream`, such as `sys.stdout`. The stream is not closed."""
+    """Logger adapter that writes to `stream`, such as `sys.stdout`. The stream is not closed.
+
+    Args:
+        stream: where the lines go, such as `sys.stdout`.
+    """
 
     in_loop = True
 

@@ -18,6 +18,9 @@ class JsonLines:
     "run": ..., "step": 0, "total_steps": ...}, or one with "resumed" and the step it resumed from: records above that
     line with greater steps were repeated. JSON has no NaN or infinity: these are written as the strings "NaN",
     "Infinity" and "-Infinity".
+
+    Args:
+        path: the file, which is created with its folders.
     """
 
     in_loop = True

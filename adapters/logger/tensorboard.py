@@ -24,9 +24,14 @@ class TensorBoard(Tracker):
     """Logger adapter that writes event files to `folder`; by default to a new folder per run, `runs/...` in the run's
     own.
 
-    Raises ConfigurationError if neither tensorboard nor tensorboardX is installed. A run that resumes continues in its
-    folder, where the repeated steps of the earlier files are hidden. tb_writer: a SummaryWriter of the program's own,
-    which is used instead, and stays open.
+    A run that resumes continues in its folder, where the repeated steps of the earlier files are hidden.
+
+    Args:
+        folder: the folder of the event files; if None, a new one per run.
+        tb_writer: a SummaryWriter of the program's own, which is used instead, and stays open.
+
+    Raises:
+        ConfigurationError: if neither tensorboard nor tensorboardX is installed.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None, tb_writer: Any = None) -> None:

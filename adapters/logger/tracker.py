@@ -25,7 +25,9 @@ class Tracker:
 
     package: the module that must be importable, its distribution, the extra of hexloop that installs it, and the oldest
     version that works; None if there is nothing to check.
-    Raises ConfigurationError if the package is missing or too old.
+
+    Raises:
+        ConfigurationError: if the package is missing or too old.
     """
 
     package: ClassVar[tuple[str, str, str, str] | None] = None

@@ -34,7 +34,11 @@ class PlainLosses:
         yield json_part("undrained", self._sum)
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Load an exported sum, which may be NaN, or those of several former ranks. Raises ValueError for others."""
+        """Load an exported sum, which may be NaN, or those of several former ranks.
+
+        Raises:
+            ValueError: for others.
+        """
         found = [[part] for part in parts] or [[]]
         self._sum = sum(read_part(each, "undrained", float) for each in found)
 

@@ -64,6 +64,10 @@ class Fp16Precision:
 
     An update whose gradients overflowed is skipped. To know that, each step waits for the device once, to read the
     scale, and once more if the optimizer is not fused.
+
+    Args:
+        device_type: the kind of the device, such as "cuda".
+        initial_scale: the first loss scale.
     """
 
     name = "fp16"
@@ -83,7 +87,11 @@ class Fp16Precision:
         """No-op: no layer is replaced."""
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Return the loss times the loss scale. Raises RunStateError between `unscale` and `step`."""
+        """Return the loss times the loss scale.
+
+        Raises:
+            RunStateError: between `unscale` and `step`.
+        """
         if self._unscaled:
             raise RunStateError(
                 "A backward pass would add scaled gradients to those that were unscaled already and not stepped. Clip "
@@ -117,7 +125,11 @@ class Fp16Precision:
         return self._last_scale >= before
 
     def step_through(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let `optimizer.step()` do what `step(optimizer)` does while gradients are scaled, in loops of user code."""
+        """Let `optimizer.step()` do what `step(optimizer)` does while gradients are scaled, in loops of user code.
+
+        Args:
+            optimizer: the optimizer that user code steps.
+        """
         own_step = optimizer.step
         if getattr(own_step, "precision", None) is self:
             return
@@ -153,7 +165,8 @@ class Fp16Precision:
     def load(self, parts: Iterable[Part]) -> None:
         """Restore an exported loss scale, and discard an update that was begun.
 
-        Raises ValueError, changing nothing, if it is not a state of a GradScaler.
+        Raises:
+            ValueError: changing nothing, if it is not a state of a GradScaler.
         """
         value = only_value(parts, "scaler")
         if not value and not self._scaler.is_enabled():

@@ -27,6 +27,9 @@ class Fp8Precision:
     """Base of the precisions of 8 bits, which have a method `convert`.
 
     All that is not converted computes in bf16, and the loss is not scaled.
+
+    Args:
+        device_type: the kind of the device, such as "cuda".
     """
 
     name = "fp8"

@@ -17,7 +17,11 @@ Arguments = ParamSpec("Arguments")
 
 @frozen
 class PlainPrecision:
-    """Precision adapter that changes nothing. `name` is "fp32", or "tf32" if matrix products are rounded."""
+    """Precision adapter that changes nothing. `name` is "fp32", or "tf32" if matrix products are rounded.
+
+    Args:
+        name: "fp32", or "tf32" if matrix products are rounded.
+    """
 
     name: str = "fp32"
 
@@ -52,7 +56,11 @@ class PlainPrecision:
 
 
 class ForwardAlone(Generic[Loss]):
-    """Precision adapter that leaves the loss as it is, because the model's forward applies the precision itself."""
+    """Precision adapter that leaves the loss as it is, because the model's forward applies the precision itself.
+
+    Args:
+        precision: the precision that the forward pass applies.
+    """
 
     def __init__(self, precision: Precision[Loss]) -> None:
         self.name, self.precision = precision.name, precision

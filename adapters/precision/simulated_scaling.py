@@ -37,7 +37,11 @@ class SimulatedScaling:
 
     The scale is halved at an update with a non-finite gradient, which is skipped, and doubled after `growth_interval`
     good updates in a row.
-    overflows: the updates, counted from 1, whose gradients become infinite.
+
+    Args:
+        overflows: the updates, counted from 1, whose gradients become infinite.
+        initial_scale: the first loss scale.
+        growth_interval: good updates in a row after which the scale is doubled.
     """
 
     name = "fp16"
@@ -99,7 +103,11 @@ class SimulatedScaling:
         yield json_part("scaler", [self.loss_scale, self._good_updates, self._updates])
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Restore an export. Raises ValueError if it is not one."""
+        """Restore an export.
+
+        Raises:
+            ValueError: if it is not one.
+        """
         saved = read_part(parts, "scaler", tuple[Positive, Count, Count])
         self.loss_scale, self._good_updates, self._updates = saved
         self.discard_update()

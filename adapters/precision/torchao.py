@@ -23,8 +23,11 @@ class TorchaoPrecision(Fp8Precision):
     The weights and their gradients stay what they are; a layer converts them whenever it multiplies. A converted model
     stays converted: its layers are of a class of torchao, with the names and the weights that they had.
 
-    options: as in `hexloop.app.arguments.formats`. emulates: multiply in float32 what was rounded to 8 bits, on devices
-    without products of 8 bits. gathers: the model will be sharded, and its weights may be gathered in 8 bits.
+    Args:
+        device_type: the kind of the device, such as "cuda".
+        options: as in `hexloop.app.arguments.formats`.
+        emulates: multiply in float32 what was rounded to 8 bits, on devices without products of 8 bits.
+        gathers: the model will be sharded, and its weights may be gathered in 8 bits.
     """
 
     def __init__(
@@ -37,7 +40,8 @@ class TorchaoPrecision(Fp8Precision):
     def convert(self, model: Any) -> None:
         """Convert the model's linear layers in place, unless they are converted.
 
-        Raises ConfigurationError if it has no layer to convert, or if they are converted with other options.
+        Raises:
+            ConfigurationError: if it has no layer to convert, or if they are converted with other options.
         """
         from torchao.float8.float8_linear import Float8Linear
 

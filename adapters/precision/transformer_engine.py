@@ -23,7 +23,9 @@ class TransformerEnginePrecision(Fp8Precision):
     they compute their scales are not part of checkpoints, because the package keeps them as a pickle: a resumed run
     collects them again.
 
-    options: as in `hexloop.app.arguments.formats`. By default, evaluations compute in bf16.
+    Args:
+        device_type: the kind of the device, such as "cuda".
+        options: as in `hexloop.app.arguments.formats`. By default, evaluations compute in bf16.
     """
 
     def __init__(self, device_type: str, options: Mapping[str, Any] | None = None) -> None:
@@ -36,7 +38,8 @@ class TransformerEnginePrecision(Fp8Precision):
     def convert(self, model: Any) -> None:
         """Convert the model's linear layers in place, unless they are converted. It has to be on its device.
 
-        Raises ConfigurationError if it has no layer to convert, or if the device lacks what the options ask for.
+        Raises:
+            ConfigurationError: if it has no layer to convert, or if the device lacks what the options ask for.
         """
         linear = _linear_class()
         if not any(isinstance(module, linear) for module in model.modules()):

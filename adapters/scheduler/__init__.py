@@ -16,7 +16,13 @@ SetRates = Callable[[Sequence[float]], None]
 class ScheduledRates:
     """Learning rates from a function of the step: rate = base rate * shape(updates).
 
-    updates: how many updates have been taken.
+    Args:
+        shape: the factor of the rates, as a function of the updates taken.
+        base_rates: the rates that are multiplied, one per parameter group.
+        set_rates: sets the rates of the optimizer.
+
+    Attributes:
+        updates: how many updates have been taken.
     """
 
     shape: Shape
@@ -59,7 +65,12 @@ class ScheduledRates:
 
 
 class ConstantRates(ScheduledRates):
-    """Implements the Scheduler port with the same rates at every update, one per parameter group."""
+    """Implements the Scheduler port with the same rates at every update, one per parameter group.
+
+    Args:
+        set_rates: sets the rates of the optimizer.
+        rates: one per parameter group.
+    """
 
     def __init__(self, set_rates: SetRates, rates: tuple[float, ...]) -> None:
         super().__init__(lambda _: 1.0, rates, set_rates)

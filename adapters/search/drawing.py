@@ -75,6 +75,9 @@ class RandomSearch(DrawingSearch):
     """Search adapter that draws each value by itself, as a function of the seed, the trial and the name.
 
     Proposals therefore do not depend on restarts, on the order of the space, or on how many trials are in progress.
+
+    Args:
+        options: the space, the seed, the number of trials and what else a search is told.
     """
 
     def __init__(self, options: SearchOptions) -> None:
@@ -92,6 +95,9 @@ class GridSearch(DrawingSearch):
 
     What is drawn may depend on what was drawn before: each combination is a path through the space. Everything is to be
     drawn in the search space itself, with finitely many values.
+
+    Args:
+        options: the space, the seed, the number of trials and what else a search is told.
     """
 
     def __init__(self, options: SearchOptions) -> None:
@@ -161,9 +167,10 @@ def _advanced(path: Sequence[Sequence[int]]) -> list[list[int]] | None:
 class ScriptedSearch(DrawingSearch):
     """Search adapter for tests, which proposes a list of parameters and prunes as it is told.
 
-    parameters: those of each trial. prunes: returns whether a trial is pruned, given its number, a step and the values.
-    told: how each trial ended, by number, with its values. reports: what was reported, in order. closed: whether the
-    search was closed.
+    Args:
+        parameters: those of each trial.
+        prunes: returns whether a trial is pruned, given its number, a step and the values. told: how each trial ended,
+            by number, with its values. reports: what was reported, in order. closed: whether the search was closed.
     """
 
     def __init__(
@@ -188,7 +195,11 @@ class ScriptedSearch(DrawingSearch):
         return not self._prunes(proposal.number, step, values)
 
     def tell(self, proposal: Proposal, state: TrialState, values: Sequence[float] | None = None) -> None:
-        """Note how the trial ended. Raises ValueError for a trial that was told before."""
+        """Note how the trial ended.
+
+        Raises:
+            ValueError: for a trial that was told before.
+        """
         if proposal.number in self.told:
             raise ValueError(f"Trial {proposal.number} was told before.")
         self.told[proposal.number] = state, None if values is None else tuple(values)

@@ -43,12 +43,15 @@ class Effect(Enum):
 class Fault:
     """One planned fault.
 
-    at: the operation it strikes, counted from 1.
-    operation: count only operations of this name.
-    times: how many operations in a row it strikes. within: count only operations on paths that contain this.
-    done: the share of the operation that TEAR and DIE still complete: of a write's bytes (0 leaves an empty file), of
-    the files that are synced, or of those in a folder that is removed, or moved if moves are not atomic. Other
-    operations are done if it is 1, and not otherwise.
+    Args:
+        at: the operation it strikes, counted from 1.
+        effect: what happens.
+        operation: count only operations of this name.
+        done: the share of the operation that TEAR and DIE still complete: of a write's bytes (0 leaves an empty file),
+            of the files that are synced, or of those in a folder that is removed, or moved if moves are not atomic.
+            Other operations are done if it is 1, and not otherwise.
+        times: how many operations in a row it strikes.
+        within: count only operations on paths that contain this.
     """
 
     at: int = field(validator=ge(1))
@@ -59,7 +62,12 @@ class Fault:
     within: str = ""
 
     def counts(self, operation: str, path: str) -> bool:
-        """Return whether the fault counts an operation."""
+        """Return whether the fault counts an operation.
+
+        Args:
+            operation: the name of an operation.
+            path: the path that it is called with.
+        """
         return self.operation in (ANY, operation) and self.within in path
 
 
@@ -68,8 +76,14 @@ class FaultyStorage:
 
     After DIE, every operation raises Died: a dead process does nothing more. What it left is in `inner`. `operations`
     lists the operations so far as (name, path), so that a test can try a fault at each.
-    losing: context in which the inner storage loses what it acknowledges, such as `MemoryStorage.losing`. Raises
-    ValueError if the plan has LOSE and `losing` is missing.
+
+    Args:
+        inner: the storage that operations are forwarded to.
+        faults: what is planned.
+        losing: context in which the inner storage loses what it acknowledges, such as `MemoryStorage.losing`.
+
+    Raises:
+        ValueError: if the plan has LOSE and `losing` is missing.
     """
 
     def __init__(

@@ -46,15 +46,18 @@ _QUERY = re.compile(r"\?[^\s'\"<>]*[=&][^\s'\"<>]*")
 class FsspecStorage:
     """Storage adapter for everything below a URL.
 
-    options: passed to the file system of fsspec (key, secret, endpoint_url, ...). Secrets in them, and the user,
-    password and query of the URL, are never shown.
-    digest: "xxh3-128", which detects damage, or "blake2b", a cryptographic hash.
-    pauses: see PAUSES; without any, a request is attempted once.
-
     There is no rename, so the manifest is written last. A file of BLOCK bytes or more is uploaded in parts, one of
     which is in memory at a time; parts are retried by fsspec, everything else here. The parts of a failed upload are
     discarded. Whether a completed write survives a crash depends on the service: object stores guarantee it, "file://"
     does not; use `LocalStorage` for that.
+
+    Secrets in them, and the user, password and query of the URL, are never shown.
+
+    Args:
+        url: the URL of the folder, with a scheme that fsspec knows.
+        options: passed to the file system of fsspec (key, secret, endpoint_url, ...).
+        digest: "xxh3-128", which detects damage, or "blake2b", a cryptographic hash.
+        pauses: see PAUSES; without any, a request is attempted once.
     """
 
     def __init__(

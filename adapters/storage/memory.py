@@ -19,15 +19,16 @@ Data = TypeVar("Data", bytes, bytes | bytearray)
 class MemoryStorage:
     """Storage adapter in memory.
 
-    publication: what the capabilities report, so that both kinds of storage can be tested.
-    capacity: maximum number of bytes (None: unlimited).
-
     `crash` simulates a power cut: whatever is not durable is undone, or only in part if the caller wishes. A file is
     durable once `sync` has returned, and a move at once; it does not make files durable. A removal is durable only
     after the next sync or move, because the port does not guarantee more. A write that is interrupted by a
     BaseException that is not an Exception (the process died) leaves a partial file until a crash. Operations within
     `losing` never become durable, as on a disk that acknowledges what is only in its cache; later operations do, unless
     they build on lost ones.
+
+    Args:
+        publication: what the capabilities report, so that both kinds of storage can be tested.
+        capacity: maximum number of bytes (None: unlimited).
     """
 
     def __init__(self, publication: Publication = Publication.RENAME, capacity: int | None = None) -> None:
@@ -49,8 +50,9 @@ class MemoryStorage:
     def crash(self, kept: Callable[[str], float | None] = lambda _: None) -> None:
         """Undo everything that is not durable.
 
-        kept: called with each file that was not synced; returns the share of its bytes that the disk holds, or None if
-        the file is lost. A disk may have written any part of any of them.
+        Args:
+            kept: called with each file that was not synced; returns the share of its bytes that the disk holds, or None
+                if the file is lost. A disk may have written any part of any of them.
         """
         with self._lock:
             shares = {path: kept(path) for path in self._unsynced}
@@ -75,7 +77,11 @@ class MemoryStorage:
                 self._losing = False
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
-        """Write a new file; see `Storage.write`. Raises StorageFullError if the capacity is exceeded."""
+        """Write a new file; see `Storage.write`.
+
+        Raises:
+            StorageFullError: if the capacity is exceeded.
+        """
         written = bytearray()
         with self._lock:
             self._check_free(path)
@@ -145,7 +151,12 @@ class MemoryStorage:
         return digest_of([memoryview(self._file(path))], "blake2b")
 
     def damage(self, path: str, data: bytes) -> None:
-        """Replace a file's bytes silently, as a failing disk does."""
+        """Replace a file's bytes silently, as a failing disk does.
+
+        Args:
+            path: the file.
+            data: the bytes that replace the file's.
+        """
         with self._lock:
             self._file(path)
             self._files[path] = self._durable[path] = data

@@ -153,7 +153,11 @@ class TrainingArguments(
 
     @property
     def device(self) -> torch.device:
-        """The device of this process. Raises ConfigurationError if torch has no device of that name."""
+        """The device of this process.
+
+        Raises:
+            ConfigurationError: if torch has no device of that name.
+        """
         import torch
 
         name = self.device_name

@@ -14,15 +14,16 @@ INSTEAD, BESIDE = "instead", "beside"
 class AverageArguments(ArgumentGroup):
     """Averages of the weights.
 
-    ema_decay: keep an exponential moving average of each weight that is trained: after an optimizer step,
-        average = ema_decay * average + (1 - ema_decay) * weight. Averages of weights in half precision are kept in
-        float32. Buffers, such as the statistics of a batch normalization, are not averaged.
-    ema_start_step: the optimizer step after which the averages begin, as a copy of the weights; 0 for the initial
-        weights, and below 1 a ratio of the run. Until then the weights themselves are evaluated and saved.
-    ema_update_every: update the averages after every so many optimizer steps.
-    ema_weights: `instead`: the averages are evaluated, saved, published and left in the model at the end of the run, in
-        place of the weights that are trained, which checkpoints hold as well. `beside`: both are evaluated, the
-        averages under the prefix `eval_ema`, and both are saved, the averages in a folder `ema`.
+    Args:
+        ema_decay: keep an exponential moving average of each weight that is trained: after an optimizer step, average =
+            ema_decay * average + (1 - ema_decay) * weight. Averages of weights in half precision are kept in float32.
+            Buffers, such as the statistics of a batch normalization, are not averaged.
+        ema_start_step: the optimizer step after which the averages begin, as a copy of the weights; 0 for the initial
+            weights, and below 1 a ratio of the run. Until then the weights themselves are evaluated and saved.
+        ema_update_every: update the averages after every so many optimizer steps.
+        ema_weights: `instead`: the averages are evaluated, saved, published and left in the model at the end of the
+            run, in place of the weights that are trained, which checkpoints hold as well. `beside`: both are evaluated,
+            the averages under the prefix `eval_ema`, and both are saved, the averages in a folder `ema`.
     """
 
     ema_decay: float | None = argument(

@@ -163,6 +163,9 @@ def further_choices(kind: type[Enum]) -> tuple[str, ...]:
     """Return the texts that an argument of the enumeration takes besides its members: further optimizers.
 
     These are hexloop's own, and those of installed packages, by the names of their entry points.
+
+    Args:
+        kind: the enumeration.
     """
     if kind is not OptimizerNames:
         return ()

@@ -61,18 +61,21 @@ class AcceleratorConfig:
 
     A single process uses only gradient_accumulation_kwargs.
 
-    split_batches: whether a batch is divided among the processes, instead of belonging to one; its size is then a
-        multiple of their number.
-    dispatch_batches: whether the first process reads the data and sends the batches to the others, if the data can only
-        be read from the start, or comes from a custom loader. Otherwise each process reads its own samples by index.
-    even_batches: in transformers, repeats samples if the data cannot be divided evenly among the processes; hexloop
-        never repeats samples.
-    use_seedable_sampler: makes the order of samples a function of the seed and the epoch, as it always is in hexloop.
-    non_blocking: copies batches to the device asynchronously, as hexloop always does from pinned memory.
-    gradient_accumulation_kwargs: `num_steps` sets gradient_accumulation_steps if that is 1; with `sync_each_batch`
-        processes exchange gradients at every micro-batch. Other keys have no effect.
-    use_configured_state: uses the state of accelerate that the script has set up; the Trainer raises an error if there
-        is none, or if it differs from the run.
+    Args:
+        split_batches: whether a batch is divided among the processes, instead of belonging to one; its size is then a
+            multiple of their number.
+        dispatch_batches: whether the first process reads the data and sends the batches to the others, if the data can
+            only be read from the start, or comes from a custom loader. Otherwise each process reads its own samples by
+            index.
+        even_batches: in transformers, repeats samples if the data cannot be divided evenly among the processes; hexloop
+            never repeats samples.
+        use_seedable_sampler: makes the order of samples a function of the seed and the epoch, as it always is in
+            hexloop.
+        non_blocking: copies batches to the device asynchronously, as hexloop always does from pinned memory.
+        gradient_accumulation_kwargs: `num_steps` sets gradient_accumulation_steps if that is 1; with `sync_each_batch`
+            processes exchange gradients at every micro-batch. Other keys have no effect.
+        use_configured_state: uses the state of accelerate that the script has set up; the Trainer raises an error if
+            there is none, or if it differs from the run.
     """
 
     split_batches: bool = False
@@ -85,7 +88,11 @@ class AcceleratorConfig:
 
     @classmethod
     def from_json_file(cls, json_file: str | Path) -> Self:
-        """Read a JSON file. Raises `RefusalError`, a ValueError, for an unknown key."""
+        """Read a JSON file.
+
+        Raises:
+            RefusalError: a ValueError, for an unknown key.
+        """
         return cls(**_converted_settings(json.loads(read_file(json_file, "recipe_bytes").decode("utf-8"))))
 
     def assign(self, name: str, value: Any) -> None:

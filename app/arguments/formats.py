@@ -224,11 +224,13 @@ def launched_recipe() -> Fp8Recipe:
 class Fp8Arguments(ArgumentGroup):
     """Training in 8 bits.
 
-    fp8: mixed precision as with bf16, in which linear layers multiply numbers of 8 bits. `torchao` or
-        `transformer_engine` names the package that does it; True takes the one that is installed. A mapping has the
-        options as well, such as `{"backend": "torchao", "recipe": "rowwise"}`, and so have accelerate's AORecipeKwargs
-        and TERecipeKwargs. Layers whose dimensions are not multiples of 16, and the first and the last linear layer,
-        stay as they are. If unset, ACCELERATE_MIXED_PRECISION and the variables ACCELERATE_FP8_... decide.
+    Args:
+        fp8: mixed precision as with bf16, in which linear layers multiply numbers of 8 bits. `torchao` or
+            `transformer_engine` names the package that does it; True takes the one that is installed. A mapping has the
+            options as well, such as `{"backend": "torchao", "recipe": "rowwise"}`, and so have accelerate's
+            AORecipeKwargs and TERecipeKwargs. Layers whose dimensions are not multiples of 16, and the first and the
+            last linear layer, stay as they are. If unset, ACCELERATE_MIXED_PRECISION and the variables
+            ACCELERATE_FP8_... decide.
     """
 
     fp8: Any = argument(
@@ -244,7 +246,8 @@ class Fp8Arguments(ArgumentGroup):
     def fp8_recipe(self) -> Fp8Recipe | None:
         """How the run trains in fp8, by the argument or accelerate's variables; None if it does not.
 
-        Raises ConfigurationError if a variable is invalid.
+        Raises:
+            ConfigurationError: if a variable is invalid.
         """
         if self.fp8 is not None:
             return read_recipe(self.fp8)

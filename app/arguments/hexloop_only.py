@@ -30,12 +30,15 @@ class PreemptionArguments(ArgumentGroup):
     Each of these finishes the current optimizer step, saves a checkpoint, and stops the run, which then reports it
     (`Trainer.outcome`; exit code 3 on the command line). All are off by default.
 
-    interrupts: names of the signals that stop the run; a second signal of the same kind stops it at once. Python
-        delivers signals only to a program's main thread, so the run must start there. On the command line the default
-        is SIGINT and SIGTERM, and an empty list turns them off.
-    stop_file: touching this file stops the run. A file that exists before the run starts does not.
-    stop_after, stop_margin: the run stops `stop_after` seconds after the Trainer was created, less `stop_margin`, in
-        which the current step and the save must complete.
+    Args:
+        interrupts: names of the signals that stop the run; a second signal of the same kind stops it at once. Python
+            delivers signals only to a program's main thread, so the run must start there. On the command line the
+            default is SIGINT and SIGTERM, and an empty list turns them off.
+        stop_file: touching this file stops the run. A file that exists before the run starts does not.
+        stop_after: the run stops `stop_after` seconds after the Trainer was created, less `stop_margin`, in which the
+            current step and the save must complete.
+        stop_margin: the run stops `stop_after` seconds after the Trainer was created, less `stop_margin`, in which the
+            current step and the save must complete.
     """
 
     interrupts: list[str] | None = argument(
@@ -65,11 +68,13 @@ class PreemptionArguments(ArgumentGroup):
 class JournalArguments(ArgumentGroup):
     """The run's journal.
 
-    journal: what is written to `.hexloop/journal.jsonl` in the output folder, which `hexloop runs diff` compares to
-        find where two runs diverge. `events`: each log and each phase of each save, with fingerprints of the random
-        generators and the saved weights; steps without either cost nothing, and a run with save_strategy="no" writes no
-        journal. `steps`: in addition, for every step, fingerprints of its batch and of the random generators, its
-        learning rate and its loss, which is read from the device with the next log. `off`: no journal.
+    Args:
+        journal: what is written to `.hexloop/journal.jsonl` in the output folder, which `hexloop runs diff` compares to
+            find where two runs diverge. `events`: each log and each phase of each save, with fingerprints of the random
+            generators and the saved weights; steps without either cost nothing, and a run with save_strategy="no"
+            writes no journal. `steps`: in addition, for every step, fingerprints of its batch and of the random
+            generators, its learning rate and its loss, which is read from the device with the next log. `off`: no
+            journal.
     """
 
     journal: str = argument(
@@ -88,10 +93,12 @@ LAYERWISE, LOMO = "_layerwise", ("lomo", "adalomo")
 class LayerwiseArguments(ArgumentGroup):
     """Optimizer steps within the backward pass.
 
-    optim_layerwise: each parameter is updated as soon as its gradient is complete, and the gradient is freed at once,
-        so that without accumulation only a few gradients exist at a time. The results are those of the same optimizer
-        that steps at the end. Optimizers whose names end in `_layerwise`, and LOMO, always step like this. With
-        `max_grad_norm` above 0 the backward pass of a step of one micro-batch runs twice, first to find the norm.
+    Args:
+        optim_layerwise: each parameter is updated as soon as its gradient is complete, and the gradient is freed at
+            once, so that without accumulation only a few gradients exist at a time. The results are those of the same
+            optimizer that steps at the end. Optimizers whose names end in `_layerwise`, and LOMO, always step like
+            this. With `max_grad_norm` above 0 the backward pass of a step of one micro-batch runs twice, first to find
+            the norm.
     """
 
     optim_layerwise: bool = argument(
@@ -116,8 +123,9 @@ class LayerwiseArguments(ArgumentGroup):
 class BoardArguments(ArgumentGroup):
     """What `hexloop board` may do.
 
-    board_control: whether the board can pause, resume, save and stop the run, by files in the folder `commands` of the
-        output folder. A thread of the first process looks for them twice a second; steps cost nothing.
+    Args:
+        board_control: whether the board can pause, resume, save and stop the run, by files in the folder `commands` of
+            the output folder. A thread of the first process looks for them twice a second; steps cost nothing.
     """
 
     board_control: bool = argument(
@@ -133,16 +141,17 @@ REACTIONS = ("warn", "stop", "skip", "rollback")
 class GuardArguments(ArgumentGroup):
     """Losses that are not finite, and loss spikes.
 
-    on_nonfinite: what to do about an optimizer step whose loss or gradient norm is NaN or infinite. `warn`: log a
-        warning at the first one. `stop`: stop with an error. `skip` and `rollback`: continue as if the data lacked the
-        samples of that step. The run finds out where it reads the loss anyway, at logs, evaluations, saves and the end
-        of an epoch; until then nothing waits for the device. It then returns to the state that it keeps in memory, and
-        trains again from there without those samples. `skip` keeps the state at saves and every 100 steps, `rollback`
-        at saves only.
-    spike_factor: a loss that is greater than this times the median of the last 64 finite losses is a spike. Nothing is
-        judged before the 17th step, or while the median is not above 0. If unset, spikes are not looked for.
-    on_spike: what to do about a spike; the same four words.
-    nonfinite_limit: how many steps in a row may be left out. One more stops the run with an error.
+    Args:
+        on_nonfinite: what to do about an optimizer step whose loss or gradient norm is NaN or infinite. `warn`: log a
+            warning at the first one. `stop`: stop with an error. `skip` and `rollback`: continue as if the data lacked
+            the samples of that step. The run finds out where it reads the loss anyway, at logs, evaluations, saves and
+            the end of an epoch; until then nothing waits for the device. It then returns to the state that it keeps in
+            memory, and trains again from there without those samples. `skip` keeps the state at saves and every 100
+            steps, `rollback` at saves only.
+        spike_factor: a loss that is greater than this times the median of the last 64 finite losses is a spike. Nothing
+            is judged before the 17th step, or while the median is not above 0. If unset, spikes are not looked for.
+        on_spike: what to do about a spike; the same four words.
+        nonfinite_limit: how many steps in a row may be left out. One more stops the run with an error.
     """
 
     on_nonfinite: str = argument(
@@ -194,17 +203,19 @@ def _profile_window(value: Any) -> Any:
 class MeterArguments(ArgumentGroup):
     """What a run is measured by.
 
-    log_goodput: add to each log of the loss in which share of the time since the last one the run made steps
-        (`goodput`), and in which it did something else (`badput_data`: waiting for batches, `badput_saving`,
-        `badput_evaluating`, `badput_compiling`, `badput_starting`, `badput_restarting`, `badput_paused`,
-        `badput_other`), in percent; and the model FLOP utilisation (`mfu`). At the end, the shares of the whole run are
-        among the results, over all resumes, with "train_" before their names. It costs some clock readings per step,
-        and no wait for the device.
-    peak_flops: floating-point operations per second that one device does at most in the format of the run, of which
-        `mfu` is a share. If unset, it is known for some accelerators by their name.
-    profile: record some steps with the profiler of the framework, and leave a Chrome trace and a table in the folder
-        `profile` of `output_dir`, one for each process. `wait` steps of the process pass by first, then `warmup` steps
-        in which the profiler runs and nothing is kept, then `steps` are recorded. A number is that of `steps`.
+    Args:
+        log_goodput: add to each log of the loss in which share of the time since the last one the run made steps
+            (`goodput`), and in which it did something else (`badput_data`: waiting for batches, `badput_saving`,
+            `badput_evaluating`, `badput_compiling`, `badput_starting`, `badput_restarting`, `badput_paused`,
+            `badput_other`), in percent; and the model FLOP utilisation (`mfu`). At the end, the shares of the whole run
+            are among the results, over all resumes, with "train_" before their names. It costs some clock readings per
+            step, and no wait for the device.
+        peak_flops: floating-point operations per second that one device does at most in the format of the run, of which
+            `mfu` is a share. If unset, it is known for some accelerators by their name.
+        profile: record some steps with the profiler of the framework, and leave a Chrome trace and a table in the
+            folder `profile` of `output_dir`, one for each process. `wait` steps of the process pass by first, then
+            `warmup` steps in which the profiler runs and nothing is kept, then `steps` are recorded. A number is that
+            of `steps`.
     """
 
     log_goodput: bool = argument(
@@ -245,50 +256,52 @@ class HexloopArguments(
 ):
     """hexloop's own.
 
-    reproduce: `transformers` makes a run draw the random numbers of transformers' Trainer, at the same moments, and
-        weight, sum and evaluate in the same way, so that on the same machine both are bit-identical.
-    loss_weighting: how the losses of the micro-batches of one optimizer step are combined. `exact` weights each by its
-        number of items (labels that count, else rows), so that accumulating 4 batches equals one batch four times as
-        large. `reference` takes the mean of the micro-batches' means, as transformers does for models that do not take
-        the number of items; it is the default with `reproduce`.
-    keyed_data_randomness: with loader workers or several processes, the random streams of each sample are keyed by its
-        position. True does so in a single process without workers as well, so that any number of workers produces the
-        same samples, at a cost of a few microseconds per sample.
-    compile_buckets: batches are padded to at most that many lengths, which are planned from the lengths of the data so
-        that they add as little padding as possible. So a compiled model, or a device that compiles programs, gets
-        training batches of at most that many shapes. The order of samples stays the same. All batches must have the
-        same number of samples: set `dataloader_drop_last`, unless it divides the number of samples of the data.
-    dataloader_timeout: seconds to wait for a batch of a loader worker; then the run ends with an error. 0 waits without
-        end. A warning that names the worker and the data comes after 2 minutes in any case.
-    predictions_folder: a folder in which evaluation keeps the arrays of predictions, labels and inputs as memory-mapped
-        files, deleted together with the arrays. It allows evaluations that are larger than memory.
-    capture_step: record the operations of a training step (forward, backward, clipping, update) on the device, and
-        replay them for every further batch of the same shapes, so that the host starts a few operations a step in place
-        of hundreds. Python code of the model and of a loss function runs only while it is recorded; what cannot be
-        recorded runs as usual, with a warning. With torch_compile, clipping and the update are compiled as well, also
-        on devices that cannot record.
-    save_async: write checkpoints in the background instead of making training wait. It takes memory for another copy of
-        the weights and the optimizer state. With a callback that overrides `on_save`, or a Trainer that overrides
-        `save_model`, training waits regardless.
-    save_full_model: save the whole model in each checkpoint, where otherwise only its adapters of PEFT are saved, and
-        the base that they were trained on is named.
-    save_when_busy: what to do when a save is due while an earlier one is still being written: `wait` for it, or `skip`
-        the new one, unless it was requested, is that of the best evaluation so far, or is the run's last.
-    rendezvous_timeout: seconds that a process waits for the others to start and join the run; then it ends with an
-        error that names the missing ranks. `ddp_timeout` is for what follows. A script that initializes
-        torch.distributed itself sets a timeout there.
-    outbox_grace: seconds at the end of a run for what is not published on the Hub yet; what is left then stays in the
-        outbox, is named in a warning, and is published by the next run or by `hexloop outbox flush`.
-    logger_grace: seconds at the end of a run for what trackers do not have yet; what is left then stays in the outbox,
-        is named in a warning, and is delivered by the next run or by `hexloop outbox flush`.
-    checkpoint_key: a file with a key by which each checkpoint is signed, and without whose signature none is loaded: at
-        least 32 random bytes, or an ed25519 key in PEM (private to train; public is enough to evaluate).
-    resume_despite: differences from the checkpoint that are accepted when resuming, instead of refused. `precision`:
-        the weights are converted. `optimizer`: one of another class or with other groups starts fresh; otherwise
-        this run's options apply. `data_length`: the order of samples is that of the new data. `batch_size`: the run
-        continues at the same sample, and a schedule of its own is stretched over the remaining steps. `base`: the
-        adapters continue on another base than the one that they were trained on. `averages`: averages of weights begin
-        at the checkpoint, or end there, or are saved in another place.
+    Args:
+        reproduce: `transformers` makes a run draw the random numbers of transformers' Trainer, at the same moments, and
+            weight, sum and evaluate in the same way, so that on the same machine both are bit-identical.
+        loss_weighting: how the losses of the micro-batches of one optimizer step are combined. `exact` weights each by
+            its number of items (labels that count, else rows), so that accumulating 4 batches equals one batch four
+            times as large. `reference` takes the mean of the micro-batches' means, as transformers does for models that
+            do not take the number of items; it is the default with `reproduce`.
+        keyed_data_randomness: with loader workers or several processes, the random streams of each sample are keyed by
+            its position. True does so in a single process without workers as well, so that any number of workers
+            produces the same samples, at a cost of a few microseconds per sample.
+        compile_buckets: batches are padded to at most that many lengths, which are planned from the lengths of the data
+            so that they add as little padding as possible. So a compiled model, or a device that compiles programs,
+            gets training batches of at most that many shapes. The order of samples stays the same. All batches must
+            have the same number of samples: set `dataloader_drop_last`, unless it divides the number of samples of the
+            data.
+        dataloader_timeout: seconds to wait for a batch of a loader worker; then the run ends with an error. 0 waits
+            without end. A warning that names the worker and the data comes after 2 minutes in any case.
+        predictions_folder: a folder in which evaluation keeps the arrays of predictions, labels and inputs as
+            memory-mapped files, deleted together with the arrays. It allows evaluations that are larger than memory.
+        capture_step: record the operations of a training step (forward, backward, clipping, update) on the device, and
+            replay them for every further batch of the same shapes, so that the host starts a few operations a step in
+            place of hundreds. Python code of the model and of a loss function runs only while it is recorded; what
+            cannot be recorded runs as usual, with a warning. With torch_compile, clipping and the update are compiled
+            as well, also on devices that cannot record.
+        save_async: write checkpoints in the background instead of making training wait. It takes memory for another
+            copy of the weights and the optimizer state. With a callback that overrides `on_save`, or a Trainer that
+            overrides `save_model`, training waits regardless.
+        save_full_model: save the whole model in each checkpoint, where otherwise only its adapters of PEFT are saved,
+            and the base that they were trained on is named.
+        save_when_busy: what to do when a save is due while an earlier one is still being written: `wait` for it, or
+            `skip` the new one, unless it was requested, is that of the best evaluation so far, or is the run's last.
+        rendezvous_timeout: seconds that a process waits for the others to start and join the run; then it ends with an
+            error that names the missing ranks. `ddp_timeout` is for what follows. A script that initializes
+            torch.distributed itself sets a timeout there.
+        outbox_grace: seconds at the end of a run for what is not published on the Hub yet; what is left then stays in
+            the outbox, is named in a warning, and is published by the next run or by `hexloop outbox flush`.
+        logger_grace: seconds at the end of a run for what trackers do not have yet; what is left then stays in the
+            outbox, is named in a warning, and is delivered by the next run or by `hexloop outbox flush`.
+        checkpoint_key: a file with a key by which each checkpoint is signed, and without whose signature none is
+            loaded: at least 32 random bytes, or an ed25519 key in PEM (private to train; public is enough to evaluate).
+        resume_despite: differences from the checkpoint that are accepted when resuming, instead of refused.
+            `precision`: the weights are converted. `optimizer`: one of another class or with other groups starts fresh;
+            otherwise this run's options apply. `data_length`: the order of samples is that of the new data.
+            `batch_size`: the run continues at the same sample, and a schedule of its own is stretched over the
+            remaining steps. `base`: the adapters continue on another base than the one that they were trained on.
+            `averages`: averages of weights begin at the checkpoint, or end there, or are saved in another place.
     """
 
     reproduce: str | None = argument(

@@ -18,16 +18,18 @@ NLL, CHUNKED, DFT = "nll", "chunked_nll", "dft"
 class LossArguments(ArgumentGroup):
     """The loss of a language model.
 
-    chunked_loss: compute the loss, and its gradients, from the last hidden states over a few positions at a time, so
-        that the logits of all positions never exist at once. The loss and the gradients are the same. For models that
-        have an output layer (`get_output_embeddings`, or an attribute `lm_head`) and whose loss is the cross entropy of
-        its logits. What else the model or a loss function does with the logits is an error.
-    loss_type: `nll`, the cross entropy that the model computes; `chunked_nll`, the same with `chunked_loss`; `dft`, in
-        which each label's negative log-likelihood is multiplied by the probability of the label, through which no
-        gradient flows (dynamic fine-tuning, Wu et al. 2025), computed over a few positions at a time as well. If unset,
-        the loss is the model's own. A subclass of `TrainingArguments` that declares a `loss_type` of its own gives it a
-        meaning of its own.
-    log_token_accuracy: log with the loss as `token_accuracy` which share of the labels were the most probable token.
+    Args:
+        chunked_loss: compute the loss, and its gradients, from the last hidden states over a few positions at a time,
+            so that the logits of all positions never exist at once. The loss and the gradients are the same. For models
+            that have an output layer (`get_output_embeddings`, or an attribute `lm_head`) and whose loss is the cross
+            entropy of its logits. What else the model or a loss function does with the logits is an error.
+        loss_type: `nll`, the cross entropy that the model computes; `chunked_nll`, the same with `chunked_loss`; `dft`,
+            in which each label's negative log-likelihood is multiplied by the probability of the label, through which
+            no gradient flows (dynamic fine-tuning, Wu et al. 2025), computed over a few positions at a time as well. If
+            unset, the loss is the model's own. A subclass of `TrainingArguments` that declares a `loss_type` of its own
+            gives it a meaning of its own.
+        log_token_accuracy: log with the loss as `token_accuracy` which share of the labels were the most probable
+            token.
     """
 
     chunked_loss: bool = argument(

@@ -75,21 +75,22 @@ class PackingArguments(ArgumentGroup):
 
     The names are those of trl's SFTConfig. A document is a sample of the data set.
 
-    packing: several documents share a row of at most `max_length` tokens. Attention stays within each document, and no
-        token is predicted from the document before its own. The order of rows is a function of seed, epoch and
-        position, like every order of samples. Data without an end, and runs with `max_steps`, are packed as they are
-        read, in windows of 8192 documents.
-    packing_strategy: `bfd` (best fit, decreasing) keeps documents whole, and cuts off what is beyond `max_length`.
-        `bfd_split` makes documents of their own of what is beyond it. `wrapped` joins all documents and cuts them
-        wherever a row ends.
-    max_length: tokens of a row at most. Without packing, longer samples are cut off at their end.
-    padding_free: a batch is one row of all its documents without any padding. With packing, `bfd` and `bfd_split` turn
-        it on for models whose attention takes the boundaries of documents, such as flash attention. Other attention
-        computes every pair of tokens of a row, so that the packed rows stay rows.
-    tokens_per_batch: a micro-batch of a process has as many documents or rows as fit into that many tokens, in place
-        of `per_device_train_batch_size`. Padding counts.
-    eval_packing: whether evaluation data are packed as well; as `packing` if unset.
-    pad_to_multiple_of: batches are padded to a multiple of that many tokens.
+    Args:
+        packing: several documents share a row of at most `max_length` tokens. Attention stays within each document, and
+            no token is predicted from the document before its own. The order of rows is a function of seed, epoch and
+            position, like every order of samples. Data without an end, and runs with `max_steps`, are packed as they
+            are read, in windows of 8192 documents.
+        packing_strategy: `bfd` (best fit, decreasing) keeps documents whole, and cuts off what is beyond `max_length`.
+            `bfd_split` makes documents of their own of what is beyond it. `wrapped` joins all documents and cuts them
+            wherever a row ends.
+        max_length: tokens of a row at most. Without packing, longer samples are cut off at their end.
+        padding_free: a batch is one row of all its documents without any padding. With packing, `bfd` and `bfd_split`
+            turn it on for models whose attention takes the boundaries of documents, such as flash attention. Other
+            attention computes every pair of tokens of a row, so that the packed rows stay rows.
+        tokens_per_batch: a micro-batch of a process has as many documents or rows as fit into that many tokens, in
+            place of `per_device_train_batch_size`. Padding counts.
+        eval_packing: whether evaluation data are packed as well; as `packing` if unset.
+        pad_to_multiple_of: batches are padded to a multiple of that many tokens.
     """
 
     packing: bool = argument(default=False, help="let several documents share a row of max_length tokens")

@@ -40,11 +40,12 @@ def parameter_rules(args: Any) -> list[GroupRule]:
 class ParameterGroupArguments(ArgumentGroup):
     """Parameter groups.
 
-    param_groups: a list of rules. Each names parameters by patterns as `params`, and says what applies to them:
-        `learning_rate`, or `learning_rate_factor` of that of the run; `weight_decay`; `layer_decay`, by which the rate
-        is multiplied once for each layer between a parameter and the output; `frozen`; `optimizer` and `optim_args` of
-        their own; or any other option of the optimizer's groups, such as `betas`. `except` and `ndim` leave parameters
-        out. Parameters that no rule is for keep the options of the run.
+    Args:
+        param_groups: a list of rules. Each names parameters by patterns as `params`, and says what applies to them:
+            `learning_rate`, or `learning_rate_factor` of that of the run; `weight_decay`; `layer_decay`, by which the
+            rate is multiplied once for each layer between a parameter and the output; `frozen`; `optimizer` and
+            `optim_args` of their own; or any other option of the optimizer's groups, such as `betas`. `except` and
+            `ndim` leave parameters out. Parameters that no rule is for keep the options of the run.
     """
 
     param_groups: list[dict[str, Any]] | str | None = argument(

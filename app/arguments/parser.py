@@ -29,7 +29,16 @@ def HfArg(  # noqa: N802 - transformers' name
     metadata: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Return a dataclass field with aliases of its option ("-e", ["--example", "-e"]) and a help text."""
+    """Return a dataclass field with aliases of its option ("-e", ["--example", "-e"]) and a help text.
+
+    Args:
+        aliases: further spellings of the option.
+        help: the text of `--help`.
+        default: the value if the option is missing.
+        default_factory: makes the value if the option is missing.
+        metadata: kept in the field.
+        **kwargs: passed to `dataclasses.field`.
+    """
     given = {"aliases": aliases, "help": help}
     combined = {**(metadata or {}), **{name: value for name, value in given.items() if value is not None}}
     return dataclasses.field(metadata=combined, default=default, default_factory=default_factory, **kwargs)
@@ -38,12 +47,16 @@ def HfArg(  # noqa: N802 - transformers' name
 class HfArgumentParser(ArgumentParser):
     """An argparse parser with an option for each field of one or several attrs classes or dataclasses.
 
-    dataclass_types: the classes, which may include `TrainingArguments` and classes derived from it. kwargs: passed to
-    ArgumentParser. Options that are added to the parser are returned in a namespace. The help has a section for each
-    class, titled by its `_argument_group_name` if it has one. Argument names of earlier releases of transformers are
-    options for `TrainingArguments`, unless a class or an added option has the same name.
+    Options that are added to the parser are returned in a namespace. The help has a section for each class, titled by
+    its `_argument_group_name` if it has one. Argument names of earlier releases of transformers are options for
+    `TrainingArguments`, unless a class or an added option has the same name.
 
-    Raises ConfigurationError if two classes have a field of the same name, or a class has no fields.
+    Args:
+        dataclass_types: the classes, which may include `TrainingArguments` and classes derived from it.
+        **kwargs: passed to ArgumentParser.
+
+    Raises:
+        ConfigurationError: if two classes have a field of the same name, or a class has no fields.
     """
 
     def __init__(self, dataclass_types: type[Any] | Iterable[type[Any]] | None = None, **kwargs: Any) -> None:
@@ -82,7 +95,12 @@ class HfArgumentParser(ArgumentParser):
         options.add_option(parser, options.field_of(field, field.type))
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse does; also accept `--no_name` for each truth value, and legacy names."""
+        """Parse as argparse does; also accept `--no_name` for each truth value, and legacy names.
+
+        Args:
+            args: the options; by default those of the program.
+            namespace: the object that receives the values.
+        """
         if not self._is_complete:
             self._is_complete = True
             self._add_yielding_options()
@@ -98,13 +116,18 @@ class HfArgumentParser(ArgumentParser):
     ) -> tuple[Any, ...]:
         """Return an object of each class, then a namespace if options were added to the parser, then remaining strings.
 
-        args: the strings to parse; None for those of the command line. return_remaining_strings: whether to return
-        unknown options instead of refusing them. look_for_args_file: whether to also read the file next to the script
-        that has its name and the suffix ".args". args_filename: a file to read instead. args_file_flag: an option that
-        names such a file, and may be repeated. Later strings take precedence: first those of the file, then those of
-        the files that the option names, then the command line.
+        Args:
+            args: the strings to parse; None for those of the command line.
+            return_remaining_strings: whether to return unknown options instead of refusing them.
+            look_for_args_file: whether to also read the file next to the script that has its name and the suffix
+                ".args".
+            args_filename: a file to read instead.
+            args_file_flag: an option that names such a file, and may be repeated. Later strings take precedence: first
+                those of the file, then those of the files that the option names, then the command line.
 
-        Raises SystemExit as argparse does, and ConfigurationError with every problem of the options and values.
+        Raises:
+            SystemExit: as argparse does.
+            ConfigurationError: with every problem of the options and values.
         """
         strings = sys.argv[1:] if args is None else args
         namespace, left = self.parse_known_args(
@@ -120,18 +143,38 @@ class HfArgumentParser(ArgumentParser):
     def parse_dict(self, args: Mapping[str, Any], allow_extra_keys: bool = False) -> tuple[Any, ...]:
         """Return an object of each class from values by name, which are passed to the classes unchanged.
 
-        Raises ConfigurationError with every problem, which includes unknown keys unless `allow_extra_keys`.
+        Args:
+            args: values by name.
+            allow_extra_keys: ignore unknown keys.
+
+        Raises:
+            ConfigurationError: with every problem, which includes unknown keys unless `allow_extra_keys`.
         """
         return self._parse_document(Document(args), allow_extra_keys)
 
     def parse_json_file(self, json_file: str | os.PathLike[str], allow_extra_keys: bool = False) -> tuple[Any, ...]:
-        """Call `parse_dict` with the contents of a JSON file. Raises ConfigurationError with the lines of problems."""
+        """Call `parse_dict` with the contents of a JSON file.
+
+        Args:
+            json_file: the path of the file.
+            allow_extra_keys: ignore unknown keys.
+
+        Raises:
+            ConfigurationError: with the lines of problems.
+        """
         return self._parse_document(read_json(os.fspath(json_file)), allow_extra_keys)
 
     def parse_yaml_file(self, yaml_file: str | os.PathLike[str], allow_extra_keys: bool = False) -> tuple[Any, ...]:
-        """Call `parse_dict` with the contents of a YAML file. Raises ConfigurationError with the lines of problems.
+        """Call `parse_dict` with the contents of a YAML file.
 
         Values have the types of YAML 1.1, as in transformers: `no` is False, and `1e-4` text.
+
+        Args:
+            yaml_file: the path of the file.
+            allow_extra_keys: ignore unknown keys.
+
+        Raises:
+            ConfigurationError: with the lines of problems.
         """
         return self._parse_document(read_yaml(os.fspath(yaml_file), older_schema=True), allow_extra_keys)
 

@@ -49,7 +49,19 @@ class Setters(Arguments):
         activation_checkpointing: bool = False,
         gradient_checkpointing: bool | None = None,
     ) -> Self:
-        """Set what every training needs, and `do_train`. `gradient_checkpointing`, if given, takes precedence."""
+        """Set what every training needs, and `do_train`. `gradient_checkpointing`, if given, takes precedence.
+
+        Args:
+            learning_rate: sets `learning_rate`.
+            batch_size: sets `per_device_train_batch_size`.
+            weight_decay: sets `weight_decay`.
+            num_epochs: sets `num_train_epochs`.
+            max_steps: sets `max_steps`.
+            gradient_accumulation_steps: sets `gradient_accumulation_steps`.
+            seed: sets `seed`.
+            activation_checkpointing: sets `activation_checkpointing`.
+            gradient_checkpointing: its older name, which takes precedence if it is given.
+        """
         return self._set(
             locals() | {"do_train": True}, batch_size="per_device_train_batch_size", num_epochs="num_train_epochs"
         )
@@ -64,7 +76,17 @@ class Setters(Arguments):
         epsilon: float = 1e-8,
         args: str | None = None,
     ) -> Self:
-        """Set the optimizer and its options."""
+        """Set the optimizer and its options.
+
+        Args:
+            name: sets `optim`.
+            learning_rate: sets `learning_rate`.
+            weight_decay: sets `weight_decay`.
+            beta1: sets `adam_beta1`.
+            beta2: sets `adam_beta2`.
+            epsilon: sets `adam_epsilon`.
+            args: sets `optim_args`.
+        """
         return self._set(locals(), "adam_", name="optim", args="optim_args")
 
     def set_lr_scheduler(
@@ -76,7 +98,15 @@ class Setters(Arguments):
         *,
         warmup_ratio: float | None = None,
     ) -> Self:
-        """Set the learning-rate schedule and the length of the run. `warmup_ratio` is deprecated."""
+        """Set the learning-rate schedule and the length of the run. `warmup_ratio` is deprecated.
+
+        Args:
+            name: sets `lr_scheduler_type`.
+            num_epochs: sets `num_train_epochs`.
+            max_steps: sets `max_steps`.
+            warmup_steps: sets `warmup_steps`.
+            warmup_ratio: the warmup as a ratio of the run; deprecated, because `warmup_steps` below 1 is one.
+        """
         return self._set(locals(), name="lr_scheduler_type", num_epochs="num_train_epochs")
 
     def set_dataloader(
@@ -94,7 +124,22 @@ class Setters(Arguments):
         ignore_data_skip: bool = False,
         sampler_seed: int | None = None,
     ) -> Self:
-        """Set how batches are loaded."""
+        """Set how batches are loaded.
+
+        Args:
+            train_batch_size: sets `per_device_train_batch_size`.
+            eval_batch_size: sets `per_device_eval_batch_size`.
+            drop_last: sets `dataloader_drop_last`.
+            num_workers: sets `dataloader_num_workers`.
+            pin_memory: sets `dataloader_pin_memory`.
+            persistent_workers: sets `dataloader_persistent_workers`.
+            prefetch_factor: sets `dataloader_prefetch_factor`.
+            multiprocessing_context: sets `dataloader_multiprocessing_context`.
+            in_order: sets `dataloader_in_order`.
+            auto_find_batch_size: sets `auto_find_batch_size`.
+            ignore_data_skip: sets `ignore_data_skip`.
+            sampler_seed: sets `data_seed`.
+        """
         return self._set(
             locals(),
             "dataloader_",
@@ -114,12 +159,28 @@ class Setters(Arguments):
         *,
         jit_mode: bool | None = None,
     ) -> Self:
-        """Set how to evaluate, and `do_eval` unless the strategy is `no`. `jit_mode` is deprecated."""
+        """Set how to evaluate, and `do_eval` unless the strategy is `no`. `jit_mode` is deprecated.
+
+        Args:
+            strategy: sets `eval_strategy`.
+            steps: sets `eval_steps`.
+            batch_size: sets `per_device_eval_batch_size`.
+            accumulation_steps: sets `eval_accumulation_steps`.
+            delay: sets `eval_delay`.
+            loss_only: sets `prediction_loss_only`.
+            jit_mode: sets `jit_mode_eval`; deprecated.
+        """
         delay = 0 if delay is None else delay
         return self._set(locals() | {"do_eval": strategy != IntervalStrategy.NO}, "eval_", **_EVAL)
 
     def set_testing(self, batch_size: int = 8, loss_only: bool = False, *, jit_mode: bool | None = None) -> Self:
-        """Set how to predict on a test set, and `do_predict`. `jit_mode` is deprecated."""
+        """Set how to predict on a test set, and `do_predict`. `jit_mode` is deprecated.
+
+        Args:
+            batch_size: sets `per_device_eval_batch_size`.
+            loss_only: sets `prediction_loss_only`.
+            jit_mode: sets `jit_mode_eval`; deprecated.
+        """
         return self._set(locals() | {"do_predict": True}, **_EVAL)
 
     def set_save(
@@ -129,7 +190,14 @@ class Setters(Arguments):
         total_limit: int | None = None,
         on_each_node: bool = False,
     ) -> Self:
-        """Set when checkpoints are written and how many are kept."""
+        """Set when checkpoints are written and how many are kept.
+
+        Args:
+            strategy: sets `save_strategy`.
+            steps: sets `save_steps`.
+            total_limit: sets `save_total_limit`.
+            on_each_node: sets `save_on_each_node`.
+        """
         return self._set(locals(), "save_")
 
     def set_logging(
@@ -143,7 +211,18 @@ class Setters(Arguments):
         on_each_node: bool = False,
         replica_level: str = "passive",
     ) -> Self:
-        """Set what is logged. As in transformers, some defaults here differ from those of the arguments."""
+        """Set what is logged. As in transformers, some defaults here differ from those of the arguments.
+
+        Args:
+            strategy: sets `logging_strategy`.
+            steps: sets `logging_steps`.
+            report_to: sets `report_to`.
+            level: sets `log_level`.
+            first_step: sets `logging_first_step`.
+            nan_inf_filter: sets `logging_nan_inf_filter`.
+            on_each_node: sets `log_on_each_node`.
+            replica_level: sets `log_level_replica`.
+        """
         return self._set(
             locals(), "logging_", level="log_level", on_each_node="log_on_each_node", replica_level="log_level_replica"
         )
@@ -157,5 +236,14 @@ class Setters(Arguments):
         always_push: bool = False,
         revision: str | None = None,
     ) -> Self:
-        """Set what is published on the Hub, and `push_to_hub`."""
+        """Set what is published on the Hub, and `push_to_hub`.
+
+        Args:
+            model_id: sets `hub_model_id`.
+            strategy: sets `hub_strategy`.
+            token: sets `hub_token`.
+            private_repo: sets `hub_private_repo`.
+            always_push: sets `hub_always_push`.
+            revision: sets `hub_revision`.
+        """
         return self._set(locals() | {"push_to_hub": True}, "hub_")

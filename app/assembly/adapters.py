@@ -75,7 +75,21 @@ LOGGER = logging.getLogger("hexloop")
 
 
 class Injected(TypedDict, total=False):
-    """The adapters that a caller may pass to the Trainer. None or a missing key lets the arguments choose."""
+    """The adapters that a caller may pass to the Trainer. None or a missing key lets the arguments choose.
+
+    Args:
+        device: what the run computes on.
+        precision: the number format of the computation.
+        parallelism: the engine that spreads the run over processes.
+        collectives: how the processes communicate.
+        storage: where checkpoints are written.
+        hub: where models are published.
+        loggers: what receives logged values, instead of all default output.
+        clock: the time.
+        interrupts: what may request a stop.
+        journal: the record of the run's events.
+        framework: the library that computes, by default PyTorch.
+    """
 
     device: Device | None
     precision: Precision[Any] | None

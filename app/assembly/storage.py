@@ -74,7 +74,8 @@ def _current_folder() -> str:
 class WorkingFolder:
     """The working folder of a moment, from which relative paths are resolved, also after the program has left it.
 
-    path: absolute; "" for the folder in which the program is at each call.
+    Args:
+        path: absolute; "" for the folder in which the program is at each call.
     """
 
     path: str = field(factory=_current_folder)
@@ -128,10 +129,14 @@ def storage_for(
     """Return the storage of a folder, given by its path or URL, without accessing it.
 
     Schemes are looked up in `STORAGES`, then in the entry points of installed packages; all others are fsspec's.
-    digest: see `LocalStorage`; storages of installed packages choose their own. signatures: of the manifests in it, for
-    which the digest is a cryptographic one.
-    Raises ConfigurationError if a scheme is unknown, with what to install, or if a URL contains a password or is a
-    chain.
+
+    Args:
+        location: a path or a URL.
+        digest: see `LocalStorage`; storages of installed packages choose their own.
+        signatures: of the manifests in it, for which the digest is a cryptographic one.
+
+    Raises:
+        ConfigurationError: if a scheme is unknown, with what to install, or if a URL contains a password or is a chain.
     """
     if signatures is not None:
         return SignedStorage(storage_for(location, SIGNING_DIGEST), signatures)
@@ -165,7 +170,11 @@ def storage_within(storage: Storage, folder: str) -> Storage:
 
 
 def refuse_unreachable(location: str, storage: Storage) -> None:
-    """Write a small file below a URL. Raises ConfigurationError if that fails."""
+    """Write a small file below a URL.
+
+    Raises:
+        ConfigurationError: if that fails.
+    """
     name = f".hexloop-{uuid.uuid4().hex}"
     try:
         storage.write(name, [b"can this be written to?"])
@@ -231,8 +240,13 @@ STORAGES: dict[str, Callable[[str, str], Storage]] = {
 def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
     """Return the path or URL of the "checkpoint-<step>" folder with the highest step in `folder`; None without one.
 
-    Only names are compared; a checkpoint is verified when it is loaded. Raises FileNotFoundError if a local folder is
-    missing.
+    Only names are compared; a checkpoint is verified when it is loaded.
+
+    Args:
+        folder: a path or a URL.
+
+    Raises:
+        FileNotFoundError: if a local folder is missing.
     """
     folder = os.fspath(folder)
     if is_elsewhere(folder):
@@ -244,7 +258,11 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
 
 
 def read_setup(storage: Storage, checkpoint: str) -> dict[str, Any]:
-    """Return the document in which a checkpoint describes the setup of its run. Raises CheckpointError if invalid."""
+    """Return the document in which a checkpoint describes the setup of its run.
+
+    Raises:
+        CheckpointError: if invalid.
+    """
     names = [entry.name for entry in storage.list(checkpoint)]
     documents = RunDocuments(names, lambda path, start=0, /: storage.read(f"{checkpoint}/{path}", start))
     setup = documents.read(SETUP)
@@ -272,8 +290,12 @@ def chunks_of(path: Path, start: int = 0) -> Iterator[memoryview]:
 def read_key(path: str | os.PathLike[str] | None, source: str = "checkpoint_key") -> Signatures | None:
     """Return the signatures by the key in a file; None without a file. Warns if other users may read or replace it.
 
-    source: the argument or option that names the file, for messages, which do not repeat its path.
-    Raises ConfigurationError if the file cannot be read or holds no key.
+    Args:
+        path: the file with the key.
+        source: the argument or option that names the file, for messages, which do not repeat its path.
+
+    Raises:
+        ConfigurationError: if the file cannot be read or holds no key.
     """
     if path is None:
         return None

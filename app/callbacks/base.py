@@ -37,7 +37,14 @@ class TrainerControl(ControlFlags, ExportableState):
         self.should_save = self.should_evaluate = self.should_log = False
 
     def take_over(self, other: object) -> None:
-        """Copy the five switches of another object. Raises TypeError if one is missing."""
+        """Copy the five switches of another object.
+
+        Args:
+            other: an object with the five switches.
+
+        Raises:
+            TypeError: if one is missing.
+        """
         for switch in fields(self):
             if not hasattr(other, switch.name):
                 raise TypeError(f"Expected an object with the switches of a TrainerControl, got {other!r}.")
@@ -65,54 +72,167 @@ class TrainerCallback:
     """
 
     def on_init_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Returned:
-        """Called when the Trainer is constructed."""
+        """Called when the Trainer is constructed.
+
+        Args:
+            args: the TrainingArguments.
+            state: a live view of the run.
+            control: switches that steer the loop.
+            **kwargs: the keywords of every event.
+        """
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Returned:
-        """Called when a run starts or resumes from a checkpoint."""
+        """Called when a run starts or resumes from a checkpoint.
+
+        Args:
+            args: the TrainingArguments.
+            state: a live view of the run.
+            control: switches that steer the loop.
+            **kwargs: the keywords of every event.
+        """
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Returned:
-        """Called at the end of the run."""
+        """Called at the end of the run.
+
+        Args:
+            args: the TrainingArguments.
+            state: a live view of the run.
+            control: switches that steer the loop.
+            **kwargs: the keywords of every event.
+        """
 
     def on_epoch_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Returned:
-        """Called when an epoch starts or resumes."""
+        """Called when an epoch starts or resumes.
+
+        Args:
+            args: the TrainingArguments.
+            state: a live view of the run.
+            control: switches that steer the loop.
+            **kwargs: the keywords of every event.
+        """
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Returned:
-        """Called when an epoch is complete, or was ended early."""
+        """Called when an epoch is complete, or was ended early.
+
+        Args:
+            args: the TrainingArguments.
+            state: a live view of the run.
+            control: switches that steer the loop.
+            **kwargs: the keywords of every event.
+        """
 
     def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Returned:
-        """Called when the micro-batches of an optimizer step have been read."""
+        """Called when the micro-batches of an optimizer step have been read.
+
+        Args:
+            args: the TrainingArguments.
+            state: a live view of the run.
+            control: switches that steer the loop.
+            **kwargs: the keywords of every event.
+        """
 
     def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Returned:
-        """Called when the gradients are complete and clipped, before the weights change."""
+        """Called when the gradients are complete and clipped, before the weights change.
+
+        Args:
+            args: the TrainingArguments.
+            state: a live view of the run.
+            control: switches that steer the loop.
+            **kwargs: the keywords of every event.
+        """
 
     def on_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Returned:
-        """Called when the weights have changed, before the gradients are cleared."""
+        """Called when the weights have changed, before the gradients are cleared.
+
+        Args:
+            args: the TrainingArguments.
+            state: a live view of the run.
+            control: switches that steer the loop.
+            **kwargs: the keywords of every event.
+        """
 
     def on_substep_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Returned:
-        """Called after each micro-batch of a step except the last."""
+        """Called after each micro-batch of a step except the last.
+
+        Args:
+            args: the TrainingArguments.
+            state: a live view of the run.
+            control: switches that steer the loop.
+            **kwargs: the keywords of every event.
+        """
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Returned:
-        """Called after an optimizer step; due actions are set in `control` and not yet done."""
+        """Called after an optimizer step; due actions are set in `control` and not yet done.
+
+        Args:
+            args: the TrainingArguments.
+            state: a live view of the run.
+            control: switches that steer the loop.
+            **kwargs: the keywords of every event.
+        """
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Returned:
-        """Called after an evaluation with its `metrics`."""
+        """Called after an evaluation with its `metrics`.
+
+        Args:
+            args: the TrainingArguments.
+            state: a live view of the run.
+            control: switches that steer the loop.
+            **kwargs: the keywords of every event.
+        """
 
     def on_predict(
         self, args: Any, state: TrainerState, control: TrainerControl, metrics: Any, **kwargs: Any
     ) -> Returned:
-        """Called after a prediction with its `metrics`."""
+        """Called after a prediction with its `metrics`.
+
+        Args:
+            args: the TrainingArguments.
+            state: a live view of the run.
+            control: switches that steer the loop.
+            metrics: the metrics of the prediction.
+            **kwargs: the keywords of every event.
+        """
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Returned:
-        """Called when a checkpoint was taken."""
+        """Called when a checkpoint was taken.
+
+        Args:
+            args: the TrainingArguments.
+            state: a live view of the run.
+            control: switches that steer the loop.
+            **kwargs: the keywords of every event.
+        """
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Returned:
-        """Called when values were logged, with the `logs`."""
+        """Called when values were logged, with the `logs`.
+
+        Args:
+            args: the TrainingArguments.
+            state: a live view of the run.
+            control: switches that steer the loop.
+            **kwargs: the keywords of every event.
+        """
 
     def on_prediction_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Returned:
-        """Called after each batch of an evaluation or prediction."""
+        """Called after each batch of an evaluation or prediction.
+
+        Args:
+            args: the TrainingArguments.
+            state: a live view of the run.
+            control: switches that steer the loop.
+            **kwargs: the keywords of every event.
+        """
 
     def on_push_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Returned:
-        """Called before the model is published."""
+        """Called before the model is published.
+
+        Args:
+            args: the TrainingArguments.
+            state: a live view of the run.
+            control: switches that steer the loop.
+            **kwargs: the keywords of every event.
+        """
 
 
 def passive(method: Method) -> Method:

@@ -71,6 +71,10 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
     """Stops the run after `early_stopping_patience` evaluations in a row without an improvement.
 
     An improvement is a `metric_for_best_model` that beats the best before it by more than `early_stopping_threshold`.
+
+    Args:
+        early_stopping_patience: evaluations in a row without an improvement.
+        early_stopping_threshold: by how much a better metric has to beat the best one.
     """
 
     def __init__(self, early_stopping_patience: int = 1, early_stopping_threshold: float | None = 0.0) -> None:
@@ -79,7 +83,14 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         self.early_stopping_patience_counter = 0
 
     def check_metric_value(self, args: Any, state: TrainerState, control: TrainerControl, metric_value: float) -> None:
-        """Update the patience counter with the metric of an evaluation."""
+        """Update the patience counter with the metric of an evaluation.
+
+        Args:
+            args: the TrainingArguments.
+            state: a live view of the run.
+            control: switches that steer the loop.
+            metric_value: the metric of an evaluation.
+        """
         self.early_stopping_patience_counter = patience_after(
             metric_value,
             state.best_metric,
@@ -91,7 +102,8 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Stop a resumed run that early stopping had ended, unless the patience is larger now.
 
-        Raises ConfigurationError, which is also an AssertionError, if there is no metric to compare.
+        Raises:
+            ConfigurationError: which is also an AssertionError, if there is no metric to compare.
         """
         if state.global_step > 0 and self.early_stopping_patience_counter >= self.early_stopping_patience:
             control.should_training_stop = True
@@ -118,7 +130,15 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
     def on_evaluate(  # type: ignore[override]  # the base takes the keywords of all events
         self, args: Any, state: TrainerState, control: TrainerControl, metrics: Mapping[str, float], **kwargs: Any
     ) -> None:
-        """Stop the run if the patience is used up; only warn if the metric was not measured."""
+        """Stop the run if the patience is used up; only warn if the metric was not measured.
+
+        Args:
+            args: the TrainingArguments.
+            state: a live view of the run.
+            control: switches that steer the loop.
+            metrics: the metrics of the evaluation.
+            **kwargs: the other keywords of the event.
+        """
         if args.metric_for_best_model is None:  # an evaluation outside a run: a run would have been refused
             return
         name = BestMetric(args.metric_for_best_model).full_name
@@ -148,19 +168,25 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
 class JITCheckpointCallback(TrainerCallback):
     """Shows that `enable_jit_checkpoint` is set, as in transformers. The run saves and stops on SIGTERM by itself.
 
-    trainer: the Trainer that has it among its callbacks.
+    Attributes:
+        trainer: the Trainer that has it among its callbacks.
     """
 
     trainer: Any = None
 
     def set_trainer(self, trainer: Any) -> None:
-        """Set the Trainer."""
+        """Set the Trainer.
+
+        Args:
+            trainer: the Trainer whose run is to stop.
+        """
         self.trainer = trainer
 
     def on_init_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Refuse a Trainer whose arguments do not set `enable_jit_checkpoint`, where it would have no effect.
 
-        Raises ConfigurationError.
+        Raises:
+            ConfigurationError: if they do not.
         """
         if not args.enable_jit_checkpoint:
             raise ConfigurationError(

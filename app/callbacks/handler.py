@@ -69,9 +69,15 @@ def _event(name: str, *cleared: str, positional: tuple[str, ...] = ()) -> Callab
 class CallbackHandler:
     """Calls callbacks in the order in which they were added, and only those that override the event.
 
-    callbacks: a list that may be changed in any way, at any time. Each is a TrainerCallback, of hexloop or of
-    transformers, or any object with some of its methods; a class is instantiated.
     model, processing_class, optimizer, lr_scheduler, train_dataloader, eval_dataloader: the keywords of every event.
+
+    Args:
+        callbacks: a list that may be changed in any way, at any time. Each is a TrainerCallback, of hexloop or of
+            transformers, or any object with some of its methods; a class is instantiated.
+        model: passed to every callback.
+        processing_class: passed to every callback.
+        optimizer: passed to every callback.
+        lr_scheduler: passed to every callback.
     """
 
     def __init__(
@@ -125,7 +131,11 @@ class CallbackHandler:
     def add_callback(self, callback: object) -> None:
         """Add a callback after the others; warn if there is one of its class.
 
-        Raises ConfigurationError, which is also an AttributeError, for an object without a method of an event.
+        Args:
+            callback: an instance, or a class, of which an instance is made.
+
+        Raises:
+            ConfigurationError: which is also an AttributeError, for an object without a method of an event.
         """
         added = callback() if isinstance(callback, type) else callback
         if not any(hasattr(added, event) for event in EVENTS):
@@ -147,6 +157,9 @@ class CallbackHandler:
         """Remove and return a callback, or the first instance of a class; return None if there is none.
 
         The class of a tracker in transformers stands for hexloop's of the same name.
+
+        Args:
+            callback: an instance or a class.
         """
         for position, candidate in enumerate(self._callbacks):
             if _is_one(candidate, callback) if isinstance(callback, type) else candidate == callback:
@@ -156,7 +169,11 @@ class CallbackHandler:
     def remove_callback(self, callback: object) -> None:
         """Remove a callback, or the first instance of a class.
 
-        Raises ValueError if an instance is not among the callbacks; a class without an instance is ignored.
+        Args:
+            callback: an instance or a class.
+
+        Raises:
+            ValueError: if an instance is not among the callbacks; a class without an instance is ignored.
         """
         if self.pop_callback(callback) is None and not isinstance(callback, type):
             raise ValueError(f"{callback!r} is not among the callbacks: {', '.join(self.callback_list.splitlines())}.")
@@ -180,7 +197,11 @@ class CallbackHandler:
             self.refresh()
 
     def overriding(self, event: str) -> tuple[Listener, ...]:
-        """Return the callbacks' methods for `event` that are overridden."""
+        """Return the callbacks' methods for `event` that are overridden.
+
+        Args:
+            event: the name of an event, such as "on_log".
+        """
         return self._overriding[event]
 
     def refresh(self) -> None:
@@ -193,13 +214,25 @@ class CallbackHandler:
             dispatcher.refresh()
 
     def inform(self, dispatcher: EventDispatcher) -> None:
-        """Call `dispatcher.refresh` whenever the listeners change, as long as it exists."""
+        """Call `dispatcher.refresh` whenever the listeners change, as long as it exists.
+
+        Args:
+            dispatcher: has the method `refresh`.
+        """
         self._dispatchers.add(dispatcher)
 
     def call_event(
         self, event: str, args: Any, state: TrainerState, control: TrainerControl, **extras: Any
     ) -> TrainerControl:
-        """Call the callbacks for `event`; return `control`, with the switches of every control that they returned."""
+        """Call the callbacks for `event`; return `control`, with the switches of every control that they returned.
+
+        Args:
+            event: the name of an event, such as "on_log".
+            args: the TrainingArguments.
+            state: a live view of the run.
+            control: switches that steer the loop.
+            **extras: further keywords for the callbacks.
+        """
         self.call(tuple(_listeners(self._callbacks, event)), args, state, control, **extras)
         return control
 
@@ -214,7 +247,15 @@ class CallbackHandler:
     def call(
         self, listeners: Iterable[Listener], args: Any, state: TrainerState, control: TrainerControl, **extras: Any
     ) -> None:
-        """Call each of `listeners` with the keywords of every event and `extras`."""
+        """Call each of `listeners` with the keywords of every event and `extras`.
+
+        Args:
+            listeners: methods for an event.
+            args: the TrainingArguments.
+            state: a live view of the run.
+            control: switches that steer the loop.
+            **extras: further keywords for the callbacks.
+        """
         keywords = {**{name: getattr(self, name) for name in KEYWORDS}, **extras}
         for listener in listeners:
             returned = listener(args, state, control, **keywords)

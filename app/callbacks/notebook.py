@@ -115,7 +115,8 @@ class NotebookProgressCallback(ProgressDisplay):
 
     A row is added at each evaluation, or at each log if the run does not evaluate. Needs IPython.
 
-    clock: returns seconds from any point in time; the display is redrawn at most five times a second.
+    Args:
+        clock: returns seconds from any point in time; the display is redrawn at most five times a second.
     """
 
     shown_as = "notebook's progress table"
@@ -155,7 +156,15 @@ class NotebookProgressCallback(ProgressDisplay):
     def on_log(
         self, args: Any, state: TrainerState, control: TrainerControl, logs: Logs | None = None, **kwargs: Any
     ) -> None:
-        """Add the values to the curves, and the training loss to the table, if no evaluation does."""
+        """Add the values to the curves, and the training loss to the table, if no evaluation does.
+
+        Args:
+            args: the TrainingArguments.
+            state: a live view of the run.
+            control: switches that steer the loop.
+            logs: the values by name.
+            **kwargs: the other keywords of the event.
+        """
         if self.curves is not None and logs:
             with DisabledOnFailure(self):
                 self.curves.add(state.global_step, logs)
@@ -167,7 +176,15 @@ class NotebookProgressCallback(ProgressDisplay):
     def on_evaluate(
         self, args: Any, state: TrainerState, control: TrainerControl, metrics: Logs | None = None, **kwargs: Any
     ) -> None:
-        """Add the metrics beside the last training loss; outside of a run show them in a separate table."""
+        """Add the metrics beside the last training loss; outside of a run show them in a separate table.
+
+        Args:
+            args: the TrainingArguments.
+            state: a live view of the run.
+            control: switches that steer the loop.
+            metrics: the metrics by name.
+            **kwargs: the other keywords of the event.
+        """
         if not self._shows(state):
             return
         with DisabledOnFailure(self):

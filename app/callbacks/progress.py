@@ -23,7 +23,11 @@ class Display(ABC):
     _disabled = False
 
     def disable(self, error: Exception) -> None:
-        """Disable the display, with a warning that states the error."""
+        """Disable the display, with a warning that states the error.
+
+        Args:
+            error: what the display raised.
+        """
         self._vanish()
         self._disabled = True
         warnings.warn(
@@ -72,7 +76,15 @@ class ProgressDisplay(TrainerCallback, Display):
     def on_prediction_step(
         self, args: Any, state: TrainerState, control: TrainerControl, eval_dataloader: Any = None, **kwargs: Any
     ) -> None:
-        """Advance the bar of evaluation batches; there is none if their number is unknown."""
+        """Advance the bar of evaluation batches; there is none if their number is unknown.
+
+        Args:
+            args: the TrainingArguments.
+            state: a live view of the run.
+            control: switches that steer the loop.
+            eval_dataloader: the batches of the evaluation.
+            **kwargs: the other keywords of the event.
+        """
         if not self._shows(state):
             return
         with DisabledOnFailure(self):
@@ -123,7 +135,15 @@ class PrinterCallback(TrainerCallback):
     def on_log(
         self, args: Any, state: TrainerState, control: TrainerControl, logs: Logs | None = None, **kwargs: Any
     ) -> None:
-        """Print `logs` on one line."""
+        """Print `logs` on one line.
+
+        Args:
+            args: the TrainingArguments.
+            state: a live view of the run.
+            control: switches that steer the loop.
+            logs: the values by name.
+            **kwargs: the other keywords of the event.
+        """
         if logs is not None and state.is_local_process_zero:
             print(readable(logs))
 
@@ -133,7 +153,9 @@ class ProgressCallback(ProgressDisplay):
 
     On a terminal, evaluations are rows of a table. Where standard error is not a terminal, lines at a bounded rate take
     the place of the bars.
-    max_str_len: longer strings in the logs are not shown.
+
+    Args:
+        max_str_len: longer strings in the logs are not shown.
     """
 
     shown_as = "progress bar"
@@ -166,7 +188,15 @@ class ProgressCallback(ProgressDisplay):
     def on_log(
         self, args: Any, state: TrainerState, control: TrainerControl, logs: Logs | None = None, **kwargs: Any
     ) -> None:
-        """Write `logs` above the bar, to standard output: an evaluation on a terminal as a row, others as they are."""
+        """Write `logs` above the bar, to standard output: an evaluation on a terminal as a row, others as they are.
+
+        Args:
+            args: the TrainingArguments.
+            state: a live view of the run.
+            control: switches that steer the loop.
+            logs: the values by name.
+            **kwargs: the other keywords of the event.
+        """
         if self.training_bar is None or logs is None:
             return
         with DisabledOnFailure(self):

@@ -151,10 +151,18 @@ class TrackedRun(Protocol):
 class TrackerCallback(TrainerCallback):
     """Base of the callbacks of trackers. The arguments of the constructor are those of the Logger adapter.
 
-    Raises ConfigurationError, also of the class that transformers raises, if the tracker's library is not installed.
-    tracker_name: its name in `report_to`. logger: the Logger adapter, made by the Trainer; None before, and in all
-    processes but the first. tracked_run: what a live run does for this callback; None between runs. tracked: what the
-    logger returned for the last run, by that run's name.
+    Args:
+        *values: the arguments of the Logger adapter.
+        **options: the keyword arguments of the Logger adapter.
+
+    Attributes:
+        tracker_name: its name in `report_to`.
+        logger: the Logger adapter, made by the Trainer; None before, and in all processes but the first.
+        tracked_run: what a live run does for this callback; None between runs.
+        tracked: what the logger returned for the last run, by that run's name.
+
+    Raises:
+        ConfigurationError: also of the class that transformers raises, if the tracker's library is not installed.
     """
 
     tracker_name: ClassVar[str] = ""
@@ -190,19 +198,43 @@ class TrackerCallback(TrainerCallback):
 
     @passive
     def setup(self, args: Any, state: Any, model: Any = None, **kwargs: Any) -> None:
-        """Start the tracker's run, and wait until it has started, for a bounded time. No-op between runs."""
+        """Start the tracker's run, and wait until it has started, for a bounded time. No-op between runs.
+
+        Args:
+            args: the TrainingArguments.
+            state: a live view of the run.
+            model: the model that is trained.
+            **kwargs: the other keywords of the event.
+        """
         if self.tracked_run is not None:
             self._initialized = True
             self.tracked_run.set_up()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Call `setup`."""
+        """Call `setup`.
+
+        Args:
+            args: the TrainingArguments.
+            state: a live view of the run.
+            control: switches that steer the loop.
+            model: the model that is trained.
+            **kwargs: the other keywords of the event.
+        """
         if not self._initialized:
             self.setup(args, state, model, **kwargs)
 
     @passive
     def on_log(self, args: Any, state: Any, control: Any, *values: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Pass `logs` to the tracker. They may also be given by position."""
+        """Pass `logs` to the tracker. They may also be given by position.
+
+        Args:
+            args: the TrainingArguments.
+            state: a live view of the run.
+            control: switches that steer the loop.
+            logs: the values by name.
+            *values: the same, given by position.
+            **kwargs: the other keywords of the event.
+        """
         if logs is None:
             logs = next((each for each in values if isinstance(each, Mapping)), None)
         if self.tracked_run is not None and logs is not None:
@@ -216,7 +248,15 @@ class TrackerCallback(TrainerCallback):
 
     @passive
     def on_train_end(self, args: Any, state: Any, control: Any, *values: Any, **kwargs: Any) -> None:
-        """No-op: the run finishes the tracker, however it ends."""
+        """No-op: the run finishes the tracker, however it ends.
+
+        Args:
+            args: the TrainingArguments.
+            state: a live view of the run.
+            control: switches that steer the loop.
+            *values: ignored.
+            **kwargs: the other keywords of the event.
+        """
 
 
 def replaces(callback: TrackerCallback, method: str) -> bool:
@@ -310,7 +350,14 @@ class NeptuneCallback(TrackerCallback):
 
     @classmethod
     def get_run(cls, trainer: Any) -> Any:
-        """Return the run of Neptune of a Trainer. Raises ConfigurationError if it has no such callback."""
+        """Return the run of Neptune of a Trainer.
+
+        Args:
+            trainer: the Trainer that has the callback.
+
+        Raises:
+            ConfigurationError: if it has no such callback.
+        """
         for callback in trainer.callback_handler.callbacks:
             if isinstance(callback, cls):
                 return callback.run
@@ -325,7 +372,12 @@ class SwanLabCallback(TrackerCallback):
 
 
 class TensorBoardCallback(TrackerCallback):
-    """Writes event files for TensorBoard."""
+    """Writes event files for TensorBoard.
+
+    Args:
+        tb_writer: the writer to use, such as a `SummaryWriter`; by default one in the run's folder.
+        **options: the other arguments of the Logger adapter.
+    """
 
     tracker_name = "tensorboard"
     handle = ("tb_writer", "tb_writer")

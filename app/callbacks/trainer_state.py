@@ -53,7 +53,11 @@ class DetachedRun:
 
 
 class RunView:
-    """A view of a run: a detached one, until `follow` is called."""
+    """A view of a run: a detached one, until `follow` is called.
+
+    Args:
+        spelled: returns a path as it is shown.
+    """
 
     checkpoints_folder = ""
     """The folder of the run's checkpoints; the Trainer sets it."""
@@ -76,7 +80,11 @@ class RunView:
         return self._run.state
 
     def follow(self, run: FollowedRun) -> None:
-        """View `run` from now on."""
+        """View `run` from now on.
+
+        Args:
+            run: the run to view.
+        """
         self._run = run
         self._set_epoch = None
 
@@ -207,17 +215,29 @@ def callbacks_field() -> RunField[Any]:
 class TrainerState(RunView):
     """A live, writable view of a run; detached, with default values, until `follow` attaches it to a run.
 
-    epoch: epochs done, as a fraction. A value that is set holds until the next step.
-    global_step, max_steps: optimizer steps done, and in total. logging_steps, eval_steps, save_steps: intervals in
-    steps; setting one, or max_steps, changes the run from the next step on.
-    train_batch_size: samples in a micro-batch of a process. num_train_epochs: epochs in total, `sys.maxsize` if the
-    data have no length. num_input_tokens_seen, total_flos: tokens and operations so far. log_history: all logs.
-    best_metric, best_global_step, best_model_checkpoint: the best evaluation so far, its step, and its folder.
-    is_local_process_zero, is_world_process_zero: whether this process is the first of its machine, and of all.
-    is_hyper_param_search, trial_name, trial_params: the search that the run belongs to.
-    stateful_callbacks: the state of callbacks, by class name; callbacks that are set are exported.
-
     Copies, and states read from a file, are detached. Source of the names and defaults: transformers 5.
+
+    Args:
+        epoch: epochs done, as a fraction. A value that is set holds until the next step.
+        global_step: optimizer steps done.
+        max_steps: optimizer steps in total.
+        logging_steps: steps between logs; setting it changes the run from the next step on, as does max_steps.
+        eval_steps: steps between evaluations; setting it changes the run from the next step on.
+        save_steps: steps between checkpoints; setting it changes the run from the next step on.
+        train_batch_size: samples in a micro-batch of a process.
+        num_train_epochs: epochs in total, `sys.maxsize` if the data have no length.
+        num_input_tokens_seen: tokens so far.
+        total_flos: floating-point operations so far.
+        log_history: all logs.
+        best_metric: the metric of the best evaluation so far.
+        best_global_step: the step of the best evaluation so far.
+        best_model_checkpoint: the folder of the best evaluation's checkpoint.
+        is_local_process_zero: whether this process is the first of its machine.
+        is_world_process_zero: whether this process is the first of all.
+        is_hyper_param_search: whether the run is a trial of a search.
+        trial_name: the name of the trial.
+        trial_params: the parameters of the trial.
+        stateful_callbacks: the state of callbacks, by class name; callbacks that are set are exported.
     """
 
     epoch: RunField[float] = epoch_field()
@@ -246,14 +266,26 @@ class TrainerState(RunView):
         return json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
 
     def compute_steps(self, args: Any, max_steps: int) -> None:
-        """Set the intervals of the arguments; one below 1 is a fraction of `max_steps`, rounded up."""
+        """Set the intervals of the arguments; one below 1 is a fraction of `max_steps`, rounded up.
+
+        Args:
+            args: the arguments with the intervals.
+            max_steps: optimizer steps of the run.
+        """
         for name in ("logging_steps", "eval_steps", "save_steps"):
             steps = getattr(args, name)
             if steps is not None:
                 setattr(self, name, whole_steps(steps, max_steps))
 
     def init_training_references(self, trainer: Any, max_steps: int, num_train_epochs: int, trial: Any) -> None:
-        """Set the lengths of the run, its trial, and which process this is."""
+        """Set the lengths of the run, its trial, and which process this is.
+
+        Args:
+            trainer: the Trainer of the run.
+            max_steps: optimizer steps of the run.
+            num_train_epochs: epochs of the run.
+            trial: the trial of a search.
+        """
         if trainer.hp_name is not None and trial is not None:
             self.trial_name = trainer.hp_name(trial)
         self.max_steps, self.num_train_epochs = max_steps, num_train_epochs
@@ -261,14 +293,22 @@ class TrainerState(RunView):
         self.is_world_process_zero = trainer.is_world_process_zero()
 
     def save_to_json(self, json_path: str) -> None:
-        """Write the fields to a JSON file."""
+        """Write the fields to a JSON file.
+
+        Args:
+            json_path: the path of the file.
+        """
         Path(json_path).write_text(self.to_json_string(), encoding="utf-8")
 
     @classmethod
     def load_from_json(cls, json_path: str) -> Self:
         """Return a detached state with the fields of a JSON file; warn of unknown fields.
 
-        Raises CheckpointError, with every problem, if a field is not of its kind.
+        Args:
+            json_path: the path of the file.
+
+        Raises:
+            CheckpointError: with every problem, if a field is not of its kind.
         """
         document = _read_fields(json_path)
         known = {each.name for each in fields(cls)}
@@ -328,12 +368,20 @@ class ExportableState:
     """
 
     def state(self) -> dict[str, Any]:
-        """Return everything needed to rebuild this object. Raises NotImplementedError if a class does not define it."""
+        """Return everything needed to rebuild this object.
+
+        Raises:
+            NotImplementedError: if a class does not define it.
+        """
         raise NotImplementedError(f"{type(self).__name__} has state to save, but does not define state(); define it.")
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return the object that `state` describes."""
+        """Return the object that `state` describes.
+
+        Args:
+            state: what `state` returned.
+        """
         rebuilt = cls(**state["args"])
         for name, value in state["attributes"].items():
             setattr(rebuilt, name, value)

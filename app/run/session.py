@@ -165,9 +165,12 @@ class RunHost:
 class RunOutcome:
     """How a run ended.
 
-    step: optimizer steps done. stopped: whether a request ended it before its last step; `reasons`: of all requests.
-    checkpoint: the one that holds the last step, None if there is none. save_failed: whether the newest save failed, so
-    that the steps since the last checkpoint are lost.
+    Args:
+        step: optimizer steps done.
+        stopped: whether a request ended it before its last step.
+        reasons: of all requests.
+        checkpoint: the one that holds the last step, None if there is none.
+        save_failed: whether the newest save failed, so that the steps since the last checkpoint are lost.
     """
 
     step: int

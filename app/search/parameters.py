@@ -21,8 +21,14 @@ Args = TypeVar("Args", bound=TrainingArguments)
 def with_hyperparameters(args: Args, hyperparameters: Mapping[str, Any]) -> Args:
     """Return a copy of training arguments with the values of a trial, such as `BestRun.hyperparameters`.
 
-    A name with dots sets an entry of a dictionary: `lr_scheduler_kwargs.num_cycles`. Raises ConfigurationError with
-    every problem: unknown names, values of the wrong type, combinations that cannot work.
+    A name with dots sets an entry of a dictionary: `lr_scheduler_kwargs.num_cycles`.
+
+    Args:
+        args: the arguments that are copied.
+        hyperparameters: values by the name of an argument.
+
+    Raises:
+        ConfigurationError: with every problem: unknown names, values of the wrong type, combinations that cannot work.
     """
     changed = copy.copy(args)
     set_hyperparameters(changed, hyperparameters)

@@ -12,9 +12,11 @@ from hexloop.domain.wording import Problem
 class BestRun(NamedTuple):
     """The best trial of a search.
 
-    run_id: its number, or what else its library calls it; its folder is `run-<run_id>` unless `hp_name` names it.
-    objective: its value, or a list of values for several objectives. hyperparameters: what the search space returned,
-    by argument. run_summary: the library's own result, such as optuna's study; None if there is none.
+    Args:
+        run_id: its number, or what else its library calls it; its folder is `run-<run_id>` unless `hp_name` names it.
+        objective: its value, or a list of values for several objectives.
+        hyperparameters: what the search space returned, by argument.
+        run_summary: the library's own result, such as optuna's study; None if there is none.
     """
 
     run_id: str
@@ -27,6 +29,9 @@ def default_compute_objective(metrics: Mapping[str, float]) -> float:
     """Return `eval_loss` if there is no other metric, and otherwise the sum of the others, without epoch and speed.
 
     Source: transformers 5.
+
+    Args:
+        metrics: the metrics of an evaluation.
     """
     others = {
         name: value
@@ -39,7 +44,11 @@ def default_compute_objective(metrics: Mapping[str, float]) -> float:
 def hp_params(trial: Any) -> Any:
     """Return the values of a trial by name: those that a trial of optuna has drawn, or the dictionary that it is.
 
-    Raises RuntimeError for anything else.
+    Args:
+        trial: a trial of optuna, or a dictionary.
+
+    Raises:
+        RuntimeError: for anything else.
     """
     if isinstance(trial, dict):
         return trial
@@ -58,6 +67,9 @@ def default_hp_space_optuna(trial: Any) -> dict[str, Any]:
     """Return a learning rate from 1e-6 to 1e-4, 1 to 5 epochs, a seed and a batch size, drawn from a trial.
 
     It also works for searches at random.
+
+    Args:
+        trial: what values are drawn from.
     """
     return {
         "learning_rate": trial.suggest_float("learning_rate", 1e-6, 1e-4, log=True),
@@ -68,9 +80,15 @@ def default_hp_space_optuna(trial: Any) -> dict[str, Any]:
 
 
 def default_hp_space_ray(trial: Any) -> dict[str, Any]:
-    """Return the distributions of ray for the same ranges. Raises ConfigurationError, also an ImportError, without ray.
+    """Return the distributions of ray for the same ranges.
 
     The seed is a whole number, where transformers draws a fraction and cuts it.
+
+    Args:
+        trial: ignored.
+
+    Raises:
+        ConfigurationError: also an ImportError, without ray.
     """
     try:
         from ray import tune
@@ -86,7 +104,11 @@ def default_hp_space_ray(trial: Any) -> dict[str, Any]:
 
 
 def default_hp_space_wandb(trial: Any) -> dict[str, Any]:
-    """Return the configuration of a sweep at random, with a uniform learning rate and up to 6 epochs."""
+    """Return the configuration of a sweep at random, with a uniform learning rate and up to 6 epochs.
+
+    Args:
+        trial: ignored.
+    """
     return {
         "method": "random",
         "metric": {"name": "objective", "goal": "minimize"},

@@ -149,7 +149,12 @@ def _refuse(name: str, because: str, remedy: str) -> NoReturn:
 class TFTrainer:
     """The Trainer of TensorFlow models, which can be imported but not made.
 
-    Raises ConfigurationError, which is also an ImportError.
+    Args:
+        *args: ignored.
+        **kwargs: ignored.
+
+    Raises:
+        ConfigurationError: which is also an ImportError.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -159,7 +164,12 @@ class TFTrainer:
 class TFTrainingArguments:
     """The arguments of TFTrainer, which can be imported but not made.
 
-    Raises ConfigurationError, which is also an ImportError.
+    Args:
+        *args: ignored.
+        **kwargs: ignored.
+
+    Raises:
+        ConfigurationError: which is also an ImportError.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -167,7 +177,11 @@ class TFTrainingArguments:
 
 
 def default_hp_space_sigopt(trial: Any) -> NoReturn:
-    """Raise ConfigurationError, which is also an ImportError: SigOpt's service has ended."""
+    """Raise ConfigurationError, which is also an ImportError: SigOpt's service has ended.
+
+    Args:
+        trial: ignored.
+    """
     _refuse(
         "default_hp_space_sigopt", "SigOpt's service has ended", "search with optuna, and its default_hp_space_optuna"
     )

@@ -227,7 +227,11 @@ def _is_holder(module: ModuleType) -> bool:
 
 
 class Takeover:
-    """A takeover that has started; `restore`, or the end of a `with` block, ends it."""
+    """A takeover that has started; `restore`, or the end of a `with` block, ends it.
+
+    Args:
+        reproduce: follow transformers also where hexloop does better.
+    """
 
     def __init__(self, reproduce: str | None) -> None:
         self.reproduce = reproduce
@@ -261,9 +265,11 @@ def takeover(reproduce: str | None = None) -> Takeover:
         with hexloop.takeover():
             import my_script
 
-    reproduce: the value of the argument of that name where training arguments do not set it.
     Warns of modules that have already imported one of the classes, which they keep, and of a release of transformers
     outside the tested range. Training arguments refuse an invalid `reproduce` when they are made.
+
+    Args:
+        reproduce: the value of the argument of that name where training arguments do not set it.
     """
     with _lock:
         started = Takeover(reproduce)

@@ -26,15 +26,21 @@ def assert_resume_exact(
 ) -> None:
     """Run the job without interruption, run it again with interruptions, and compare everything but time and memory.
 
-    stops: the steps after which a run is interrupted, each in a run of its own; a sequence of steps interrupts one run
-    several times. By default three steps drawn with `seed`. Each interruption follows a checkpoint requested at that
-    step.
-    fresh_process: whether to resume in a new process, which imports the job by name. None: do so if the job can be
-    imported, that is, if it is a function at the top level of a module other than a script. The folders that the job
-    receives are deleted.
+    The folders that the job receives are deleted.
 
-    Raises AssertionError with the step at which the two runs first differ, what differs (the batch, the loss, ...), and
-    the tensor that differs at the end, and by how much. Raises ValueError if the job cannot be tested.
+    Args:
+        job: makes the Trainer of a run.
+        stops: the steps after which a run is interrupted, each in a run of its own; a sequence of steps interrupts one
+            run several times. By default three steps drawn with `seed`. Each interruption follows a checkpoint
+            requested at that step.
+        seed: where the interruptions are drawn from.
+        fresh_process: whether to resume in a new process, which imports the job by name. None: do so if the job can be
+            imported, that is, if it is a function at the top level of a module other than a script.
+
+    Raises:
+        AssertionError: with the step at which the two runs first differ, what differs (the batch, the loss, ...), and
+            the tensor that differs at the end, and by how much.
+        ValueError: if the job cannot be tested.
     """
     name = name_of(job) if fresh_process is not False else None
     if fresh_process and name is None:

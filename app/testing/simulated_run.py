@@ -39,12 +39,21 @@ def simulated_run(
 ) -> Run[Sequence[Row], Scalar]:
     """Return a run that fits y = w . x + b to rows of features and target, to pass to `hexloop.domain.loop.train`.
 
-    trainable: the model; by default one with all weights zero.
     batch_size to learning_rate have the meaning that they have in transformers' arguments. The rows are read in
-    sequential order, the learning rate decays linearly to zero, gradients are clipped to 1, every 500th step is
-    logged, and the clock stands still.
-    precision: plain floats by default. storage: where checkpoints are saved; by default nowhere.
-    parts: other fields of `Run` (triggers, report, checkpoints, ...), or other adapters for the ports above.
+    sequential order, the learning rate decays linearly to zero, gradients are clipped to 1, every 500th step is logged,
+    and the clock stands still.
+
+    Args:
+        rows: the samples: features and target.
+        trainable: the model; by default one with all weights zero.
+        batch_size: rows in a micro-batch.
+        accumulation: micro-batches in an optimizer step.
+        epochs: how often the rows are trained on.
+        max_steps: optimizer steps, instead of epochs.
+        learning_rate: the initial rate.
+        precision: plain floats by default.
+        storage: where checkpoints are saved; by default nowhere.
+        **parts: other fields of `Run` (triggers, report, checkpoints, ...), or other adapters for the ports above.
     """
     trainable = trainable or least_squares(len(rows[0][0]), learning_rate)
     precision = precision or PlainPrecision()

@@ -39,7 +39,11 @@ class TrainerData(TrainerAttributes):
 
     @standard
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return the batches of `eval_dataset`: a data set, the name of one of several, or None for the Trainer's."""
+        """Return the batches of `eval_dataset`: a data set, the name of one of several, or None for the Trainer's.
+
+        Args:
+            eval_dataset: a data set, the name of one of several, or None for the Trainer's.
+        """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):
             dataset = self.eval_dataset[dataset]
@@ -55,7 +59,11 @@ class TrainerData(TrainerAttributes):
 
     @standard
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """Return the batches of `test_dataset`."""
+        """Return the batches of `test_dataset`.
+
+        Args:
+            test_dataset: the data set to predict.
+        """
         return self._get_dataloader(
             dataset=test_dataset,
             description="test",
@@ -125,7 +133,11 @@ class TrainerData(TrainerAttributes):
         return self._loaders().evaluation_sampler(eval_dataset)
 
     def num_examples(self, dataloader: Any) -> int:
-        """Return the samples of a loader; its length times the batch size if its data set has no length."""
+        """Return the samples of a loader; its length times the batch size if its data set has no length.
+
+        Args:
+            dataloader: a loader of batches.
+        """
         count = self.adapters.framework.sample_count(dataloader)
         return len(dataloader) * self.args.per_device_train_batch_size if count is None else count
 
@@ -176,7 +188,13 @@ class TrainerData(TrainerAttributes):
 
         Epochs; optimizer steps of an epoch; samples; samples trained on; samples of an optimizer step; batches of an
         epoch; optimizer steps of the run. Epochs are `sys.maxsize` if the data have no length.
-        Raises ConfigurationError if neither data nor arguments define the length of the run.
+
+        Args:
+            args: the arguments of the run.
+            dataloader: a loader of batches.
+
+        Raises:
+            ConfigurationError: if neither data nor arguments define the length of the run.
         """
         batches, accumulation = assembly.data.length_of(dataloader), args.gradient_accumulation_steps
         plan = make_plan(batches, accumulation, args.num_train_epochs, args.max_steps)
@@ -191,7 +209,11 @@ class TrainerData(TrainerAttributes):
         return epochs, steps_per_epoch, samples, samples * args.num_train_epochs, size, batches, total
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
-        """Return the samples in an optimizer step of all processes together."""
+        """Return the samples in an optimizer step of all processes together.
+
+        Args:
+            args: the arguments of the run.
+        """
         model_parallel_size = self.get_tp_size() * self.get_cp_size() * self.get_sp_size()
         samples = (
             global_batch_size(args, self.adapters.mesh.data, self._train_batch_size) * args.gradient_accumulation_steps

@@ -26,6 +26,14 @@ class TrainerEvaluation(TrainerAttributes):
 
         The data sets of a dictionary are evaluated one by one, each under "<prefix>_<name>"; an overridden method is
         called for each.
+
+        Args:
+            eval_dataset: a data set, a dictionary of several, or the name of one of several; by default the Trainer's.
+            ignore_keys: keys of the model's outputs that are left out of the predictions.
+            metric_key_prefix: the prefix of the names of metrics.
+
+        Returns:
+            the metrics by name, with the prefix.
         """
         several = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(several, dict) and is_overridden(self, "evaluate"):
@@ -52,7 +60,16 @@ class TrainerEvaluation(TrainerAttributes):
     def predict(
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
-        """Return predictions, labels and metrics on `test_dataset`, as arrays of shape (samples, ...)."""
+        """Return predictions, labels and metrics on `test_dataset`, as arrays of shape (samples, ...).
+
+        Args:
+            test_dataset: the data set to predict.
+            ignore_keys: keys of the model's outputs that are left out of the predictions.
+            metric_key_prefix: the prefix of the names of metrics.
+
+        Returns:
+            `predictions`, `label_ids` and `metrics`; the labels are None if the data have none.
+        """
         with measured(self._memory, "test") as figures:
             output = driving.predict(self._collect_parts(), test_dataset, ignore_keys, metric_key_prefix)
         return output._replace(metrics={**(output.metrics or {}), **figures})
@@ -66,7 +83,15 @@ class TrainerEvaluation(TrainerAttributes):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Predict every batch of `dataloader`; return predictions, labels, metrics and the number of samples."""
+        """Predict every batch of `dataloader`; return predictions, labels, metrics and the number of samples.
+
+        Args:
+            dataloader: the batches to predict.
+            description: what the evaluation is called in logs.
+            prediction_loss_only: return only the loss; by default as in the arguments.
+            ignore_keys: keys of the model's outputs that are left out of the predictions.
+            metric_key_prefix: the prefix of the names of metrics.
+        """
         return driving.evaluation_loop(
             self._collect_parts(), dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
         )
@@ -79,14 +104,29 @@ class TrainerEvaluation(TrainerAttributes):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Call `evaluation_loop`, whose name this was in version 4 of transformers."""
+        """Call `evaluation_loop`, whose name this was in version 4 of transformers.
+
+        Args:
+            dataloader: the batches to predict.
+            description: what the evaluation is called in logs.
+            prediction_loss_only: return only the loss; by default as in the arguments.
+            ignore_keys: keys of the model's outputs that are left out of the predictions.
+            metric_key_prefix: the prefix of the names of metrics.
+        """
         return self.evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
 
     @standard
     def prediction_step(
         self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[Any, Any, Any]:
-        """Return the loss, the logits and the labels of a batch, each None if missing or not asked for."""
+        """Return the loss, the logits and the labels of a batch, each None if missing or not asked for.
+
+        Args:
+            model: the model that predicts.
+            inputs: the batch.
+            prediction_loss_only: return only the loss.
+            ignore_keys: keys of the model's outputs that are left out of the predictions.
+        """
         from hexloop.app.overrides.framework import prediction_step
 
         step = prediction_step(self._collect_parts())

@@ -34,15 +34,28 @@ class SFTTrainer(Trainer):
     `input_ids`. They become tokens and labels as the `SFTConfig` says, when they are read or before. The constructor
     has the parameters of trl's SFTTrainer:
 
-    model: a model of transformers, with or without adapters, or the name or folder of one, which is then loaded.
-    args: an `SFTConfig`. Of `TrainingArguments`, the values are taken over.
-    processing_class: the tokenizer. If it is None, the one that was saved with the model. It receives the tokens and
-        the template of the arguments, and pads with its end token if it has no padding token.
-    quantization_config: how the weights of a model that is loaded by name are quantized.
-    peft_config: of the adapters that are trained in place of the weights.
-    formatting_func: returns the text of a sample.
+    Args:
+        model: a model of transformers, with or without adapters, or the name or folder of one, which is then loaded.
+        args: an `SFTConfig`. Of `TrainingArguments`, the values are taken over.
+        data_collator: as in `Trainer`; by default batches are padded or packed as the arguments say.
+        train_dataset: the samples to train on.
+        eval_dataset: the samples to evaluate, or a dictionary of several data sets.
+        processing_class: the tokenizer. If it is None, the one that was saved with the model. It receives the tokens
+            and the template of the arguments, and pads with its end token if it has no padding token.
+        compute_loss_func: as in `Trainer`.
+        compute_metrics: as in `Trainer`.
+        callbacks: as in `Trainer`.
+        optimizers: as in `Trainer`.
+        optimizer_cls_and_kwargs: as in `Trainer`.
+        preprocess_logits_for_metrics: as in `Trainer`.
+        quantization_config: how the weights of a model that is loaded by name are quantized.
+        peft_config: of the adapters that are trained in place of the weights.
+        formatting_func: returns the text of a sample.
+        tokenizer: the former name of `processing_class`.
+        **injected: adapters, as in `Trainer`.
 
-    Raises ConfigurationError with every problem that can be known without data, or from the first sample.
+    Raises:
+        ConfigurationError: with every problem that can be known without data, or from the first sample.
     """
 
     arguments_class: ClassVar[type[SFTConfig]] = SFTConfig

@@ -134,7 +134,15 @@ class LegacyNames(TrainerAttributes):
 
     @staticmethod
     def take_tokenizer(tokenizer: Any, processing_class: Any) -> Any:
-        """Return what was passed under the old name. Raises ConfigurationError if both names are used."""
+        """Return what was passed under the old name.
+
+        Args:
+            tokenizer: what was passed as `tokenizer`.
+            processing_class: what was passed as `processing_class`.
+
+        Raises:
+            ConfigurationError: if both names are used.
+        """
         if processing_class is not None:
             raise ConfigurationError(
                 "You passed both tokenizer and processing_class, its new name; pass processing_class alone."
@@ -143,12 +151,24 @@ class LegacyNames(TrainerAttributes):
         return tokenizer
 
     def torch_jit_model_eval(self, model: Any, dataloader: Any, training: bool = False) -> Any:
-        """Return the model unchanged: TorchScript is no longer developed; use torch.compile."""
+        """Return the model unchanged: TorchScript is no longer developed; use torch.compile.
+
+        Args:
+            model: the model.
+            dataloader: ignored.
+            training: ignored.
+        """
         warn_of_old_name("torch_jit_model_eval", "torch_compile=True")
         return model
 
     def ipex_optimize_model(self, model: Any, training: bool = False, dtype: Any = None) -> Any:
-        """Return the model unchanged: torch itself contains the optimizations of Intel's extension."""
+        """Return the model unchanged: torch itself contains the optimizations of Intel's extension.
+
+        Args:
+            model: the model.
+            training: ignored.
+            dtype: ignored.
+        """
         warn_of_old_name("ipex_optimize_model", "bf16=True or torch_compile=True")
         return model
 
@@ -158,7 +178,11 @@ class LegacyNames(TrainerAttributes):
             raise RunStateError("You called end() while a run is live; finish it, or close its stream.")
 
     def propagate_args_to_deepspeed(self, auto_find_batch_size: bool = False) -> NoReturn:
-        """Raise ConfigurationError: arguments reach DeepSpeed when a run starts."""
+        """Raise ConfigurationError: arguments reach DeepSpeed when a run starts.
+
+        Args:
+            auto_find_batch_size: ignored.
+        """
         _refuse("propagate_args_to_deepspeed", "arguments reach DeepSpeed when a run starts", "remove the call")
 
     if not TYPE_CHECKING:

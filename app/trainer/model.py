@@ -34,7 +34,11 @@ class TrainerModel(TrainerAttributes):
     def call_model_init(self, trial: Any = None) -> Any:
         """Return a new model from `model_init`, which may take the trial of a search.
 
-        Raises ConfigurationError if there is no `model_init`, if it takes more, or if it returns None.
+        Args:
+            trial: the trial of a search, if there is one.
+
+        Raises:
+            ConfigurationError: if there is no `model_init`, if it takes more, or if it returns None.
         """
         arguments = (trial,) if takes_trial(self.model_init, trial) else ()
         adapters: Adapters | None = vars(self).get("adapters")  # a subclass may call this before the constructor
@@ -71,6 +75,9 @@ class TrainerModel(TrainerAttributes):
         """Move the model to its device, with the memory options of the arguments, and with layers in its precision.
 
         A sharded model stays where it is.
+
+        Args:
+            moves: whether the model is moved to the device.
         """
         sharded = is_sharded(self.adapters.parallelism, self.model)
         moves = moves and self.place_model_on_device and not sharded
@@ -110,7 +117,11 @@ class TrainerModel(TrainerAttributes):
 
     @standard
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-        """Make the optimizer, then the schedule over `num_training_steps` optimizer steps."""
+        """Make the optimizer, then the schedule over `num_training_steps` optimizer steps.
+
+        Args:
+            num_training_steps: optimizer steps of the whole run.
+        """
         if is_overridden(self, "create_optimizer"):
             self.create_optimizer()  # earlier releases of transformers passed nothing, and overrides take nothing
         else:
@@ -123,6 +134,9 @@ class TrainerModel(TrainerAttributes):
 
         It has two parameter groups, with and without weight decay, also where one is empty; with `param_groups` it has
         those of the rules as well.
+
+        Args:
+            model: the model whose parameters are meant; by default the Trainer's.
         """
         if self.optimizer is None:
             target = self.model if model is None else model
@@ -151,6 +165,10 @@ class TrainerModel(TrainerAttributes):
 
         It is of the class that transformers' `get_scheduler` returns for `lr_scheduler_type`: a LambdaLR, or a
         ReduceLROnPlateau or GreedyLR. A run steps it; a script that drives the optimizer itself calls its `step()`.
+
+        Args:
+            num_training_steps: optimizer steps of the whole run.
+            optimizer: the optimizer whose rates are scheduled; by default the Trainer's.
         """
         if self.lr_scheduler is None:
             target = self.optimizer if optimizer is None else optimizer
@@ -164,17 +182,30 @@ class TrainerModel(TrainerAttributes):
     @staticmethod
     @standard
     def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: Any = None) -> tuple[type[Any], dict[str, Any]]:
-        """Return the optimizer class that the arguments name, and its keyword arguments."""
+        """Return the optimizer class that the arguments name, and its keyword arguments.
+
+        Args:
+            args: the arguments that name the optimizer.
+            model: the model that is trained, which some optimizers need.
+        """
         return torch_framework().choose_optimizer(args, model)
 
     def get_decay_parameter_names(self, model: Any) -> list[str]:
-        """Return the names of the parameters with weight decay: no biases, no normalisation layers."""
+        """Return the names of the parameters with weight decay: no biases, no normalisation layers.
+
+        Args:
+            model: the model whose parameters are meant; by default the Trainer's.
+        """
         called_on_class: Any = self  # with None, as some libraries do
         framework = torch_framework() if called_on_class is None else self.adapters.framework
         return framework.decayed_names(model)
 
     def get_learning_rates(self) -> list[float]:
-        """Return the rate of each parameter group. Raises ConfigurationError if there is no optimizer yet."""
+        """Return the rate of each parameter group.
+
+        Raises:
+            ConfigurationError: if there is no optimizer yet.
+        """
         return [group["lr"] for group in self._made_optimizer().param_groups]
 
     @standard
@@ -185,7 +216,11 @@ class TrainerModel(TrainerAttributes):
     def get_optimizer_group(self, param: Any = None) -> Any:
         """Return the parameter group of a parameter; without one, or for one in no group, each group's parameters.
 
-        Raises ConfigurationError if there is no optimizer yet.
+        Args:
+            param: a parameter of the model; None for all groups.
+
+        Raises:
+            ConfigurationError: if there is no optimizer yet.
         """
         groups = self._made_optimizer().param_groups
         found = (group for group in groups if any(each is param for each in group["params"]))

@@ -27,6 +27,10 @@ class TrainerPublishing(TrainerAttributes):
 
         The first of several processes writes. All processes must call it if the model is sharded: each writes its part.
         With `push_to_hub`, the model is also published.
+
+        Args:
+            output_dir: the folder; by default the output folder of the arguments.
+            _internal_call: whether the run itself calls, which then publishes nothing.
         """
         self.adapters.framework.refuse_unprepared(self.adapters, self.model)
         if self.args.should_save or is_sharded(self.adapters.parallelism, self.model):
@@ -54,6 +58,17 @@ class TrainerPublishing(TrainerAttributes):
         """Write a model card to README.md in the output folder: metadata, hyperparameters, results and versions.
 
         The first of several processes writes. Tags of a card that is there already are kept.
+
+        Args:
+            language: the languages of the model.
+            license: the licence of the model.
+            tags: tags of the model on the Hub.
+            model_name: the title of the card; by default the name of the output folder.
+            finetuned_from: the model that was fine-tuned.
+            tasks: the tasks of the model.
+            dataset_tags: the names of the data sets on the Hub.
+            dataset: the titles of the data sets.
+            dataset_args: the configurations of the data sets.
         """
         if self.is_world_process_zero():
             lists = map(model_card.as_list, (language, tags, tasks, dataset_tags, dataset, dataset_args))
@@ -68,7 +83,13 @@ class TrainerPublishing(TrainerAttributes):
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Create the model's repository if it does not exist, and set `hub_model_id` to its full name. Collective.
 
-        Raises ConfigurationError if the hub refuses it, and UnavailableError if it does not answer.
+        Args:
+            token: the token of the Hub; by default that of the arguments.
+            private: whether a new repository is private; by default as in the arguments.
+
+        Raises:
+            ConfigurationError: if the hub refuses it.
+            UnavailableError: if it does not answer.
         """
         self._use_token(token)
         private = self.args.hub_private_repo if private is None else private
@@ -77,7 +98,11 @@ class TrainerPublishing(TrainerAttributes):
         self.push_in_progress = None
 
     def init_git_repo(self, at_init: bool = False) -> None:
-        """Call `init_hf_repo`: the old name, from when the output folder was a clone of the repository."""
+        """Call `init_hf_repo`: the old name, from when the output folder was a clone of the repository.
+
+        Args:
+            at_init: ignored.
+        """
         warn_of_old_name("Trainer.init_git_repo", "Trainer.init_hf_repo")
         self.init_hf_repo()
 
@@ -104,11 +129,19 @@ class TrainerPublishing(TrainerAttributes):
     ) -> Any:
         """Save the model, write the model card, and publish the output folder as one commit. Collective.
 
-        Checkpoints, hidden files and names that begin with "_" are left out. revision: the branch, by default
-        `hub_revision`. kwargs: those of `create_model_card`, and `create_pr=True` to open a pull request instead.
+        Checkpoints, hidden files and names that begin with "_" are left out.
+
         Returns huggingface_hub's CommitInfo, without `blocking` a Future of it, and None in other processes than the
         first. With `blocking`, raises RefusedError if the hub refuses the commit, and UnavailableError, with the entry
         of the outbox that keeps it, if the hub has failed for `outbox_grace` seconds.
+
+        Args:
+            commit_message: the message of the commit.
+            blocking: wait until everything is uploaded.
+            token: the token of the Hub; by default that of the arguments.
+            revision: the branch, by default `hub_revision`.
+            private: whether a new repository is private; by default as in the arguments.
+            **kwargs: those of `create_model_card`, and `create_pr=True` to open a pull request instead.
         """
         self._use_token(token)
         self._dispatcher.call("on_push_begin")

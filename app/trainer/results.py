@@ -15,7 +15,13 @@ from hexloop.ports.logger import Record
 
 
 class TrainOutput(NamedTuple):
-    """What `Trainer.train` returns: the steps done, the mean loss over them, and the metrics of the run."""
+    """What `Trainer.train` returns: the steps done, the mean loss over them, and the metrics of the run.
+
+    Args:
+        global_step: optimizer steps done.
+        training_loss: the mean loss over these steps.
+        metrics: the metrics of the run by name.
+    """
 
     global_step: int
     training_loss: float
@@ -109,7 +115,12 @@ class TrainerStages(TrainerAttributes):
 
     @standard
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the epoch to `logs`, append them to the history, and pass them to callbacks and loggers."""
+        """Add the epoch to `logs`, append them to the history, and pass them to callbacks and loggers.
+
+        Args:
+            logs: the values by name.
+            start_time: when training started, to log its speed.
+        """
         state, session = self.state, self._session
         logs["epoch"] = state.epoch
         if self.args.include_num_input_tokens_seen != "no":
@@ -125,7 +136,12 @@ class TrainerStages(TrainerAttributes):
             loggers.write(Record(state.global_step, state.epoch, dict(logs)))
 
     def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
-        """Print the metrics of a split ("train", "eval", "test") in aligned lines, formatted by `metrics_format`."""
+        """Print the metrics of a split ("train", "eval", "test") in aligned lines, formatted by `metrics_format`.
+
+        Args:
+            split: "train", "eval", "test", or another name.
+            metrics: metrics by name.
+        """
         if self.is_world_process_zero():
             print(saving.table(split, metrics))
 
@@ -133,13 +149,22 @@ class TrainerStages(TrainerAttributes):
         """Write `<split>_results.json` in the output folder.
 
         With `combined`, also add them to all_results.json, where they replace metrics of the same names.
+
+        Args:
+            split: "train", "eval", "test", or another name.
+            metrics: metrics by name.
+            combined: also add them to all_results.json.
         """
         if self.is_world_process_zero():
             saving.save_metrics(self._collect_parts(), split, metrics, combined)
 
     @staticmethod
     def metrics_format(metrics: dict[str, Any]) -> dict[str, Any]:
-        """Return a readable copy: memory in MB, floating-point operations in GF, times as h:mm:ss.cc, four decimals."""
+        """Return a readable copy: memory in MB, floating-point operations in GF, times as h:mm:ss.cc, four decimals.
+
+        Args:
+            metrics: metrics by name.
+        """
         return saving.readable(metrics)
 
     def save_state(self) -> None:
@@ -152,11 +177,20 @@ class TrainerStages(TrainerAttributes):
         """Return the tokens of all batches of a loader, or `max_steps` times those of its first batch.
 
         Returns 0 with a warning if its batches have no "input_ids".
+
+        Args:
+            train_dl: the loader.
+            max_steps: count the first batch this many times, instead of every batch.
         """
         return saving.count_tokens(train_dl, max_steps)
 
     def compare_trainer_and_checkpoint_args(self, training_args: Any, trainer_state: Any) -> None:
-        """Log a warning for each interval or batch size that differs from the state of a checkpoint."""
+        """Log a warning for each interval or batch size that differs from the state of a checkpoint.
+
+        Args:
+            training_args: the arguments of the run.
+            trainer_state: the state of the checkpoint.
+        """
         saving.warn_of_differences(training_args, trainer_state, self._notices)
 
 

@@ -33,7 +33,23 @@ class Seq2SeqTrainer(Trainer):
     The constructor is `Trainer`'s; `args` are `Seq2SeqTrainingArguments`. A `generation_config` among them replaces the
     model's own. Sequences that are compared or kept are padded to the length of the model's generation config.
 
-    Raises ConfigurationError with every problem that can be known without data.
+    Args:
+        model: the model to train, one of transformers with `generate`.
+        args: a `Seq2SeqTrainingArguments`, or transformers'.
+        data_collator: as in `Trainer`.
+        train_dataset: as in `Trainer`.
+        eval_dataset: as in `Trainer`.
+        processing_class: as in `Trainer`.
+        model_init: as in `Trainer`.
+        compute_loss_func: as in `Trainer`.
+        compute_metrics: as in `Trainer`; the predictions are the generated tokens.
+        callbacks: as in `Trainer`.
+        optimizers: as in `Trainer`.
+        preprocess_logits_for_metrics: as in `Trainer`.
+        **injected: adapters, as in `Trainer`.
+
+    Raises:
+        ConfigurationError: with every problem that can be known without data.
     """
 
     arguments_class: ClassVar[type[Seq2SeqTrainingArguments]] = Seq2SeqTrainingArguments
@@ -88,8 +104,13 @@ class Seq2SeqTrainer(Trainer):
     def load_generation_config(gen_config_arg: Any) -> Any:
         """Return a `GenerationConfig` of transformers: a copy of the argument, or the one of a model's name or a path.
 
-        A path is that of a folder with generation_config.json, or of such a file. Raises ConfigurationError if the
-        config is inconsistent, and could not be saved with the model.
+        A path is that of a folder with generation_config.json, or of such a file.
+
+        Args:
+            gen_config_arg: a config, the name of a model, or a path.
+
+        Raises:
+            ConfigurationError: if the config is inconsistent, and could not be saved with the model.
         """
         from transformers import GenerationConfig
 
@@ -125,7 +146,14 @@ class Seq2SeqTrainer(Trainer):
         metric_key_prefix: str = "eval",
         **gen_kwargs: Any,
     ) -> dict[str, float]:
-        """Evaluate. gen_kwargs: keywords of `generate`; the arguments provide a missing `max_length` or `num_beams`."""
+        """Evaluate like `Trainer.evaluate`, with generation if `predict_with_generate` is set.
+
+        Args:
+            eval_dataset: a data set, a dictionary of several, or the name of one of several; by default the Trainer's.
+            ignore_keys: keys of the model's outputs that are left out of the predictions.
+            metric_key_prefix: the prefix of the names of metrics.
+            **gen_kwargs: keywords of `generate`; the arguments provide a missing `max_length` or `num_beams`.
+        """
         if gen_kwargs or not self._asks_for_each:  # each of several data sets uses the keywords of the whole call
             self._gen_kwargs = _with_defaults(self.args, gen_kwargs)
         self.gather_function = self.accelerator.gather
@@ -141,7 +169,14 @@ class Seq2SeqTrainer(Trainer):
         metric_key_prefix: str = "test",
         **gen_kwargs: Any,
     ) -> PredictionOutput:
-        """Predict like `Trainer.predict`, gen_kwargs as in `evaluate`. Generated tokens: (samples, tokens)."""
+        """Predict like `Trainer.predict`, gen_kwargs as in `evaluate`. Generated tokens: (samples, tokens).
+
+        Args:
+            test_dataset: the data set to predict.
+            ignore_keys: keys of the model's outputs that are left out of the predictions.
+            metric_key_prefix: the prefix of the names of metrics.
+            **gen_kwargs: keywords of `generate`, as in `evaluate`.
+        """
         self._gen_kwargs = _with_defaults(self.args, gen_kwargs)
         self.gather_function = self.accelerator.gather
         try:
@@ -172,8 +207,14 @@ class Seq2SeqTrainer(Trainer):
     ) -> tuple[Tensor | None, Any, Any]:
         """Return the loss, the generated tokens and the labels of a batch, or `Trainer`'s without generation.
 
-        gen_kwargs: keywords of `generate`; by default those of the current `evaluate` or `predict`.
         Generated tokens and labels, (rows, tokens), are padded to one length.
+
+        Args:
+            model: the model that predicts.
+            inputs: the batch.
+            prediction_loss_only: return only the loss.
+            ignore_keys: keys of the model's outputs that are left out of the predictions.
+            **gen_kwargs: keywords of `generate`; by default those of the current `evaluate` or `predict`.
         """
         if not self.args.predict_with_generate or prediction_loss_only:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)

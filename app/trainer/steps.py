@@ -51,6 +51,11 @@ class TrainerSteps(TrainerAttributes):
 
         Outside a run, the gradients of the loss are added to those of `model`, as in a window of
         `current_gradient_accumulation_steps`.
+
+        Args:
+            model: the model that is trained.
+            inputs: the batch.
+            num_items_in_batch: what the window's loss is divided by, such as its label tokens.
         """
         session = self._session
         if session is None:
@@ -74,7 +79,14 @@ class TrainerSteps(TrainerAttributes):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Return the loss of a batch, with `return_outputs` together with the outputs of the model."""
+        """Return the loss of a batch, with `return_outputs` together with the outputs of the model.
+
+        Args:
+            model: the model that is trained.
+            inputs: the batch.
+            return_outputs: return the outputs of the model as well.
+            num_items_in_batch: what the window's loss is divided by, such as its label tokens.
+        """
         return self._loss_as_it_is_now().compute(model, inputs, return_outputs, num_items_in_batch)
 
     def _loss_as_it_is_now(self) -> LossChoice:
@@ -96,6 +108,11 @@ class TrainerSteps(TrainerAttributes):
         """Return the next `num_batches` micro-batches, or all that are left, and their item count, on the device.
 
         The count is None if the loss needs none, and if no run is live. If overridden, it provides every window.
+
+        Args:
+            epoch_iterator: the batches of the epoch.
+            num_batches: micro-batches of the window.
+            device: where the count is needed.
         """
         samples = list(islice(epoch_iterator, num_batches))
         return samples, self._get_num_items_in_batch(samples, device)
@@ -157,6 +174,9 @@ class TrainerSteps(TrainerAttributes):
         """Return a context in which the model computes in the run's precision. If overridden, every loss uses it.
 
         The standard step computes in that precision without it. With `reproduce` it is empty, as in transformers.
+
+        Args:
+            cache_enabled: whether autocast keeps converted weights within the context.
         """
         if not rules_of(self.args).own_precision:
             return nullcontext()
@@ -169,6 +189,9 @@ class TrainerSteps(TrainerAttributes):
 
         The model's own figure, or one by its parameters for a model of transformers, else measured. If overridden, it
         is called for every micro-batch.
+
+        Args:
+            inputs: the batch.
         """
         return assembly.batches.floating_point_operations(self.model, inputs)
 

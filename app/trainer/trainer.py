@@ -92,7 +92,27 @@ class Trainer(
     (device, precision, parallelism, collectives, storage, hub, loggers, clock, interrupts, journal); the arguments
     choose the others. Passing `loggers` replaces all default output: no progress bar and no printing callback is added.
 
-    Raises ConfigurationError with every problem that can be known without data.
+    Args:
+        model: the model to train, a `torch.nn.Module`; it may be None if `model_init` is passed.
+        args: the training arguments, hexloop's or transformers'; by default those of a run in the folder tmp_trainer.
+        data_collator: makes a batch of a list of samples.
+        train_dataset: the samples to train on: a data set with a length, an iterable one, or one of the package
+            datasets.
+        eval_dataset: the samples to evaluate, or a dictionary of several data sets by name.
+        processing_class: the tokenizer or processor, which pads batches and is saved with the model.
+        model_init: makes a new model, for a search also from the trial.
+        compute_loss_func: returns the loss from the outputs, the labels and the number of items of the window.
+        compute_metrics: returns metrics by name from an `EvalPrediction`.
+        callbacks: callbacks besides the default ones, instances or classes.
+        optimizers: the optimizer and the learning-rate scheduler, each None to let the arguments choose.
+        optimizer_cls_and_kwargs: the class of the optimizer and its keyword arguments, instead of `optim`.
+        preprocess_logits_for_metrics: receives the logits and the labels of an evaluation's batch, and returns what is
+            kept.
+        tokenizer: the former name of `processing_class`.
+        **injected: adapters by the name of their port, the keys of `hexloop.app.assembly.adapters.Injected`.
+
+    Raises:
+        ConfigurationError: with every problem that can be known without data.
     """
 
     arguments_class: ClassVar[type[TrainingArguments]] = TrainingArguments
@@ -208,10 +228,20 @@ class Trainer(
     ) -> TrainOutput:
         """Train to the end, waiting while the run is paused.
 
-        resume_from_checkpoint: the folder of a checkpoint, True for the newest good one in the output folder, or "auto"
-        to resume from that one if it exists and to start a new run otherwise; a finished run is not trained again.
-        `model_path` is its old name. trial: passed to overridden methods, and to `model_init` if it takes one.
-        Raises RunStateError while another run of this Trainer is live.
+        Args:
+            resume_from_checkpoint: the folder of a checkpoint, True for the newest good one in the output folder, or
+                "auto" to resume from that one if it exists and to start a new run otherwise; a finished run is not
+                trained again. `model_path` is its old name.
+            trial: passed to overridden methods, and to `model_init` if it takes one.
+            ignore_keys_for_eval: keys of the model's outputs that evaluations during training leave out of the
+                predictions.
+            **kwargs: `model_path`, the old name of `resume_from_checkpoint`.
+
+        Returns:
+            the steps done, the mean loss over them, and the metrics of the run.
+
+        Raises:
+            RunStateError: while another run of this Trainer is live.
         """
         if kwargs:
             resume_from_checkpoint = old_model_path(kwargs)
@@ -293,27 +323,36 @@ class Trainer(
     ) -> BestRun | list[BestRun]:
         """Train `n_trials` times with other arguments, and return the best trial.
 
-        hp_space: receives the trial of the backend, and returns the parameters of the trial by argument; a name with
-        dots is an entry of a dictionary, such as "lr_scheduler_kwargs.num_cycles". A dictionary of choices and ranges
-        is a space as well. compute_objective: returns the objective of a dictionary of metrics, by default the loss or
-        the sum of the other metrics; for several directions a list. direction: "minimize" or "maximize", or a list of
-        these. backend: "optuna", "ray", "wandb", "random", "grid", or one of an installed package; by default the first
-        of optuna, ray and wandb that is installed. hp_name: returns the name of a trial, and of its folder; by default
-        `run-<number>`.
-
-        resume: True continues the search that is recorded in `output_dir`, at the trial that it was in and from that
-        trial's newest checkpoint; "auto" does so if there is one. objective: "best" or "last", the evaluation that a
-        trial counts with; "best" unless `reproduce` or a takeover follows transformers. keep_trials: of how many of the
-        best trials the checkpoints are kept; by default of all. seed: of the proposals, by default `args.seed`.
-        kwargs: for the backend, and `timeout` in seconds, after which no further trial starts; `catch`, the errors
-        after which a trial counts as failed, by default all; and `gc_after_trial`.
-
         A trial trains with a copy of the arguments; the Trainer's own stay as they are. A trial that fails, diverges
         or runs out of memory counts as failed. With several directions, the trials that no other one beats are
         returned. Collective; every rank receives the result.
 
-        Raises ConfigurationError, with every problem, before the first trial trains; RunStateError while a run is live,
-        and if no trial was complete.
+        Args:
+            hp_space: receives the trial of the backend, and returns the parameters of the trial by argument; a name
+                with dots is an entry of a dictionary, such as "lr_scheduler_kwargs.num_cycles". A dictionary of choices
+                and ranges is a space as well.
+            compute_objective: returns the objective of a dictionary of metrics, by default the loss or the sum of the
+                other metrics; for several directions a list.
+            n_trials: how many trials to run; None for no limit but the time or the space.
+            direction: "minimize" or "maximize", or a list of these.
+            backend: "optuna", "ray", "wandb", "random", "grid", or one of an installed package; by default the first of
+                optuna, ray and wandb that is installed.
+            hp_name: returns the name of a trial, and of its folder; by default `run-<number>`.
+            resume: True continues the search that is recorded in `output_dir`, at the trial that it was in and from
+                that trial's newest checkpoint; "auto" does so if there is one.
+            objective: "best" or "last", the evaluation that a trial counts with; "best" unless `reproduce` or a
+                takeover follows transformers.
+            keep_trials: of how many of the best trials the checkpoints are kept; by default of all.
+            seed: of the proposals, by default `args.seed`.
+            **kwargs: for the backend, and `timeout` in seconds, after which no further trial starts; `catch`, the
+                errors after which a trial counts as failed, by default all; and `gc_after_trial`.
+
+        Returns:
+            the best trial; with several directions, the trials that no other one beats.
+
+        Raises:
+            ConfigurationError: with every problem, before the first trial trains.
+            RunStateError: while a run is live, and if no trial was complete.
         """
         self._refuse_search()
         is_own = self._own_optimizer and self._own_scheduler
@@ -352,7 +391,9 @@ class Trainer(
 
         `model_init` makes the model again, with what the trial had drawn. The arguments stay as they are; see
         `hexloop.with_hyperparameters`. Of several objectives, the first of the best trials is loaded. Collective.
-        Raises RunStateError if there is no search, no complete trial, or no checkpoint of it.
+
+        Raises:
+            RunStateError: if there is no search, no complete trial, or no checkpoint of it.
         """
         self._refuse_search()
         folder = self._search_folder()
@@ -372,7 +413,15 @@ class Trainer(
     ) -> Generator[AnyEvent, None, None]:
         """Return the run as a generator of events, driven by the caller; `close()` ends it and releases everything.
 
-        The run starts with the first `next`. Raises RunStateError while another run of this Trainer is live.
+        The run starts with the first `next`.
+
+        Args:
+            resume_from_checkpoint: as in `train`.
+            ignore_keys_for_eval: keys of the model's outputs that evaluations during training leave out of the
+                predictions.
+
+        Raises:
+            RunStateError: while another run of this Trainer is live.
         """
         driving.refuse_second_run(None if self._session is None else self._session.run)
         self._refuse_stream()
@@ -457,7 +506,12 @@ class Trainer(
     # Requests to a live run, from any thread
 
     def request_stop(self, reason: str = "", save: bool = False) -> None:
-        """Stop the run at the next step boundary or during an evaluation; with `save`, save a checkpoint first."""
+        """Stop the run at the next step boundary or during an evaluation; with `save`, save a checkpoint first.
+
+        Args:
+            reason: what the outcome reports.
+            save: save a checkpoint first.
+        """
         self._requests.request_stop(reason, save)
 
     def request_save(self) -> SaveRequest:
@@ -475,18 +529,29 @@ class Trainer(
     # Callbacks
 
     def add_callback(self, callback: Any) -> None:
-        """Add a callback; a class is instantiated."""
+        """Add a callback; a class is instantiated.
+
+        Args:
+            callback: an instance or a class.
+        """
         self.callback_handler.add_callback(callback)
 
     def pop_callback(self, callback: Any) -> Any:
         """Remove and return a callback, or the first of a class; return None if there is none.
 
         transformers' class of a tracker, such as WandbCallback, stands for hexloop's.
+
+        Args:
+            callback: an instance or a class.
         """
         return self.callback_handler.pop_callback(callback)
 
     def remove_callback(self, callback: Any) -> None:
-        """Remove a callback, or the first of a class; transformers' class of a tracker stands for hexloop's."""
+        """Remove a callback, or the first of a class; transformers' class of a tracker stands for hexloop's.
+
+        Args:
+            callback: an instance or a class.
+        """
         self.callback_handler.remove_callback(callback)
 
     # Copies, by `copy.deepcopy` and by pickle

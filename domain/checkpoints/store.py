@@ -41,17 +41,26 @@ MAX_FAILURES = 3
 class CheckpointStore:
     """Implements `hexloop.domain.run.Checkpoints` on a storage.
 
-    policy: which checkpoints are kept. environment: facts that the exact bits of a result may depend on.
-    load_best_at_end: whether the run ends with the weights of its best checkpoint.
-    collectives: the processes of the run, which all save together; None if there is one process.
-    session: the name of this process's part of the run; names of later sessions sort after it.
-    background: writes a snapshot of the run while training continues. None: each save writes the run's state itself,
-    and training waits. One save is in flight at most; the next one waits for it or, with `skip_when_busy`, is skipped
-    unless it is required or the best so far.
-    pauses: seconds between attempts while the storage is full. note: called at each phase of a save.
-    exclusive: no other run saves to this storage, so unfinished folders of any run may be removed.
-    make_room: frees space that other things than checkpoints take on a full storage, and returns whether it did.
-    latest: the newest checkpoint of the lineage of the present state. resumed_from: the one that it was resumed from.
+    Args:
+        storage: where the checkpoints are written.
+        contents: converts the state of the run to files and back.
+        policy: which checkpoints are kept.
+        environment: facts that the exact bits of a result may depend on.
+        load_best_at_end: whether the run ends with the weights of its best checkpoint.
+        collectives: the processes of the run, which all save together; None if there is one process.
+        session: the name of this process's part of the run; names of later sessions sort after it.
+        background: writes a snapshot of the run while training continues. None: each save writes the run's state
+            itself, and training waits. One save is in flight at most; the next one waits for it or, with
+            `skip_when_busy`, is skipped unless it is required or the best so far.
+        skip_when_busy: skip a save while another one is in flight.
+        pauses: seconds between attempts while the storage is full.
+        note: called at each phase of a save.
+        exclusive: no other run saves to this storage, so unfinished folders of any run may be removed.
+        make_room: frees space that other things than checkpoints take on a full storage, and returns whether it did.
+
+    Attributes:
+        latest: the newest checkpoint of the lineage of the present state.
+        resumed_from: the one that it was resumed from.
     """
 
     storage: Storage
@@ -86,9 +95,15 @@ class CheckpointStore:
     def resume(self, name: str | None = None, source: Storage | None = None) -> RunState | None:
         """Restore the run from the checkpoint `name`, or from the newest good one, and return its state.
 
-        source: where that checkpoint is, if not on the storage that the run saves to.
-        Returns None if no name is given and there is no checkpoint. Raises CheckpointError, listing the good ones, if
-        the named one is not good, if no name is given and there are several runs, or if a good one does not fit.
+        Returns None if no name is given and there is no checkpoint.
+
+        Args:
+            name: the name of a checkpoint; None for the newest good one.
+            source: where that checkpoint is, if not on the storage that the run saves to.
+
+        Raises:
+            CheckpointError: listing the good ones, if the named one is not good, if no name is given and there are
+                several runs, or if a good one does not fit.
         """
         storage = self.storage if source is None else source
         if storage is self.storage:  # on another storage, a live run may be about to publish it
@@ -149,6 +164,10 @@ class CheckpointStore:
 
         An error of the storage is reported as an event, and the run continues. The third failure in a row raises
         StorageError, and so does a storage that stays full.
+
+        Args:
+            state: the state of the run.
+            required: False if the save may be skipped while another one is in flight.
         """
         required_or_best = required or state.best_step == state.step
         if self.skip_when_busy and not required_or_best and run_on_rank0(self.collectives, self._is_busy):
@@ -186,6 +205,9 @@ class CheckpointStore:
 
         It is looked up on the run's own storage and on the one that the run was resumed from. A checkpoint of the same
         name that belongs to another run or lineage is not used.
+
+        Args:
+            state: the state of the run, which knows the best checkpoint.
         """
         if self.load_best_at_end:
             self._best_of(state).load(state, self.contents)

@@ -34,7 +34,13 @@ class ConstantWithWarmup(checks.Options):
     """With W = num_warmup_steps: f(step) = step / W below W, then 1.
 
     Source: transformers, `get_constant_schedule_with_warmup`; the linear warm-up of Goyal et al. 2017
-    (arXiv:1706.02677), from 0. Raises ConfigurationError unless num_warmup_steps is a number of at least 0.
+    (arXiv:1706.02677), from 0.
+
+    Args:
+        num_warmup_steps: optimizer steps of rising rate, at least 0.
+
+    Raises:
+        ConfigurationError: unless num_warmup_steps is a number of at least 0.
     """
 
     num_warmup_steps: checks.Steps
@@ -51,9 +57,16 @@ class InverseSqrt(checks.Options):
     """With W = num_warmup_steps and s = timescale (if None: W, or 10,000 if W is 0):
     f(step) = step / W below W, then 1 / sqrt((step - W + s) / s).
 
-    Source: transformers, `get_inverse_sqrt_schedule`, after big_vision's `rsqrt`; with s = W it is the schedule
-    of Vaswani et al. 2017 (arXiv:1706.03762) up to a constant. Raises ConfigurationError unless num_warmup_steps is a
-    number of at least 0 and timescale a number above 0, in steps, or None.
+    Source: transformers, `get_inverse_sqrt_schedule`, after big_vision's `rsqrt`; with s = W it is the schedule of
+    Vaswani et al. 2017 (arXiv:1706.03762) up to a constant.
+
+    Args:
+        num_warmup_steps: optimizer steps of rising rate, at least 0.
+        timescale: s in the formula, above 0; if None, W, or 10,000 if W is 0.
+
+    Raises:
+        ConfigurationError: unless num_warmup_steps is a number of at least 0 and timescale a number above 0, in steps,
+            or None.
     """
 
     num_warmup_steps: checks.Steps
@@ -73,7 +86,14 @@ class Linear(checks.Options):
     max(0, (T - step) / max(1, T - W)).
 
     Source: transformers, `get_linear_schedule_with_warmup`; the schedule of BERT (Devlin et al. 2018,
-    arXiv:1810.04805). Raises ConfigurationError unless both are numbers of at least 0.
+    arXiv:1810.04805).
+
+    Args:
+        num_warmup_steps: optimizer steps of rising rate, at least 0.
+        num_training_steps: optimizer steps of the whole run, at least 0.
+
+    Raises:
+        ConfigurationError: unless both are numbers of at least 0.
     """
 
     num_warmup_steps: checks.Steps
@@ -96,9 +116,18 @@ class Polynomial(checks.Options):
 
     and lr_end / r after T, or from W on if T = W.
 
-    Source: transformers, `get_polynomial_decay_schedule_with_warmup`. As there, r is the optimizer's default rate,
-    and every parameter group is scaled by the same factor. Raises ConfigurationError unless 0 <= lr_end < base_rate,
-    and power and the step counts are numbers of at least 0.
+    Source: transformers, `get_polynomial_decay_schedule_with_warmup`. As there, r is the optimizer's default rate, and
+    every parameter group is scaled by the same factor.
+
+    Args:
+        num_warmup_steps: optimizer steps of rising rate, at least 0.
+        num_training_steps: optimizer steps of the whole run, at least 0.
+        base_rate: the optimizer's default rate.
+        lr_end: the rate at the end, at least 0 and below `base_rate`.
+        power: the exponent, at least 0.
+
+    Raises:
+        ConfigurationError: unless 0 <= lr_end < base_rate, and power and the step counts are numbers of at least 0.
     """
 
     num_warmup_steps: checks.Steps
@@ -151,9 +180,21 @@ class WarmupStableDecay(checks.Options):
     If both are given, num_stable_steps counts.
 
     Source: transformers, `get_wsd_schedule`; Hu et al. 2024 (arXiv:2404.06395), the 1-sqrt decay of Hägele et al. 2024
-    (arXiv:2405.18392). Raises ConfigurationError unless the step counts are numbers of at least 0,
-    num_stable_steps or num_training_steps is given, the types are known, min_lr_ratio is from 0 to 1 and num_cycles is
-    at least 0.
+    (arXiv:2405.18392).
+
+    Args:
+        num_warmup_steps: optimizer steps of rising rate, at least 0.
+        num_decay_steps: optimizer steps of falling rate, at least 0.
+        num_training_steps: optimizer steps of the whole run; needed without `num_stable_steps`.
+        num_stable_steps: optimizer steps of constant rate; if None, the rest of the run.
+        warmup_type: "linear", "cosine" or "1-sqrt".
+        decay_type: "linear", "cosine" or "1-sqrt".
+        min_lr_ratio: the lowest rate as a share of the full one, from 0 to 1.
+        num_cycles: waves of the cosine, at least 0.
+
+    Raises:
+        ConfigurationError: unless the step counts are numbers of at least 0, num_stable_steps or num_training_steps is
+            given, the types are known, min_lr_ratio is from 0 to 1 and num_cycles is at least 0.
     """
 
     num_warmup_steps: checks.Steps
@@ -205,8 +246,15 @@ class Cosine(checks.Options):
     num_cycles counts whole waves: the default half wave ends at 0. After T the wave continues.
 
     Source: transformers, `get_cosine_schedule_with_warmup`; the cosine decay of Loshchilov and Hutter 2016
-    (arXiv:1608.03983). Raises ConfigurationError unless the step counts and num_cycles are numbers
-    of at least 0.
+    (arXiv:1608.03983).
+
+    Args:
+        num_warmup_steps: optimizer steps of rising rate, at least 0.
+        num_training_steps: optimizer steps of the whole run, at least 0.
+        num_cycles: waves of the cosine, at least 0.
+
+    Raises:
+        ConfigurationError: unless the step counts and num_cycles are numbers of at least 0.
     """
 
     num_warmup_steps: checks.Steps
@@ -231,8 +279,15 @@ class CosineWithRestarts(checks.Options):
     and 0 from T on. num_cycles counts the decays, each from the full rate.
 
     Source: transformers, `get_cosine_with_hard_restarts_schedule_with_warmup`; the warm restarts of Loshchilov and
-    Hutter 2016 (arXiv:1608.03983) with periods of equal length. Raises ConfigurationError unless the step counts and
-    num_cycles are numbers of at least 0.
+    Hutter 2016 (arXiv:1608.03983) with periods of equal length.
+
+    Args:
+        num_warmup_steps: optimizer steps of rising rate, at least 0.
+        num_training_steps: optimizer steps of the whole run, at least 0.
+        num_cycles: the number of decays.
+
+    Raises:
+        ConfigurationError: unless the step counts and num_cycles are numbers of at least 0.
     """
 
     num_warmup_steps: checks.Steps
@@ -256,10 +311,20 @@ class CosineWithMinLr(checks.Options):
 
         max(0, (1 - m) * (1 + cos(2 * pi * num_cycles * p)) / 2 + m)
 
-    Source: transformers, `get_cosine_with_min_lr_schedule_with_warmup`. As there, base_rate is the optimizer's
-    default rate, so a parameter group with a different rate has a proportional minimum. Raises
-    ConfigurationError unless exactly one of min_lr (from 0 to base_rate) and min_lr_rate (from 0 to 1) is given, and
-    for step counts and num_cycles like `Cosine`.
+    Source: transformers, `get_cosine_with_min_lr_schedule_with_warmup`. As there, base_rate is the optimizer's default
+    rate, so a parameter group with a different rate has a proportional minimum.
+
+    Args:
+        num_warmup_steps: optimizer steps of rising rate, at least 0.
+        num_training_steps: optimizer steps of the whole run, at least 0.
+        base_rate: the optimizer's default rate.
+        num_cycles: waves of the cosine, at least 0.
+        min_lr: the lowest rate, from 0 to `base_rate`.
+        min_lr_rate: the lowest rate as a share of the full one, from 0 to 1.
+
+    Raises:
+        ConfigurationError: unless exactly one of min_lr (from 0 to base_rate) and min_lr_rate (from 0 to 1) is given,
+            and for step counts and num_cycles like `Cosine`.
     """
 
     num_warmup_steps: checks.Steps
@@ -306,8 +371,13 @@ class CosineWarmupWithMinLr(CosineWithMinLr):
 
         max(0, (1 - m) * (1 + cos(2 * pi * num_cycles * p)) / 2 + m)
 
-    Source: transformers, `get_cosine_with_min_lr_schedule_with_warmup_lr_rate`. Raises ConfigurationError like
-    `CosineWithMinLr`, and unless warmup_lr_rate is a number from 0 to 1, or None.
+    Source: transformers, `get_cosine_with_min_lr_schedule_with_warmup_lr_rate`.
+
+    Args:
+        warmup_lr_rate: w in the formula, from 0 to 1, or None.
+
+    Raises:
+        ConfigurationError: like `CosineWithMinLr`, and unless warmup_lr_rate is a number from 0 to 1, or None.
     """
 
     warmup_lr_rate: Annotated[float | None, checks.or_none(checks.SHARE)] = None
@@ -357,12 +427,16 @@ def build_shape(
 ) -> Shape:
     """Return the schedule `name`, one of `SHAPES`, as a function of the step.
 
-    base_rate: the default learning rate of the optimizer, which options such as lr_end and min_lr are relative to.
-    warmup_steps: of the run; "constant" ignores it. total_steps: of the run, None if unknown.
-    options: the attributes of the schedule by name (lr_scheduler_kwargs in transformers).
+    Args:
+        name: the name of the schedule.
+        base_rate: the default learning rate of the optimizer, which options such as lr_end and min_lr are relative to.
+        warmup_steps: of the run; "constant" ignores it.
+        total_steps: of the run, None if unknown.
+        options: the attributes of the schedule by name (lr_scheduler_kwargs in transformers).
 
-    Raises ConfigurationError with every problem: an unknown name or option, an option that is missing or invalid, or a
-    schedule that needs the unknown length of the run.
+    Raises:
+        ConfigurationError: with every problem: an unknown name or option, an option that is missing or invalid, or a
+            schedule that needs the unknown length of the run.
     """
     if name in ADAPTIVE:
         raise ConfigurationError(
@@ -375,7 +449,12 @@ def build_shape(
 def build_adaptive(name: str, options: Mapping[str, Any]) -> Adaptive[Any]:
     """Return the schedule `name`, one of `ADAPTIVE`.
 
-    Raises ConfigurationError with every problem: an unknown name or option, or an option with an invalid value.
+    Args:
+        name: the name of the schedule.
+        options: further options of the schedule.
+
+    Raises:
+        ConfigurationError: with every problem: an unknown name or option, or an option with an invalid value.
     """
     if name in SHAPES:
         raise ConfigurationError(
@@ -403,19 +482,34 @@ class ScheduleArguments(Protocol):
         """The rate of an optimizer that has no default."""
 
     def get_warmup_steps(self, num_training_steps: int) -> float:
-        """Return the length of the warm-up."""
+        """Return the length of the warm-up.
+
+        Args:
+            num_training_steps: optimizer steps of the whole run, at least 0.
+        """
 
 
 def schedule_named(args: ScheduleArguments) -> tuple[str, dict[str, Any]]:
-    """Return the name and the options of the schedule."""
+    """Return the name and the options of the schedule.
+
+    Args:
+        args: the arguments of the run.
+    """
     options = dict(args.lr_scheduler_kwargs) if isinstance(args.lr_scheduler_kwargs, dict) else {}
     return str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)), options
 
 
 def shape_named(args: ScheduleArguments, total_steps: int, default_rate: float | None = None) -> Shape:
-    """Return the function of the step that the arguments name. Raises ConfigurationError if its options are invalid.
+    """Return the function of the step that the arguments name.
 
-    default_rate: that of the optimizer, which rates among the options are relative to; None for that of the arguments.
+    Args:
+        args: the arguments of the run.
+        total_steps: optimizer steps of the whole run; None if unknown.
+        default_rate: that of the optimizer, which rates among the options are relative to; None for that of the
+            arguments.
+
+    Raises:
+        ConfigurationError: if its options are invalid.
     """
     name, options = schedule_named(args)
     rate = args.learning_rate if default_rate is None else default_rate
@@ -424,7 +518,12 @@ def shape_named(args: ScheduleArguments, total_steps: int, default_rate: float |
 
 
 def check_schedule(args: ScheduleArguments, total_steps: int) -> None:
-    """Raise ConfigurationError if the schedule that the arguments name cannot be made."""
+    """Raise ConfigurationError if the schedule that the arguments name cannot be made.
+
+    Args:
+        args: the arguments of the run.
+        total_steps: optimizer steps of the whole run; None if unknown.
+    """
     name, options = schedule_named(args)
     if name in ADAPTIVE:
         build_adaptive(name, options)

@@ -27,8 +27,14 @@ def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -
     int64; other values become float32, e.g. a list under "label", which has a value per class; tensors keep their type.
     Texts and None are left out. Samples that are tuples, lists or tensors are stacked position by position, as torch
     does; of samples that are neither these nor mappings, the attributes are stacked.
-    return_tensors: "pt" for torch tensors, "np" for numpy arrays. Raises ConfigurationError for any other value, and
-    DataError for a column whose values cannot be stacked, with the rows that differ.
+
+    Args:
+        features: the samples of the batch.
+        return_tensors: "pt" for torch tensors, "np" for numpy arrays.
+
+    Raises:
+        ConfigurationError: for any other value.
+        DataError: for a column whose values cannot be stacked, with the rows that differ.
     """
     if return_tensors not in _STACKS:
         raise ConfigurationError(f"return_tensors={return_tensors!r} is not supported; choose 'pt' or 'np'.")
@@ -145,7 +151,11 @@ _STACKS: Mapping[str, tuple[Callable[[list[Any]], Any], Callable[[list[Any], boo
 
 @define
 class DefaultDataCollator:
-    """`default_data_collator` with a fixed `return_tensors`."""
+    """`default_data_collator` with a fixed `return_tensors`.
+
+    Args:
+        return_tensors: the kind of the tensors: "pt", or "np" for arrays of numpy.
+    """
 
     return_tensors: str = "pt"
 
@@ -158,8 +168,12 @@ class DefaultDataCollator:
 class DataCollatorWithPadding:
     """Pads the samples of a batch to the same length with the tokenizer's `pad`.
 
-    padding, max_length, pad_to_multiple_of, return_tensors: arguments of `pad`. "label" and "label_ids" become
-    "labels".
+    Args:
+        tokenizer: the tokenizer that pads.
+        padding: arguments of `pad`. "label" and "label_ids" become "labels".
+        max_length: arguments of `pad`. "label" and "label_ids" become "labels".
+        pad_to_multiple_of: arguments of `pad`. "label" and "label_ids" become "labels".
+        return_tensors: arguments of `pad`. "label" and "label_ids" become "labels".
     """
 
     tokenizer: Any

@@ -56,7 +56,12 @@ Saved: TypeAlias = "tuple[str, str, str, int]"
 
 
 class TorchDevice:
-    """Base of all PyTorch devices: the name, and the random generators of Python, numpy and torch."""
+    """Base of all PyTorch devices: the name, and the random generators of Python, numpy and torch.
+
+    Args:
+        name: the name of the device, as torch writes it, such as "cuda:0".
+        capabilities: what it can do.
+    """
 
     def __init__(self, name: str, capabilities: DeviceCapabilities) -> None:
         self.name = name
@@ -106,7 +111,8 @@ class TorchDevice:
     def load(self, parts: Iterable[Part]) -> None:
         """Restore every generator from an export.
 
-        Raises ValueError, with every problem and changing nothing, if a state is missing or invalid.
+        Raises:
+            ValueError: with every problem and changing nothing, if a state is missing or invalid.
         """
         saved = _checked({part.name: json_value(part) for part in parts})
         own = list(self._saved_generators(saved))
@@ -154,8 +160,12 @@ class AcceleratorDevice(TorchDevice):
 
     What the module lacks is left out: figures of memory are then 0, and the device has no random generator of its own.
 
-    kind: torch's name. capabilities: by default fp32, and what the module says of bf16 and fp16. module: with torch's
-    functions for the kind, by default torch's own. name: under which torch has the device, by default kind and index.
+    Args:
+        kind: torch's name.
+        index: the number of the device on this machine, from 0.
+        capabilities: by default fp32, and what the module says of bf16 and fp16.
+        module: with torch's functions for the kind, by default torch's own.
+        name: under which torch has the device, by default kind and index.
     """
 
     def __init__(
@@ -232,7 +242,12 @@ def _precisions(module: Any) -> frozenset[str]:
 
 
 def total_memory(module: Any, index: int) -> int:
-    """Return the bytes of memory of a device, by torch's module for its kind; 0 if that does not know."""
+    """Return the bytes of memory of a device, by torch's module for its kind; 0 if that does not know.
+
+    Args:
+        module: torch's module for the kind of device.
+        index: the number of the device, from 0.
+    """
     properties = getattr(module, "get_device_properties", None)
     return int(getattr(properties(index), "total_memory", 0)) if properties is not None else 0
 
@@ -244,7 +259,8 @@ LEAST_FOR_FP8 = {"cuda": (8, 9), "rocm": (9, 4)}
 class CudaDevice(AcceleratorDevice):
     """One NVIDIA GPU through CUDA, or one AMD GPU through ROCm, which PyTorch drives under the same names.
 
-    Raises ConfigurationError if torch does not find the GPU.
+    Raises:
+        ConfigurationError: if torch does not find the GPU.
     """
 
     def __init__(self, index: int = 0) -> None:
@@ -323,12 +339,20 @@ def _try_state(device: str, state: Tensor) -> None:
 
 
 def encode_state(state: Tensor) -> str:
-    """Encode a generator's state as text."""
+    """Encode a generator's state as text.
+
+    Args:
+        state: the state of a generator.
+    """
     return base64.b64encode(state.cpu().numpy().tobytes()).decode()
 
 
 def decode_state(text: str) -> Tensor:
-    """Decode a generator's state from text."""
+    """Decode a generator's state from text.
+
+    Args:
+        text: what `encode_state` returned.
+    """
     return torch.frombuffer(bytearray(base64.b64decode(text, validate=True)), dtype=torch.uint8).clone()
 
 

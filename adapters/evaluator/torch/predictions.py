@@ -25,9 +25,13 @@ MOST_TENSORS = 4096
 class EvalPrediction:
     """The argument of `compute_metrics`: arrays of shape (samples, ...), or tuples and dictionaries of them.
 
-    predictions: the model's outputs except its loss. label_ids: the labels. inputs, losses: present if
-    `include_for_metrics` asks for them. Uneven second dimensions are padded with -100. Unpacks as
-    `(predictions, label_ids[, inputs][, losses])`.
+    Uneven second dimensions are padded with -100. Unpacks as `(predictions, label_ids[, inputs][, losses])`.
+
+    Args:
+        predictions: the model's outputs except its loss.
+        label_ids: the labels.
+        inputs: present if `include_for_metrics` asks for them.
+        losses: present if `include_for_metrics` asks for them.
     """
 
     def __init__(self, predictions: Any, label_ids: Any, inputs: Any = None, losses: Any = None) -> None:

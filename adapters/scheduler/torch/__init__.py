@@ -51,7 +51,15 @@ def get_scheduler(
 ) -> Any:
     """Return the scheduler called `name`, a SchedulerType or its value, with its own options.
 
-    Raises ConfigurationError also if the schedule needs a number of steps that is not given.
+    Args:
+        name: the name of the schedule, a `SchedulerType` or its value.
+        optimizer: the optimizer whose learning rates are scheduled.
+        num_warmup_steps: optimizer steps of rising learning rate.
+        num_training_steps: optimizer steps of the whole run.
+        scheduler_specific_kwargs: further options of the schedule.
+
+    Raises:
+        ConfigurationError: also if the schedule needs a number of steps that is not given.
     """
     name, options = str(getattr(name, "value", name)), scheduler_specific_kwargs or {}
     if name == "reduce_lr_on_plateau":
@@ -64,19 +72,37 @@ def get_scheduler(
 
 
 def get_constant_schedule(optimizer: Optimizer, last_epoch: int = -1) -> LambdaLR:
-    """Return a schedule that keeps the optimizer's rates."""
+    """Return a schedule that keeps the optimizer's rates.
+
+    Args:
+        optimizer: the optimizer whose learning rates are scheduled.
+        last_epoch: the step to resume from; -1 for a new run.
+    """
     return lambda_of_shape("constant", optimizer, 0, None, last_epoch)
 
 
 def get_constant_schedule_with_warmup(optimizer: Optimizer, num_warmup_steps: float, last_epoch: int = -1) -> LambdaLR:
-    """Return a schedule that rises from 0 over `num_warmup_steps` and then stays constant."""
+    """Return a schedule that rises from 0 over `num_warmup_steps` and then stays constant.
+
+    Args:
+        optimizer: the optimizer whose learning rates are scheduled.
+        num_warmup_steps: optimizer steps of rising learning rate.
+        last_epoch: the step to resume from; -1 for a new run.
+    """
     return lambda_of_shape("constant_with_warmup", optimizer, num_warmup_steps, None, last_epoch)
 
 
 def get_linear_schedule_with_warmup(
     optimizer: Optimizer, num_warmup_steps: float, num_training_steps: float, last_epoch: int = -1
 ) -> LambdaLR:
-    """Return a schedule that rises from 0 over `num_warmup_steps` and then decreases linearly to 0."""
+    """Return a schedule that rises from 0 over `num_warmup_steps` and then decreases linearly to 0.
+
+    Args:
+        optimizer: the optimizer whose learning rates are scheduled.
+        num_warmup_steps: optimizer steps of rising learning rate.
+        num_training_steps: optimizer steps of the whole run.
+        last_epoch: the step to resume from; -1 for a new run.
+    """
     return lambda_of_shape("linear", optimizer, num_warmup_steps, num_training_steps, last_epoch)
 
 
@@ -90,6 +116,13 @@ def get_cosine_schedule_with_warmup(
     """Return a schedule that rises from 0 over `num_warmup_steps`, then follows `num_cycles` periods of a cosine.
 
     Half a period ends at 0.
+
+    Args:
+        optimizer: the optimizer whose learning rates are scheduled.
+        num_warmup_steps: optimizer steps of rising learning rate.
+        num_training_steps: optimizer steps of the whole run.
+        num_cycles: periods of the cosine; half a period ends at the lowest rate.
+        last_epoch: the step to resume from; -1 for a new run.
     """
     return lambda_of_shape("cosine", optimizer, num_warmup_steps, num_training_steps, last_epoch, num_cycles=num_cycles)
 
@@ -97,7 +130,15 @@ def get_cosine_schedule_with_warmup(
 def get_cosine_with_hard_restarts_schedule_with_warmup(
     optimizer: Optimizer, num_warmup_steps: float, num_training_steps: float, num_cycles: int = 1, last_epoch: int = -1
 ) -> LambdaLR:
-    """Return a schedule that rises from 0 over `num_warmup_steps`, then decays along `num_cycles` half cosines."""
+    """Return a schedule that rises from 0 over `num_warmup_steps`, then decays along `num_cycles` half cosines.
+
+    Args:
+        optimizer: the optimizer whose learning rates are scheduled.
+        num_warmup_steps: optimizer steps of rising learning rate.
+        num_training_steps: optimizer steps of the whole run.
+        num_cycles: decays from the full rate to 0.
+        last_epoch: the step to resume from; -1 for a new run.
+    """
     return lambda_of_shape(
         "cosine_with_restarts", optimizer, num_warmup_steps, num_training_steps, last_epoch, num_cycles=num_cycles
     )
@@ -111,7 +152,16 @@ def get_polynomial_decay_schedule_with_warmup(
     power: float = 1.0,
     last_epoch: int = -1,
 ) -> LambdaLR:
-    """Return a schedule that rises from 0 over `num_warmup_steps`, then decays polynomially to `lr_end`."""
+    """Return a schedule that rises from 0 over `num_warmup_steps`, then decays polynomially to `lr_end`.
+
+    Args:
+        optimizer: the optimizer whose learning rates are scheduled.
+        num_warmup_steps: optimizer steps of rising learning rate.
+        num_training_steps: optimizer steps of the whole run.
+        lr_end: the rate at the end.
+        power: the exponent of the decay; 1 is linear.
+        last_epoch: the step to resume from; -1 for a new run.
+    """
     return lambda_of_shape(
         "polynomial", optimizer, num_warmup_steps, num_training_steps, last_epoch, lr_end=lr_end, power=power
     )
@@ -120,7 +170,14 @@ def get_polynomial_decay_schedule_with_warmup(
 def get_inverse_sqrt_schedule(
     optimizer: Optimizer, num_warmup_steps: float, timescale: int | None = None, last_epoch: int = -1
 ) -> LambdaLR:
-    """Return a schedule that rises from 0 over `num_warmup_steps`, then decays as 1 / sqrt(step)."""
+    """Return a schedule that rises from 0 over `num_warmup_steps`, then decays as 1 / sqrt(step).
+
+    Args:
+        optimizer: the optimizer whose learning rates are scheduled.
+        num_warmup_steps: optimizer steps of rising learning rate.
+        timescale: the steps s in 1 / sqrt(step / s); by default `num_warmup_steps`, or 10,000 without a warmup.
+        last_epoch: the step to resume from; -1 for a new run.
+    """
     return lambda_of_shape("inverse_sqrt", optimizer, num_warmup_steps, None, last_epoch, timescale=timescale)
 
 
@@ -133,7 +190,17 @@ def get_cosine_with_min_lr_schedule_with_warmup(
     min_lr: float | None = None,
     min_lr_rate: float | None = None,
 ) -> LambdaLR:
-    """Return the cosine schedule with a floor: `min_lr`, or `min_lr_rate` times the rate. Pass one of the two."""
+    """Return the cosine schedule with a floor: `min_lr`, or `min_lr_rate` times the rate. Pass one of the two.
+
+    Args:
+        optimizer: the optimizer whose learning rates are scheduled.
+        num_warmup_steps: optimizer steps of rising learning rate.
+        num_training_steps: optimizer steps of the whole run.
+        num_cycles: periods of the cosine; half a period ends at the lowest rate.
+        last_epoch: the step to resume from; -1 for a new run.
+        min_lr: the lowest rate, relative to the optimizer's default rate.
+        min_lr_rate: the lowest rate as a share of the full rate.
+    """
     options = {"num_cycles": num_cycles, "min_lr": min_lr, "min_lr_rate": min_lr_rate}
     return lambda_of_shape("cosine_with_min_lr", optimizer, num_warmup_steps, num_training_steps, last_epoch, **options)
 
@@ -148,24 +215,50 @@ def get_cosine_with_min_lr_schedule_with_warmup_lr_rate(
     min_lr_rate: float | None = None,
     warmup_lr_rate: float | None = None,
 ) -> LambdaLR:
-    """Return the cosine schedule with a floor, with a warmup that starts at `warmup_lr_rate` times the rate."""
+    """Return the cosine schedule with a floor, with a warmup that starts at `warmup_lr_rate` times the rate.
+
+    Args:
+        optimizer: the optimizer whose learning rates are scheduled.
+        num_warmup_steps: optimizer steps of rising learning rate.
+        num_training_steps: optimizer steps of the whole run.
+        num_cycles: periods of the cosine; half a period ends at the lowest rate.
+        last_epoch: the step to resume from; -1 for a new run.
+        min_lr: the lowest rate, relative to the optimizer's default rate.
+        min_lr_rate: the lowest rate as a share of the full rate.
+        warmup_lr_rate: the rate at the first step as a share of the full rate; if None, that of one warmup step.
+    """
     rates = {"min_lr": min_lr, "min_lr_rate": min_lr_rate, "warmup_lr_rate": warmup_lr_rate}
     name, options = "cosine_warmup_with_min_lr", {"num_cycles": num_cycles, **rates}
     return lambda_of_shape(name, optimizer, num_warmup_steps, num_training_steps, last_epoch, **options)
 
 
 def get_reduce_on_plateau_schedule(optimizer: Optimizer, **kwargs: Any) -> ReduceLROnPlateau:
-    """Return torch's ReduceLROnPlateau, whose `step` takes the metric."""
+    """Return torch's ReduceLROnPlateau, whose `step` takes the metric.
+
+    Args:
+        optimizer: the optimizer whose learning rates are scheduled.
+        **kwargs: the options of torch's ReduceLROnPlateau.
+    """
     return ReduceLROnPlateau(optimizer, **kwargs)
 
 
 def get_greedy_schedule(optimizer: Optimizer, **kwargs: Any) -> GreedyLR:
-    """Return a GreedyLR, whose `step` takes the metric."""
+    """Return a GreedyLR, whose `step` takes the metric.
+
+    Args:
+        optimizer: the optimizer whose learning rates are scheduled.
+        **kwargs: the options of `hexloop.domain.schedules.Greedy`.
+    """
     return GreedyLR(optimizer, **kwargs)
 
 
 def get_adafactor_schedule(optimizer: Optimizer, initial_lr: float = 0.0) -> AdafactorSchedule:
-    """Return a scheduler that reports the rates that an Adafactor with `relative_step` computes itself."""
+    """Return a scheduler that reports the rates that an Adafactor with `relative_step` computes itself.
+
+    Args:
+        optimizer: the optimizer whose learning rates are scheduled.
+        initial_lr: the rate that is reported before the first step.
+    """
     return AdafactorSchedule(optimizer, initial_lr)
 
 
@@ -187,6 +280,18 @@ def get_wsd_schedule(
     transformers the order was (num_warmup_steps, num_stable_steps, num_decay_steps, min_lr_ratio, num_cycles,
     last_epoch). A call with keywords means the same here; a call by position in the old order is rejected wherever it
     can be recognized.
+
+    Args:
+        optimizer: the optimizer whose learning rates are scheduled.
+        num_warmup_steps: optimizer steps of rising learning rate.
+        num_decay_steps: optimizer steps of falling learning rate.
+        num_training_steps: optimizer steps of the whole run.
+        num_stable_steps: optimizer steps of constant learning rate; if None, the rest of `num_training_steps`.
+        warmup_type: the shape of the warmup: "linear", "cosine" or "1-sqrt".
+        decay_type: the shape of the decay, with the same choices.
+        min_lr_ratio: the lowest rate as a share of the full rate.
+        num_cycles: periods of the cosine of the decay.
+        last_epoch: the step to resume from; -1 for a new run.
     """
     needed = num_warmup_steps + num_decay_steps
     too_long = num_stable_steps is None and num_training_steps is not None and num_training_steps < needed
@@ -213,7 +318,16 @@ def lambda_of_shape(
 ) -> LambdaLR:
     """Return the schedule called `name` from the step `last_epoch`; -1 for a new run.
 
-    Raises ConfigurationError for an unknown name or invalid options.
+    Args:
+        name: the name of the schedule.
+        optimizer: the optimizer whose learning rates are scheduled.
+        warmup_steps: optimizer steps of rising learning rate.
+        total_steps: optimizer steps of the whole run.
+        last_epoch: the step to resume from; -1 for a new run.
+        **options: further options of the schedule.
+
+    Raises:
+        ConfigurationError: for an unknown name or invalid options.
     """
     rate = optimizer.defaults.get("lr")
     base_rate = float("nan") if rate is None else float(rate)
@@ -225,7 +339,11 @@ class AdafactorSchedule(LRScheduler):
     """Reports the rate that transformers' Adafactor uses for the first parameter of each group.
 
     With `relative_step` that optimizer computes its own rates and ignores the groups' "lr"; this scheduler reads them
-    after each step. initial_lr: the rate reported before the first step.
+    after each step.
+
+    Args:
+        optimizer: the optimizer whose learning rates are scheduled.
+        initial_lr: the rate reported before the first step.
     """
 
     def __init__(self, optimizer: Optimizer, initial_lr: float = 0.0) -> None:

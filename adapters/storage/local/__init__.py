@@ -48,12 +48,14 @@ _ADVICE = {
 class LocalStorage:
     """Storage adapter for the folder `root`, which the first write creates.
 
-    digest: "xxh3-128", which detects damage at memory speed, or "blake2b", a cryptographic hash.
-
     `sync` syncs files to the disk, with the folders above them, and a rename is synced before it returns. Symbolic
     links that lead out of `root` are not followed. A checkpoint is published by a rename, which is atomic on POSIX file
     systems, with one exception: if another process takes the name at the same instant, the rename may replace an empty
     folder.
+
+    Args:
+        root: the folder.
+        digest: "xxh3-128", which detects damage at memory speed, or "blake2b", a cryptographic hash.
     """
 
     def __init__(self, root: str | os.PathLike[str], digest: str = "xxh3-128") -> None:

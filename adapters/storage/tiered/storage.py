@@ -42,13 +42,6 @@ class TierAction(StrEnum):
 class TieredStorage:
     """Storage adapter that writes to a fast storage and uploads the results to a slow one in the background.
 
-    fast: a storage with durable writes and atomic moves, such as a local disk.
-    slow: a storage that outlives it. Both must compute the same kind of digest.
-    sends: whether this process uploads; if several share a fast tier, exactly one should.
-    pauses: seconds between attempts; the last one repeats.
-    limit: maximum number of seconds that the program waits at exit for pending uploads; it does not wait while the slow
-    tier fails. Call `close` to be sure.
-
     Unfinished saves, and other names that begin with a dot, stay in the fast tier. Everything else is uploaded, the
     manifest of a checkpoint last, and verified by reading it back. The slow tier passes through the states of the fast
     one in the same order: what is removed before it was uploaded is hidden, uploaded, and then removed there. Reads and
@@ -56,6 +49,14 @@ class TieredStorage:
 
     A slow tier that fails is retried until it succeeds, with one warning per outage; the run continues. The outbox of
     pending operations is kept in the fast tier: if the process dies, the next one continues.
+
+    Args:
+        fast: a storage with durable writes and atomic moves, such as a local disk.
+        slow: a storage that outlives it. Both must compute the same kind of digest.
+        sends: whether this process uploads; if several share a fast tier, exactly one should.
+        pauses: seconds between attempts; the last one repeats.
+        limit: maximum number of seconds that the program waits at exit for pending uploads; it does not wait while the
+            slow tier fails. Call `close` to be sure.
     """
 
     def __init__(
@@ -90,7 +91,11 @@ class TieredStorage:
     def flush(self, limit: float | None = None) -> None:
         """Wait until the slow tier has everything, for at most `limit` seconds (None: without limit).
 
-        Raises StorageError otherwise, with what is pending and why; it is kept and uploaded later.
+        Args:
+            limit: the most seconds to wait; None for no limit.
+
+        Raises:
+            StorageError: otherwise, with what is pending and why; it is kept and uploaded later.
         """
         ends_at = float("inf") if limit is None else time.monotonic() + limit
         self._wake()
@@ -105,7 +110,11 @@ class TieredStorage:
             )
 
     def close(self, limit: float | None = None) -> None:
-        """Flush, then stop uploading; see `flush`."""
+        """Flush, then stop uploading; see `flush`.
+
+        Args:
+            limit: the most seconds to wait; None for no limit.
+        """
         try:
             self.flush(limit)
         finally:
@@ -225,6 +234,11 @@ class Remote:
 
     Listings are cached, because only this process changes the slow tier. While the slow tier does not respond, it
     counts as empty if the fast tier holds anything: then that has the newest checkpoint to resume from.
+
+    Args:
+        fast: the storage that the run writes to.
+        slow: the storage that receives everything.
+        outbox: what the slow tier does not have yet.
     """
 
     def __init__(self, fast: Storage, slow: Storage, outbox: Outbox) -> None:
@@ -235,7 +249,14 @@ class Remote:
         self._lock = threading.Lock()
 
     def list(self, folder: str) -> tuple[Entry, ...]:
-        """Return the names in a folder. Raises StorageError if the slow tier does not respond and is needed."""
+        """Return the names in a folder.
+
+        Args:
+            folder: a path on the slow tier.
+
+        Raises:
+            StorageError: if the slow tier does not respond and is needed.
+        """
         leaving = [intent.path for intent in self._outbox.pending() if intent.action != TierAction.SEND]
         prefix = f"{folder}/" if folder else ""
         return tuple(
@@ -245,17 +266,29 @@ class Remote:
         )
 
     def has(self, path: str) -> bool:
-        """Return whether there is a file or a folder at `path`."""
+        """Return whether there is a file or a folder at `path`.
+
+        Args:
+            path: a path on the slow tier.
+        """
         folder, _, name = path.rpartition("/")
         return name in {entry.name for entry in self.list(folder)}
 
     def expects(self, path: str) -> bool:
-        """Return whether there is something at `path`, or will be after all intents."""
+        """Return whether there is something at `path`, or will be after all intents.
+
+        Args:
+            path: a path on the slow tier.
+        """
         sent = (intent.path for intent in self._outbox.pending() if intent.action == TierAction.SEND)
         return any(is_within(each, path) or is_within(path, each) for each in sent) or self.has(path)
 
     def carry_out(self, intent: Intent) -> None:
-        """Carry out an intent. If its source is moved meanwhile, the upload starts again from there."""
+        """Carry out an intent. If its source is moved meanwhile, the upload starts again from there.
+
+        Args:
+            intent: what to do on the slow tier.
+        """
         if not _is_possible(intent):
             _logger.warning("%s in %s is not carried out: no program of hexloop has made it.", intent.name, OUTBOX)
             return
@@ -277,7 +310,12 @@ class Remote:
             uploaded = intent
 
     def move(self, source: str, destination: str) -> None:
-        """Rename; the manifest of a checkpoint moves first, so that a partial copy never counts as a checkpoint."""
+        """Rename; the manifest of a checkpoint moves first, so that a partial copy never counts as a checkpoint.
+
+        Args:
+            source: the present path.
+            destination: the new path.
+        """
         with self._changing():
             paths = sorted(files_below(self._slow, source), key=lambda path: path != f"{source}/{MANIFEST}")
             for path in paths:

@@ -26,7 +26,12 @@ Row: TypeAlias = tuple[tuple[float, ...], float]
 class ValueSlice:
     """A part of a named value: some runs of its elements, which follow each other in `values` from `first` on.
 
-    shape: of the whole value. runs: the first element of each in the flattened value, and its length.
+    Args:
+        name: the name of the value.
+        shape: of the whole value.
+        values: one number per parameter.
+        first: where it starts in `values`.
+        runs: the first element of each in the flattened value, and its length.
     """
 
     name: str
@@ -52,12 +57,23 @@ class ValueSlice:
 
 
 def as_doubles(values: Sequence[float]) -> memoryview:
-    """Return numbers as little-endian doubles."""
+    """Return numbers as little-endian doubles.
+
+    Args:
+        values: one number per parameter.
+    """
     return memoryview(struct.pack(f"<{len(values)}d", *values))
 
 
 def whole_slice(name: str, shape: tuple[int, ...], values: list[float], first: int = 0) -> ValueSlice:
-    """Return a value that is in `values` from `first` on, whole."""
+    """Return a value that is in `values` from `first` on, whole.
+
+    Args:
+        name: the name of the value.
+        shape: the lengths of its dimensions.
+        values: one number per parameter.
+        first: where it starts in `values`.
+    """
     return ValueSlice(name, shape, values, first, ((0, prod(shape)),))
 
 
@@ -74,7 +90,12 @@ def piece_of(part: Part) -> Piece:
 def load_slices(slices: Iterable[ValueSlice], pieces: Iterable[Piece]) -> None:
     """Fill the slices from pieces, which together cover every value; a piece may occur more than once.
 
-    Raises ValueError if a value is missing, unknown or of a different shape; then nothing is changed.
+    Args:
+        slices: the named values.
+        pieces: parts with their elements.
+
+    Raises:
+        ValueError: if a value is missing, unknown or of a different shape; then nothing is changed.
     """
     expected = {each.name: each for each in slices}
     wholes: dict[str, dict[int, float]] = {name: {} for name in expected}
@@ -143,7 +164,11 @@ With the error e = w . x + b - y of a row, the loss is sum(e^2) / n, its derivat
 
 
 def squared_error(features: int) -> SquaredError:
-    """Return the function for rows with this number of features; for one feature it is three times as fast."""
+    """Return the function for rows with this number of features; for one feature it is three times as fast.
+
+    Args:
+        features: the numbers of a row without its target.
+    """
     return _one_feature if features == 1 else _many_features
 
 
@@ -172,7 +197,16 @@ def _many_features(parameters: Sequence[float], rows: Sequence[Row], divisor: in
 
 
 def predict(weights: Sequence[float], bias: float, features: Sequence[float]) -> float:
-    """Return w . x + b. Raises ValueError if the numbers of features and weights differ."""
+    """Return w . x + b.
+
+    Args:
+        weights: one number per feature.
+        bias: added to the products.
+        features: the numbers of a row without its target.
+
+    Raises:
+        ValueError: if the numbers of features and weights differ.
+    """
     products = (weight * feature for weight, feature in zip(weights, features, strict=True))
     return sum(products) + bias
 
@@ -186,7 +220,8 @@ class LinearModel:
     `training` has no effect, as in a model without dropout; tests check who sets it.
     Implements the Exportable port with the values "weight" and "bias".
 
-    features: their number, or the numbers of rows and columns in which the weight has them.
+    Args:
+        features: their number, or the numbers of rows and columns in which the weight has them.
     """
 
     def __init__(self, features: int | tuple[int, int] = 1) -> None:
@@ -201,27 +236,52 @@ class LinearModel:
         return self.parameters
 
     def predict(self, features: Sequence[float]) -> float:
-        """Return the model's y for one row. Raises ValueError for a wrong number of features."""
+        """Return the model's y for one row.
+
+        Args:
+            features: the numbers of one row.
+
+        Raises:
+            ValueError: for a wrong number of features.
+        """
         *weights, bias = self.whole_parameters()
         return predict(weights, bias, features)
 
     def train(self, mode: bool = True) -> None:
-        """Switch to training mode, or to evaluation mode."""
+        """Switch to training mode, or to evaluation mode.
+
+        Args:
+            mode: False for evaluation mode.
+        """
         self.training = mode
 
     def slices(self, values: list[float], suffix: str = "") -> tuple[ValueSlice, ...]:
-        """Return the named slices of `values`, one value per parameter here; `suffix` is appended to the names."""
+        """Return the named slices of `values`, one value per parameter here; `suffix` is appended to the names.
+
+        Args:
+            values: one number per parameter.
+            suffix: appended to the names.
+        """
         return (
             whole_slice(f"weight{suffix}", self.shape, values),
             whole_slice(f"bias{suffix}", (1,), values, self.features),
         )
 
     def export_slices(self, slices: Iterable[ValueSlice]) -> Iterator[Part]:
-        """Yield the parts of the model's values, or of the optimizer's."""
+        """Yield the parts of the model's values, or of the optimizer's.
+
+        Args:
+            slices: the named values.
+        """
         return (part for each in slices for part in each.parts())
 
     def load_slices(self, slices: Iterable[ValueSlice], parts: Iterable[Part]) -> None:
-        """Fill slices from exported parts; see `load_slices`."""
+        """Fill slices from exported parts; see `load_slices`.
+
+        Args:
+            slices: the named values.
+            parts: the exported parts.
+        """
         load_slices(slices, [piece_of(part) for part in parts])
 
     def export(self) -> Iterator[Part]:
@@ -237,6 +297,11 @@ class MomentumOptimizer:
     """v <- momentum * v + gradient, parameter <- parameter - rate * v, where v is initially zero.
 
     The learning rate of the only parameter group is `rates[0]`. Implements the Optimizer and the Exportable port.
+
+    Args:
+        model: the model whose parameters are updated.
+        learning_rate: the initial rate of the only parameter group.
+        momentum: the share of the velocity that is kept at each step.
     """
 
     def __init__(self, model: LinearModel, learning_rate: float = 0.1, momentum: float = 0.9) -> None:
@@ -271,6 +336,10 @@ class LeastSquares:
 
     A batch is a list of rows. The loss of a window is the mean of the squared errors of its rows, so the number of
     batches in a window changes only the rounding.
+
+    Args:
+        model: the model that is trained.
+        optimizer: the optimizer of its parameters.
     """
 
     detached = staticmethod(detached)
@@ -287,7 +356,11 @@ class LeastSquares:
         return sum(map(len, window))
 
     def loss(self, batch: Sequence[Row], window_items: Any) -> Scalar:
-        """Return the batch's squared errors divided by `window_items`. Raises ValueError for a wrong row length."""
+        """Return the batch's squared errors divided by `window_items`.
+
+        Raises:
+            ValueError: for a wrong row length.
+        """
         value, derivatives = self._squared_error(self.model.parameters, batch, window_items)
         return Scalar(value, derivatives, self._accumulate)
 
@@ -300,7 +373,11 @@ class LeastSquares:
         return norm
 
     def set_learning_rates(self, rates: Sequence[float]) -> None:
-        """Set the rate of the only parameter group."""
+        """Set the rate of the only parameter group.
+
+        Args:
+            rates: one number, for the only parameter group.
+        """
         (self.optimizer.rates[0],) = rates
 
     def clear_gradients(self) -> None:
@@ -324,6 +401,12 @@ class LeastSquares:
 def least_squares(
     features: int | tuple[int, int] = 1, learning_rate: float = 0.1, momentum: float = 0.9
 ) -> LeastSquares:
-    """Return a model with this number of features and all weights zero, and its optimizer."""
+    """Return a model with this number of features and all weights zero, and its optimizer.
+
+    Args:
+        features: the number of features of a row.
+        learning_rate: the initial rate.
+        momentum: the share of the velocity that is kept at each step.
+    """
     model = LinearModel(features)
     return LeastSquares(model, MomentumOptimizer(model, learning_rate, momentum))

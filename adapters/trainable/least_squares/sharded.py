@@ -35,6 +35,11 @@ class LinearShard(LinearModel):
     """One rank's box of "weight", and the bias on the first ranks along "shard".
 
     Each part may be loaded on any rank, or on several, as long as the ranks together have all of them.
+
+    Args:
+        features: the number of features of a row.
+        collectives: the processes that share the model.
+        mesh: where this process is among them.
     """
 
     def __init__(self, features: int | tuple[int, int], collectives: Collectives, mesh: Mesh) -> None:
@@ -58,7 +63,11 @@ class LinearShard(LinearModel):
         return [value for each in self.slices(self.parameters) for value in self._gathered(each)]
 
     def own(self, whole: Sequence[float]) -> list[float]:
-        """Return this rank's part of a list with one value per parameter of the model."""
+        """Return this rank's part of a list with one value per parameter of the model.
+
+        Args:
+            whole: one value per parameter of the model.
+        """
         weight, bias = self.slices(self.parameters)
         own = [value for first, length in weight.runs for value in whole[first : first + length]]
         return own + [whole[self.features + first] for first, _ in bias.runs]
@@ -124,7 +133,11 @@ class ShardedLeastSquares(LeastSquares):
         return int(_total(self._data, [super().count_items(window)])[0])
 
     def loss(self, batch: Sequence[Row], window_items: Any) -> Scalar:
-        """Return the batch's squared errors divided by `window_items`. Raises ValueError for a wrong row length."""
+        """Return the batch's squared errors divided by `window_items`.
+
+        Raises:
+            ValueError: for a wrong row length.
+        """
         own, bias = self._gathered_rows()
         used = [index for row in range(self._row_count) for index in self._indices(row)]
         parts = []
@@ -189,8 +202,12 @@ def sharded_least_squares(
 ) -> ShardedLeastSquares:
     """Return this rank's part of a model with all weights zero, and its optimizer.
 
-    features: their number, or the numbers of rows and columns in which the weight has them. mesh: by default all ranks
-    have some of the rows.
+    Args:
+        collectives: the processes that share the model.
+        features: their number, or the numbers of rows and columns in which the weight has them.
+        learning_rate: the initial rate.
+        momentum: the share of the velocity that is kept at each step.
+        mesh: by default all ranks have some of the rows.
     """
     mesh = flat_mesh(collectives.rank, collectives.world_size, SHARDS) if mesh is None else mesh
     model = LinearShard(features, collectives, mesh)

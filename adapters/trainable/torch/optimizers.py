@@ -394,10 +394,20 @@ def choose_optimizer(
 ) -> ClassAndOptions:
     """Return the class and the keyword arguments of the optimizer called `name`.
 
-    further: more keyword arguments, as "name=value,...". installed: returns the row, or the class, of an optimizer in
-    an installed package, by name; None if there is none. of_run: the other attributes of an `OptimizerSpec`.
-    Raises ConfigurationError if the name is unknown, if the optimizer is not available (the message says what to
-    install or to choose instead), or if it does not accept one of the `further` arguments.
+    Args:
+        name: the name of the optimizer, as in `optim`.
+        learning_rate: the peak learning rate.
+        betas: the decay rates of Adam's means.
+        epsilon: the constant in Adam's denominator.
+        further: more keyword arguments, as "name=value,...".
+        device_type: the kind of the device, such as "cuda".
+        installed: returns the row, or the class, of an optimizer in an installed package, by name; None if there is
+            none.
+        **of_run: the other attributes of an `OptimizerSpec`.
+
+    Raises:
+        ConfigurationError: if the name is unknown, if the optimizer is not available (the message says what to install
+            or to choose instead), or if it does not accept one of the `further` arguments.
     """
     spec = OptimizerSpec(name, learning_rate, betas, epsilon, device_type, **of_run)
     return row_named(name, installed).make(spec, further)

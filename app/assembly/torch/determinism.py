@@ -131,7 +131,9 @@ SYNCHRONOUS = VARIABLES | dict.fromkeys(("CUDA_LAUNCH_BLOCKING", "ASCEND_LAUNCH_
 def set_seed(seed: int, deterministic: bool = False) -> None:
     """Seed the random generators of Python, numpy and torch, on every device.
 
-    deterministic: also restrict torch to deterministic kernels; operations that have none raise RuntimeError.
+    Args:
+        seed: the same number for all generators.
+        deterministic: also restrict torch to deterministic kernels; operations that have none raise RuntimeError.
     """
     cpu_device().seed(seed)
     if deterministic:
@@ -141,9 +143,12 @@ def set_seed(seed: int, deterministic: bool = False) -> None:
 def enable_full_determinism(seed: int, warn_only: bool = False) -> None:
     """Seed every random generator, and restrict torch to deterministic kernels, for the rest of the process.
 
-    warn_only: operations without such a kernel warn instead of raising RuntimeError. Call it before the first use of a
-    device, because CUDA reads its environment when it starts. (The argument `full_determinism` does this for the length
-    of a run.)
+    Call it before the first use of a device, because CUDA reads its environment when it starts. (The argument
+    `full_determinism` does this for the length of a run.)
+
+    Args:
+        seed: the same number for all generators.
+        warn_only: operations without such a kernel warn instead of raising RuntimeError.
     """
     set_seed(seed)
     os.environ.update(SYNCHRONOUS)

@@ -43,12 +43,19 @@ def merge_adapters(
     """Merge the adapters of a checkpoint into their base, and write the whole model to a new folder, which is returned.
 
     `from_pretrained` loads it, without PEFT. The tokenizer's files are copied.
-    base: the folder or name of the base; by default the one that the checkpoint names. adapters: those to merge, in
-    this order; by default the only one, or the one named "default". despite_digest: merge into a base whose weights
-    differ from those that the adapters were trained on. A base that was quantized in training is not compared.
-    signatures: by which the checkpoint must be signed.
-    Raises CheckpointError if the checkpoint is damaged or has no such adapters, if the base is unknown, is another one,
-    or cannot be loaded, if adapters of this kind cannot be merged, and if the folder exists.
+
+    Args:
+        checkpoint: the folder of the checkpoint.
+        to: the new folder.
+        base: the folder or name of the base; by default the one that the checkpoint names.
+        adapters: those to merge, in this order; by default the only one, or the one named "default".
+        despite_digest: merge into a base whose weights differ from those that the adapters were trained on. A base that
+            was quantized in training is not compared.
+        signatures: by which the checkpoint must be signed.
+
+    Raises:
+        CheckpointError: if the checkpoint is damaged or has no such adapters, if the base is unknown, is another one,
+            or cannot be loaded, if adapters of this kind cannot be merged, and if the folder exists.
     """
     parent, name = split_location(os.fspath(checkpoint))
     source = CheckpointFiles.of(open_checkpoint(storage_for(parent, signatures=signatures), name))

@@ -247,8 +247,13 @@ def zero3_init(args: TrainingArguments) -> AbstractContextManager[None]:
 
     Every process draws the same weights as without it, those of one module at a time. Create transformers' models by
     `from_pretrained` or `from_config` in this context, because their own classes initialize weights once the whole
-    model exists. If ZeRO 3 is not chosen, nothing happens. Collective. Raises ConfigurationError for an invalid
-    DeepSpeed configuration.
+    model exists. If ZeRO 3 is not chosen, nothing happens. Collective.
+
+    Args:
+        args: the arguments of the run.
+
+    Raises:
+        ConfigurationError: for an invalid DeepSpeed configuration.
     """
     return engine_for(args).sharded_init(args, partial(join, args))
 

@@ -21,7 +21,11 @@ class BatchesContract(Generic[Batch]):
         raise NotImplementedError
 
     def samples(self, batch: Batch) -> list[object]:
-        """Return the samples of a batch in order, as values that can be compared."""
+        """Return the samples of a batch in order, as values that can be compared.
+
+        Args:
+            batch: a batch.
+        """
         raise NotImplementedError
 
     @pytest.fixture
@@ -30,12 +34,23 @@ class BatchesContract(Generic[Batch]):
         return self.make()
 
     def read(self, batches: Batches[Batch], epoch: int, position: int = 0, limit: int | None = None) -> list[Batch]:
-        """Return the batches of an epoch from a position on, at most `limit` of them."""
+        """Return the batches of an epoch from a position on, at most `limit` of them.
+
+        Args:
+            batches: the adapter under test.
+            epoch: the number of the epoch, from 0.
+            position: the first sample.
+            limit: the most batches.
+        """
         with closing(batches.epoch(epoch, position)) as epoch_batches:
             return [batch for _, batch in zip(range(limit or 10**9), epoch_batches, strict=False)]
 
     def all_samples(self, batches: list[Batch]) -> list[list[object]]:
-        """Return the samples of each batch."""
+        """Return the samples of each batch.
+
+        Args:
+            batches: the adapter under test.
+        """
         return [self.samples(batch) for batch in batches]
 
     def test_lengths_match_an_epoch(self, batches: Batches[Batch]) -> None:
@@ -91,11 +106,20 @@ class EvaluatorContract(Generic[Batch]):
         raise NotImplementedError
 
     def in_training(self, evaluator: Evaluator[Batch]) -> bool:
-        """Return whether the evaluator's model is in training mode."""
+        """Return whether the evaluator's model is in training mode.
+
+        Args:
+            evaluator: the adapter under test.
+        """
         raise NotImplementedError
 
     def evaluate(self, evaluator: Evaluator[Batch], batches: int | None = None) -> dict[str, float]:
-        """Return the metrics of the first `batches` batches, or of all."""
+        """Return the metrics of the first `batches` batches, or of all.
+
+        Args:
+            evaluator: the adapter under test.
+            batches: the number of batches; by default all.
+        """
         evaluator.begin()
         for number, batch in enumerate(evaluator.batches()):
             if number == batches:

@@ -22,22 +22,38 @@ class DeviceContract:
         raise NotImplementedError
 
     def draw(self, device: Device) -> float:
-        """Return the next number of the framework's random generator on the device."""
+        """Return the next number of the framework's random generator on the device.
+
+        Args:
+            device: the adapter under test.
+        """
         raise NotImplementedError
 
     def out_of_memory(self, device: Device) -> BaseException:
-        """Return an out-of-memory error of the device."""
+        """Return an out-of-memory error of the device.
+
+        Args:
+            device: the adapter under test.
+        """
         raise NotImplementedError
 
     @pytest.fixture(autouse=True)
     def keep_random_streams(self, device: Device) -> Iterator[None]:
-        """Restore the process's random generators after each test."""
+        """Restore the process's random generators after each test.
+
+        Args:
+            device: the adapter under test.
+        """
         before = kept(device.export())
         yield
         device.load(before)
 
     def draws(self, device: Device) -> list[float]:
-        """Return random numbers from every generator."""
+        """Return random numbers from every generator.
+
+        Args:
+            device: the adapter under test.
+        """
         return [number for _ in range(3) for number in (random.random(), random.gauss(0, 1), self.draw(device))]
 
     def test_it_describes_itself(self, device: Device) -> None:
@@ -124,7 +140,11 @@ class PrecisionContract(Generic[Batch, Loss]):
         return object()
 
     def layers(self, model: Any) -> list[Any]:
-        """Return the layers of such a model."""
+        """Return the layers of such a model.
+
+        Args:
+            model: a model with layers that the precision replaces.
+        """
         return []
 
     @pytest.fixture
@@ -133,7 +153,12 @@ class PrecisionContract(Generic[Batch, Loss]):
         return self.make()
 
     def learn(self, precision: Precision[Loss], trainable: Trainable[Batch, Loss]) -> float:
-        """Run forward, backward and unscale on a batch, and return the loss."""
+        """Run forward, backward and unscale on a batch, and return the loss.
+
+        Args:
+            precision: the adapter under test.
+            trainable: trains that model.
+        """
         loss = precision.wrap(trainable.loss)(self.batch(), trainable.count_items([self.batch()]))
         cast(Any, precision.scale(loss)).backward()
         precision.unscale(trainable.optimizer)

@@ -180,7 +180,11 @@ class LoggerContract:
         raise NotImplementedError
 
     def written(self, logger: Logger) -> dict[str, Value] | None:
-        """Return the values of the last record that can be read back; None if none can."""
+        """Return the values of the last record that can be read back; None if none can.
+
+        Args:
+            logger: the adapter under test.
+        """
         return None
 
     def test_every_type_of_value_can_be_written(self, logger: Logger) -> None:
@@ -247,7 +251,11 @@ class JournalContract:
         raise NotImplementedError
 
     def noted(self, journal: Journal) -> list[dict[str, Fact]] | None:
-        """Return all entries, each with its kind under "kind", as another process reads them; None if impossible."""
+        """Return all entries, each with its kind under "kind", as another process reads them; None if impossible.
+
+        Args:
+            journal: the adapter under test.
+        """
         return None
 
     def test_every_type_of_value_is_read_back(self, journal: Journal) -> None:

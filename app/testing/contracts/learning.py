@@ -43,7 +43,13 @@ class WindowContract(Generic[Model, Batch]):
 def take_step(
     learner: Learner[Batch, Loss], window: Sequence[Batch], max_norm: float = 0.0
 ) -> tuple[float, float | None]:
-    """Run a complete step that is not skipped; return the window's loss and the gradient norm."""
+    """Run a complete step that is not skipped; return the window's loss and the gradient norm.
+
+    Args:
+        learner: the learner that takes the step.
+        window: the micro-batches of the step.
+        max_norm: the norm to clip the gradient to; 0 disables clipping.
+    """
     items = learner.count_items(window)
     shares = [learner.micro_step(batch, items, index == len(window) - 1) for index, batch in enumerate(window)]
     norm, taken = learner.update(max_norm)
@@ -102,7 +108,11 @@ class TrainableContract(WindowContract[Trainable[Batch, Loss], Batch], Generic[B
     """Contract suite of the Trainable port."""
 
     def backward(self, loss: Loss) -> None:
-        """Accumulate the gradients of the loss."""
+        """Accumulate the gradients of the loss.
+
+        Args:
+            loss: what the trainable returned.
+        """
         cast(Any, loss).backward()
 
     @pytest.fixture
@@ -111,7 +121,12 @@ class TrainableContract(WindowContract[Trainable[Batch, Loss], Batch], Generic[B
         return self.make()
 
     def learn(self, trainable: Trainable[Batch, Loss], window: Sequence[Batch]) -> float:
-        """Run forward and backward on a window and return its loss."""
+        """Run forward and backward on a window and return its loss.
+
+        Args:
+            trainable: the adapter under test.
+            window: the micro-batches of the step.
+        """
         items = trainable.count_items(window)
         total = 0.0
         for batch in window:
@@ -121,7 +136,11 @@ class TrainableContract(WindowContract[Trainable[Batch, Loss], Batch], Generic[B
         return total
 
     def norm(self, trainable: Trainable[Batch, Loss]) -> float:
-        """Return the norm of the gradients without changing them."""
+        """Return the norm of the gradients without changing them.
+
+        Args:
+            trainable: the adapter under test.
+        """
         norm = trainable.clip(1e30)
         assert norm is not None
         return float(norm)
@@ -189,11 +208,19 @@ class WindowValuesContract(Generic[Loss]):
         raise NotImplementedError
 
     def loss(self, value: float) -> Loss:
-        """Return a loss handle with this value, a small integer, NaN or infinity."""
+        """Return a loss handle with this value, a small integer, NaN or infinity.
+
+        Args:
+            value: a small integer, NaN or infinity.
+        """
         raise NotImplementedError
 
     def norm(self, value: float) -> Any:
-        """Return a gradient norm as the adapter's learner returns it."""
+        """Return a gradient norm as the adapter's learner returns it.
+
+        Args:
+            value: the gradient norm.
+        """
         return value
 
     @pytest.mark.parametrize("windows", [0, 1, 63, 64, 65, 200])
@@ -230,7 +257,11 @@ class LossesContract(Generic[Loss]):
         raise NotImplementedError
 
     def loss(self, value: float) -> Loss:
-        """Return a loss handle with this value, a small integer, so that sums are exact."""
+        """Return a loss handle with this value, a small integer, so that sums are exact.
+
+        Args:
+            value: a small integer.
+        """
         raise NotImplementedError
 
     @pytest.fixture
@@ -299,7 +330,11 @@ class SchedulerContract:
         raise NotImplementedError
 
     def rates_in_force(self, scheduler: Scheduler) -> tuple[float, ...]:
-        """Return the learning rates of the optimizer that `scheduler` drives."""
+        """Return the learning rates of the optimizer that `scheduler` drives.
+
+        Args:
+            scheduler: the adapter under test.
+        """
         raise NotImplementedError
 
     @pytest.fixture

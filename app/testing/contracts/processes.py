@@ -38,7 +38,11 @@ class CollectivesContract:
     """The number of ranks that `run` uses."""
 
     def run(self, function: Callable[[Collectives], Result]) -> list[Result]:
-        """Call the function on every rank of a new world and return the results by rank. Raises what a rank raises."""
+        """Call the function on every rank of a new world and return the results by rank. Raises what a rank raises.
+
+        Args:
+            function: receives the collectives of its rank.
+        """
         raise NotImplementedError
 
     def test_ranks_are_numbered(self) -> None:
@@ -194,11 +198,20 @@ class ParallelismContract(Generic[Model, Batch, Loss]):
         raise NotImplementedError
 
     def optimizer(self, model: Model) -> Any:
-        """Return an optimizer of the model's parameters."""
+        """Return an optimizer of the model's parameters.
+
+        Args:
+            model: the model, as the user passes it.
+        """
         raise NotImplementedError
 
     def trainable(self, model: Model, optimizer: Any) -> Trainable[Batch, Loss]:
-        """Return a Trainable for the model and its optimizer."""
+        """Return a Trainable for the model and its optimizer.
+
+        Args:
+            model: the model, as the user passes it.
+            optimizer: the optimizer of its parameters.
+        """
         raise NotImplementedError
 
     def batch(self) -> Batch:
@@ -211,11 +224,20 @@ class ParallelismContract(Generic[Model, Batch, Loss]):
         return self.make()
 
     def prepared(self, parallelism: Parallelism[Loss]) -> Trainable[Batch, Loss]:
-        """Return a new, prepared model."""
+        """Return a new, prepared model.
+
+        Args:
+            parallelism: the adapter under test.
+        """
         return self.attached(parallelism, self.trainable(*parallelism.prepare(self.model(), self.optimizer)))
 
     def attached(self, parallelism: Parallelism[Loss], trainable: Trainable[Batch, Loss]) -> Trainable[Batch, Loss]:
-        """Return a trainable after its steps were attached, if the adapter takes them in the backward pass."""
+        """Return a trainable after its steps were attached, if the adapter takes them in the backward pass.
+
+        Args:
+            parallelism: the adapter under test.
+            trainable: trains the model.
+        """
         if parallelism.capabilities.steps_in_backward:
             cast("SteppingInBackward[Loss]", parallelism).attach(trainable, 1e30)
         return trainable
@@ -296,14 +318,27 @@ class EngineContract(ParallelismContract[Model, Batch, Loss], Generic[Model, Bat
         before: Callable[[], None] = _no_op,
         after: Callable[[], None] = _no_op,
     ) -> Learner[Batch, Loss]:
-        """Return the learner that a run uses: the engine's own if it owns the update, else the standard one."""
+        """Return the learner that a run uses: the engine's own if it owns the update, else the standard one.
+
+        Args:
+            parallelism: the adapter under test.
+            model: the model, as the user passes it.
+            optimizer: the optimizer of its parameters.
+            before: called before each optimizer step.
+            after: called after each optimizer step.
+        """
         trainable: Trainable[Batch, Loss] = self.trainable(model, optimizer)
         if parallelism.capabilities.owns_update:
             return cast("OwnUpdate[Loss]", parallelism).learner(model, trainable, before, after)
         return StandardLearner(self.attached(parallelism, trainable), PlainPrecision(), parallelism, before, after)
 
     def step(self, learner: Learner[Batch, Loss], size: int = 1) -> tuple[float, float | None]:
-        """Run a step on a window of `size` equal batches; return its loss and gradient norm."""
+        """Run a step on a window of `size` equal batches; return its loss and gradient norm.
+
+        Args:
+            learner: what `learner` returned.
+            size: the number of equal batches.
+        """
         return take_step(learner, [self.batch() for _ in range(size)], 1e30)
 
     def test_valid_options_have_no_problems(self) -> None:

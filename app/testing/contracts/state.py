@@ -38,13 +38,21 @@ class Content:
 
 
 def contents(parts: Iterable[Part]) -> list[Content]:
-    """Return the current contents of the parts, sorted by name and offset."""
+    """Return the current contents of the parts, sorted by name and offset.
+
+    Args:
+        parts: exported parts.
+    """
     taken = [Content(part.name, part.dtype, part.shape, part.offset, part.length, bytes(part.read())) for part in parts]
     return sorted(taken, key=lambda content: (content.name, content.offset))
 
 
 def kept(parts: Iterable[Part]) -> list[Part]:
-    """Return copies of the parts that keep their current contents."""
+    """Return copies of the parts that keep their current contents.
+
+    Args:
+        parts: exported parts.
+    """
     return [content.part() for content in contents(parts)]
 
 
@@ -53,7 +61,11 @@ Result = TypeVar("Result")
 
 
 def parts_of(*exports: Sequence[Content]) -> list[Part]:
-    """Return parts with the exported contents."""
+    """Return parts with the exported contents.
+
+    Args:
+        *exports: the exported bytes by name.
+    """
     return [content.part() for export in exports for content in export]
 
 
@@ -66,32 +78,59 @@ class ExportableContract(Generic[Kept]):
     """The world sizes that the object supports."""
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Parametrize tests with every size and every pair of sizes."""
+        """Parametrize tests with every size and every pair of sizes.
+
+        Args:
+            metafunc: passed by pytest.
+        """
         for argument in ("size", "other_size"):
             if argument in metafunc.fixturenames:
                 metafunc.parametrize(argument, self.sizes)
 
     def make(self, collectives: Collectives) -> Kept:
-        """Return a new object under test on one rank of a world, always the same."""
+        """Return a new object under test on one rank of a world, always the same.
+
+        Args:
+            collectives: the collectives of the rank.
+        """
         raise NotImplementedError
 
     def advance(self, kept: Kept) -> None:
-        """Advance the object to the next step boundary, which must change its state. Collective."""
+        """Advance the object to the next step boundary, which must change its state. Collective.
+
+        Args:
+            kept: the object under test.
+        """
         raise NotImplementedError
 
     def run(self, size: int, function: Callable[[Collectives], Result]) -> list[Result]:
-        """Call the function on each of `size` ranks and return the results by rank. Raises what a rank raises."""
+        """Call the function on each of `size` ranks and return the results by rank. Raises what a rank raises.
+
+        Args:
+            size: the number of ranks.
+            function: receives the collectives of its rank.
+        """
         raise NotImplementedError
 
     def advanced(self, collectives: Collectives, steps: int) -> Kept:
-        """Return a new object, advanced by some boundaries."""
+        """Return a new object, advanced by some boundaries.
+
+        Args:
+            collectives: the collectives of the rank.
+            steps: the number of boundaries.
+        """
         kept = self.make(collectives)
         for _ in range(steps):
             self.advance(kept)
         return kept
 
     def exports(self, size: int, steps: int) -> list[list[Content]]:
-        """Return what each rank exports after some boundaries."""
+        """Return what each rank exports after some boundaries.
+
+        Args:
+            size: the number of ranks.
+            steps: the number of boundaries.
+        """
         return self.run(size, lambda rank: contents(self.advanced(rank, steps).export()))
 
     def test_parts_are_well_formed(self, size: int) -> None:
@@ -199,11 +238,19 @@ class SnapshotsContract:
         raise NotImplementedError
 
     def parts_of(self, values: object) -> list[Part]:
-        """Return the values as exported parts, in a fixed order, with different bytes each."""
+        """Return the values as exported parts, in a fixed order, with different bytes each.
+
+        Args:
+            values: the tensors or arrays under test.
+        """
         raise NotImplementedError
 
     def change(self, values: object) -> None:
-        """Change every byte of the values in place."""
+        """Change every byte of the values in place.
+
+        Args:
+            values: the tensors or arrays under test.
+        """
         raise NotImplementedError
 
     def test_a_copy_does_not_change(self, snapshots: Snapshots) -> None:

@@ -25,6 +25,12 @@ def check_bytes(storage: Storage, path: str, expected: bytes, start: int = 0) ->
     """Check that a file has the expected bytes from `start` on; if not, report how many are equal.
 
     pytest's own comparison is not used: if CI is set, it formats all of the hundred thousand bytes, for minutes.
+
+    Args:
+        storage: the adapter under test.
+        path: a path in it.
+        expected: the bytes that it should hold.
+        start: the first byte to compare.
     """
     found = b"".join(storage.read(path, start))
     if found != expected:
@@ -207,7 +213,11 @@ class StorageContract:
 
 
 def content(files: Iterator[File]) -> dict[str, bytes]:
-    """Return the bytes of each file by path."""
+    """Return the bytes of each file by path.
+
+    Args:
+        files: the files, whose bytes can be read once.
+    """
     return {file.path: b"".join(file.chunks) for file in files}
 
 

@@ -1,15 +1,21 @@
 """The page of all arguments, generated from their declarations.
 
-`python -m tests.unit.arguments.page` regenerates it.
+`python -m tests.unit.arguments.page` regenerates it. What the declarations do not hold is in `shown.tsv`, by name: the
+first release of transformers that has the argument, of 4.24 and later ones; the last one, unless that is the newest
+release that was read; and a value to show, as JSON.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import attrs
 
 from hexloop.app.arguments.arguments import TrainingArguments
 from hexloop.app.arguments.declaration import GROUP, declarations
@@ -20,12 +26,20 @@ from hexloop.app.assembly.combinations import INEFFECTIVE
 from hexloop.app.environment import VARIABLES
 
 PAGE = Path(__file__).parents[3] / "docs" / "arguments.md"
+SHOWN = Path(__file__).with_name("shown.tsv")
 
-OPENING = """# Every argument
+OLDEST = "4.24"
+"""The oldest release of transformers whose arguments were read."""
+
+OPENING = """---
+hide: [toc]
+---
+
+# Training arguments
 
 `TrainingArguments` takes these arguments. All but hexloop's own have the names and defaults of the current release of
 transformers. All problems are reported together when the object is created; a value that is assigned later is checked
-on assignment. `hexloop train --help` prints the same list, and [the groups](api/arguments.md) have more details.
+on assignment. `hexloop train --help` prints the same list.
 
 ```python
 from hexloop import TrainingArguments
@@ -35,9 +49,38 @@ arguments.learning_rate = 5e-4
 assert arguments.set_lr_scheduler("cosine", warmup_steps=0.1).get_warmup_steps(1000) == 100
 ```
 
+Each argument is also an option of the command line, and a key of `arguments` in the YAML of a recipe; the third column
+has both. A truth value has an opposite, such as `--no_bf16`. *Since* is the first release of transformers with the
+argument, of 4.24 and later ones; the others are hexloop's own.
+
 A `Trainer` also accepts a `transformers.TrainingArguments` object; `trainer.args` is then hexloop's with the same
 values. Arguments and methods that a subclass of it adds are refused by name: derive that class from hexloop's instead.
+
 """
+
+METHODS = """
+## Methods and properties
+
+::: hexloop.TrainingArguments
+    options:
+      inherited_members: true
+      members:
+{members}
+
+::: hexloop.AcceleratorConfig
+
+### Choices
+
+An argument also takes the text of a choice.
+
+{choices}
+"""
+
+CHOICES = (
+    *("IntervalStrategy", "SaveStrategy", "SchedulerType", "OptimizerNames", "HubStrategy", "DebugOption"),
+    *("FSDPOption", "HPSearchBackend", "ParallelMode"),
+)
+"""The enumerations of arguments, as `hexloop` exports them."""
 
 EARLIER = """
 ## Names of earlier releases
@@ -81,11 +124,80 @@ ENVIRONMENT = """
 """
 
 
+@attrs.frozen
+class Shown:
+    """What the page has of an argument besides its declaration; see `shown.tsv`."""
+
+    since: str
+    until: str
+    example: str
+
+    @property
+    def release(self) -> str:
+        """The first release with the argument; empty if it is hexloop's own."""
+        return f"≤ {OLDEST}" if self.since == OLDEST else self.since
+
+
+def shown() -> Mapping[str, Shown]:
+    """Return the rows of `shown.tsv` by name."""
+    lines = SHOWN.read_text(encoding="utf-8").splitlines()[1:]
+    rows = (line.split("\t") for line in lines)
+    return {name: Shown(since, until, example) for name, since, until, example in rows}
+
+
+def example_of(cls: type[Any], name: str) -> Any:
+    """Return a value of an argument to show: that of the table, or the opposite of a truth value's default."""
+    if text := shown()[name].example:
+        return json.loads(text)
+    return cls.__dataclass_fields__[name].default is not True
+
+
+def option_of(name: str, value: Any) -> list[str]:
+    """Return the words of the command line that set an argument."""
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no_{name}"]
+    if isinstance(value, list) and not any(isinstance(each, dict) for each in value):
+        return [f"--{name}", *map(str, value)]
+    return [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
+
+
+def line_of(name: str, value: Any) -> str:
+    """Return the line of YAML that sets an argument."""
+    is_plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z_./][\w./ -]*", value) and value not in TRUTH
+    return f"{name}: {value if is_plain else json.dumps(value)}"
+
+
+TRUTH = ("yes", "no", "on", "off", "true", "false", "null")
+"""Texts that YAML reads as other values without quotes."""
+
+
 def page() -> str:
     """The page as Markdown."""
     groups = "".join(_group(owner, names) for owner, names in _by_group())
     groups += _group(SFTConfig, list(vars(SFTConfig)[GROUP]), SFTConfig)
-    return OPENING + groups + EARLIER + _earlier() + REFUSED + _remarks() + ENVIRONMENT + _rows(VARIABLES.items())
+    described = OPENING + groups + REFUSED + _remarks() + ENVIRONMENT + _rows(VARIABLES.items())
+    return described + _methods() + EARLIER + _earlier()
+
+
+def _methods() -> str:
+    """The methods and properties of the class, without the arguments themselves and private names."""
+    found = {
+        name: None
+        for owner in TrainingArguments.__mro__
+        for name, value in vars(owner).items()
+        if _is_shown(owner, name, value)
+    }
+    order = sorted(found, key=lambda name: (isinstance(getattr(TrainingArguments, name), property), "set_" not in name))
+    members = "\n".join(f"        - {name}" for name in order)
+    choices = "\n\n".join(
+        f"::: hexloop.{name}\n    options: {{show_attribute_values: true, heading_level: 4}}" for name in CHOICES
+    )
+    return METHODS.format(members=members, choices=choices)
+
+
+def _is_shown(owner: type, name: str, value: object) -> bool:
+    is_ours = owner.__module__.startswith("hexloop.")
+    return is_ours and not name.startswith("_") and (isinstance(value, property) or inspect.isfunction(value))
 
 
 def _by_group() -> Iterator[tuple[type, list[str]]]:
@@ -102,22 +214,62 @@ def _group(owner: type, names: list[str], cls: type[Any] = Seq2SeqTrainingArgume
     """A section with the arguments of these names. cls: the class that has them."""
     known = declarations(cls)  # type: ignore[arg-type]  # classes can be hashed
     rows = "".join(_argument(cls, name) for name in names if name in known)
-    heading = (owner.__doc__ or "").split("\n")[0].rstrip(".")
+    paragraphs = inspect.getdoc(owner) or ""
+    heading, _, rest = paragraphs.partition("\n")
+    text, _, details = rest.partition("\nArgs:\n")
+    heading = heading.rstrip(".")
     if issubclass(owner, TrainingArguments):
         heading = f"{heading} (`{cls.__name__}` alone)"
-    return f"\n## {heading}\n\n| argument | default | what it does |\n|---|---|---|\n{rows}"
+        text = f"\n\n::: hexloop.{cls.__name__}\n    options: {{members: []}}\n" if "\n" in paragraphs else ""
+        details = ""
+    text = "" if not text.strip() else f"{text.strip()}\n\n"
+    columns = "| argument | what it does | command line and YAML | since |\n|---|---|---|---|\n"
+    return f'\n## {heading}\n\n{text}<div class="arguments" markdown>\n\n{columns}{rows}\n</div>\n{_details(details)}'
+
+
+def _details(section: str) -> str:
+    """A list of what a group's docstring says of its arguments, from the entries of a section `Args`."""
+    section = section.partition("\n\n")[0]
+    entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE)
+    rows = "".join(f"- `{name}`: {' '.join(text.split())}\n" for name, text in entries)
+    return f"\n{rows}" if rows else ""
 
 
 def _argument(cls: type[Any], name: str) -> str:
     field = cls.__dataclass_fields__[name]
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-    return f"| `{name}` | `{default!r}` | {_cell(field.metadata['help'])} |\n"
+    kind = next(found[name] for owner in cls.__mro__ if name in (found := inspect.get_annotations(owner)))
+    described = f'<a id="{name}"></a>`{name}`<br>{_kind(kind)}, default `{default!r}`'
+    return f"| {described} | {_cell(field.metadata['help'])} | {_forms(cls, name)} | {shown()[name].release} |\n"
+
+
+def _kind(annotation: str) -> str:
+    """The type of an argument; None comes last."""
+    kinds = re.split(r" \| (?![^\[]*\])", annotation)
+    return " or ".join(f"`{each}`" for each in sorted(kinds, key=lambda each: each == "None"))
+
+
+def _forms(cls: type[Any], name: str) -> str:
+    """Both written forms. What needs quotes in a shell has them."""
+    if name == "parallelism_config":
+        return ""
+    value = example_of(cls, name)
+    words = (word if re.fullmatch(r"[\w./@%+=:,-]+", word) else f"'{word}'" for word in option_of(name, value))
+    return f"`{' '.join(words)}`<br>`{line_of(name, value)}`"
 
 
 def _earlier() -> str:
     kept = {name: f"still an argument; better {instead}" for name, instead in DISCOURAGED_ARGUMENTS.items()}
     written = {name: old.write for name, old in LEGACY_ARGUMENTS.items()} | kept
-    return "| name | what to write today |\n|---|---|\n" + _rows(sorted(written.items()))
+    rows = "".join(f"| `{name}` | {_cell(text)} | {_releases(name)} |\n" for name, text in sorted(written.items()))
+    return f"| name | what to write today | in releases |\n|---|---|---|\n{rows}"
+
+
+def _releases(name: str) -> str:
+    """The releases of transformers that had an argument, as far as they were read."""
+    row = shown()[name]
+    first, last = f"{row.release} to ", row.until or "now"
+    return f"before {OLDEST}" if row.since == "-" else f"{first}{last}"
 
 
 def _remarks() -> str:

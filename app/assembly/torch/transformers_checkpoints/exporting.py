@@ -52,9 +52,14 @@ def export_checkpoint(
     `training_args.bin`, which it does not need). Optimizer, schedule, loss scale and random states are pickled, because
     transformers reads them so.
 
-    signatures: by which the checkpoint must be signed.
-    Raises CheckpointError if the checkpoint is damaged, not signed by them, contains only weights or state that
-    transformers cannot load, and if `to` already contains a checkpoint of that step.
+    Args:
+        checkpoint: the folder of the checkpoint.
+        to: the folder that receives `checkpoint-<step>`.
+        signatures: by which the checkpoint must be signed.
+
+    Raises:
+        CheckpointError: if the checkpoint is damaged, not signed by them, contains only weights or state that
+            transformers cannot load, and if `to` already contains a checkpoint of that step.
     """
     parent, name = os.path.split(os.path.abspath(os.fspath(checkpoint)))
     storage = storage_for(parent, signatures=signatures)

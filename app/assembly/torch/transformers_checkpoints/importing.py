@@ -69,12 +69,22 @@ def import_checkpoint(
 
     Returns the new checkpoint's folder, from which a hexloop run can resume. Weights, optimizer, schedule, loss scale,
     random states and history are imported. `training_args.bin` is not read: pass the run's arguments again.
-    gradient_accumulation_steps, processes, seed, data_seed: those of the run, which its checkpoint does not contain.
-    train_batch_size: the micro-batch size per process, which checkpoints of early releases do not contain either.
 
-    Files are read as data only: one that requires code is refused before any of it runs. Raises CheckpointError if the
-    folder is not such a checkpoint or cannot be read as data, and if `to` already contains a checkpoint of that step;
-    StorageError if it cannot be written.
+    Files are read as data only: one that requires code is refused before any of it runs.
+
+    Args:
+        folder: the folder of transformers' checkpoint.
+        to: the folder that receives `checkpoint-<step>`.
+        gradient_accumulation_steps: those of the run, which its checkpoint does not contain.
+        processes: those of the run, which its checkpoint does not contain.
+        seed: those of the run, which its checkpoint does not contain.
+        data_seed: those of the run, which its checkpoint does not contain.
+        train_batch_size: the micro-batch size per process, which checkpoints of early releases do not contain either.
+
+    Raises:
+        CheckpointError: if the folder is not such a checkpoint or cannot be read as data, and if `to` already contains
+            a checkpoint of that step.
+        StorageError: if it cannot be written.
     """
     source = os.fspath(folder)
     found, seeds = _read_state(source), (seed, seed if data_seed is None else data_seed)
