@@ -134,6 +134,10 @@ class Forecast:
         kept = self.counts.saves if self.saved_at_once is None else min(self.counts.saves, self.saved_at_once + 1)
         return self.checkpoint * kept
 
+    def __str__(self) -> str:
+        """The forecast as text."""
+        return "\n".join(lines_of(self))
+
     def document(self) -> dict[str, Any]:
         """Return the forecast in JSON types."""
         found = asdict(self)

@@ -18,8 +18,8 @@ from typing import Any, Protocol, cast
 
 from attrs import define, evolve, field, frozen
 
-from hexloop.adapters.host_memory import free_memory
 from hexloop.app.assembly.parts import TrainerParts
+from hexloop.app.assembly.private import free_memory
 from hexloop.app.assembly.state import TENSORS, CheckpointContents
 from hexloop.app.assembly.storage import is_elsewhere
 from hexloop.app.run.session import RunHost, Session, open_session, triggers_of

@@ -6,20 +6,13 @@ from collections.abc import Mapping
 from copy import copy
 from typing import Any
 
-from hexloop.adapters.engines.single.engine import SingleProcess
-from hexloop.adapters.hub import NoHub
-from hexloop.adapters.interrupts import NoInterrupts
-from hexloop.adapters.journal import NoJournal
+from hexloop.app.assembly.private import private_adapters
 from hexloop.app.callbacks import CallbackHandler, TrainerControl
 from hexloop.app.callbacks.flow import all_callbacks
 from hexloop.app.run import driving
 from hexloop.app.run.forecasting import forecast_run
 from hexloop.app.trainer.attributes import TrainerAttributes
 from hexloop.domain.forecast import Forecast
-
-KEPT_ADAPTERS = ("device", "precision", "framework", "clock", "collectives")
-"""The adapters of the user's that a copy of the Trainer uses. Others are places and services that it must not touch."""
-
 
 class TrainerForecast(TrainerAttributes):
     """Computes what a run will need, with copies of the Trainer."""
@@ -29,7 +22,7 @@ class TrainerForecast(TrainerAttributes):
 
         The memory is that of a step with fake tensors, which takes none; the time is that of a few real steps of a copy
         of the model. Nothing is written to the run's folder, and model, data order and random generators stay as they
-        are. `hexloop.forecast_lines(forecast)` is the text that `hexloop train --dry-run` prints.
+        are. `print(trainer.forecast())` prints what `hexloop train --dry-run` does.
 
         Args:
             steps: How many real steps are measured after the first one. 0 measures none, and `timing` is None.
@@ -57,13 +50,10 @@ class TrainerForecast(TrainerAttributes):
         args.assign(**arguments)
         for made in ("state", "control", "callback_handler", "_own_gather_function", "_trial"):
             kept.pop(made, None)
-        passed = {name: each for name, each in self._passed.items() if name in KEPT_ADAPTERS}
         if alone:
-            passed["parallelism"], kept["place_model_on_device"] = SingleProcess(), False
-        elif "parallelism" in self._passed:
-            passed["parallelism"] = self._passed["parallelism"]
-        quiet = {"loggers": [], "hub": NoHub(), "journal": NoJournal(), "interrupts": NoInterrupts()}
-        kept |= {"args": args, "_passed": type(self._passed)({**passed, **quiet})}
+            kept["place_model_on_device"] = False
+        passed = private_adapters(self._passed, alone)
+        kept |= {"args": args, "_passed": type(self._passed)(passed)}
         kept |= {"model": model, "model_wrapped": model, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
         kept |= {"_optimizer_of_run": None, "_scheduler_of_run": None, "_renews_model": False, "outcome": None}
         found = object.__new__(type(self))
