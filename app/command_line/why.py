@@ -323,8 +323,12 @@ def _recording(recipe: str, side: Side, checkpoint: str | None, until: int) -> R
             "result": str(result),
         }
         request.write_text(json.dumps(values), encoding="utf-8")
-        command = [sys.executable, "-m", "hexloop.app.command_line.replay", str(request)]
-        ended = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        # -P: modules are found where this process finds them, and not in the folder of the runs
+        command = [sys.executable, "-P", "-m", "hexloop.app.command_line.replay", str(request)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        ended = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False, env=environment
+        )
         if not result.exists():
             return (ended.stderr.strip().splitlines() or ["the process ended without a result"])[-1]
         if result.stat().st_size > LARGEST_RESULT:
