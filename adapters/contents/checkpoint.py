@@ -15,8 +15,10 @@ from hexloop.adapters.contents.run_documents import OPTIMIZER, SETUP, STATE, Run
 from hexloop.adapters.contents.safetensors_files import (
     MODEL,
     Stream,
+    TENSORS,
     is_weights,
     join,
+    size_by_header,
     tensor_file,
     tensor_files,
     tensor_of_part,
@@ -144,6 +146,15 @@ class CheckpointContents:
                 users.close()
 
         return files()
+
+    def sizes(self, state: RunState) -> Iterator[tuple[str, int]]:
+        """Return the name and the bytes of every file, without reading the values of tensors. Collective."""
+        for file in self.files(state):
+            chunks = iter(file.chunks)
+            if file.path.endswith(TENSORS):
+                yield file.path, size_by_header(next(chunks))
+            else:
+                yield file.path, sum(map(len, chunks))
 
     def prepare(self) -> Callable[[], None]:
         """Return a function that allocates memory for the first snapshot; see `Contents.prepare`."""

@@ -35,6 +35,9 @@ from hexloop.ports.storage import PAGE, File, OpenFile
 
 MODEL = "model"
 
+TENSORS = ".safetensors"
+"""The end of the name of each file with tensors."""
+
 WEIGHTS = "model.safetensors"
 
 INDEX = "model.safetensors.index.json"
@@ -217,6 +220,12 @@ def _file_chunks(tensors: Sequence[Tensor], metadata: dict[str, str] | None) -> 
     encoded += b" " * (-(8 + len(encoded)) % unit)
     yield struct.pack("<Q", len(encoded)) + encoded
     yield from _blocks(tensors)
+
+
+def size_by_header(start: bytes | memoryview) -> int:
+    """Return the bytes of a whole file. start: its header, which is the first chunk of a file to be written."""
+    header = json.loads(bytes(start[8:]))
+    return len(start) + max((each["data_offsets"][1] for name, each in header.items() if name[:2] != "__"), default=0)
 
 
 def _blocks(tensors: Iterable[Tensor]) -> Iterator[bytes | memoryview]:

@@ -20,6 +20,7 @@ from hexloop.app.assembly.learner import AveragedWeights, NoAverages, RunLearner
 from hexloop.app.assembly.random_state import Flag
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.events import AnyEvent
+from hexloop.domain.forecast import StepMemory
 from hexloop.domain.run import Run
 from hexloop.domain.state import JoinedGroup
 from hexloop.ports.batches import Batches, Evaluator
@@ -101,6 +102,17 @@ class Profiler(Protocol):
 
     def table(self) -> str:
         """Return what took longest, as lines of text."""
+
+
+class FakeCopy(Protocol):
+    """A copy of a model that takes no memory. objects: the model, its optimizer and its schedule."""
+
+    @property
+    def objects(self) -> Sequence[Any]:
+        """The copies of the model, the optimizer and the schedule; None for what there is not."""
+
+    def step_memory(self, parts: Any, run: Run[Any, Any], window: Sequence[Any]) -> StepMemory:
+        """Return the memory of a step on a window of batches, in a run of the copy."""
 
 
 class Base(Protocol):
@@ -477,6 +489,23 @@ class Framework(ABC, Generic[Parts]):
     def profiler(self) -> Profiler:
         """Return what records steps."""
         raise NotImplementedError("profile needs `profiler` of the framework.")
+
+    # Forecasts
+
+    def fake_copy(self, model: Any, optimizer: Any, schedule: Any, device: Device) -> FakeCopy:
+        """Return a copy of a model, and of what refers to it, that takes no memory."""
+        raise NotImplementedError("the framework has no `fake_copy`")
+
+    def count_real_step(self, parts: Parts, step: Callable[[], object]) -> StepMemory:
+        """Return the memory of a training step, which a call takes."""
+        raise NotImplementedError("a forecast needs `count_real_step` of the framework.")
+
+    def values_in(self, batch: Any) -> int:
+        """Return how many values the arrays of a batch have."""
+        return 0
+
+    def wait_for_device(self, device: Device) -> None:
+        """Wait until the device has done what it was given."""
 
     # Evaluation
 

@@ -7,13 +7,14 @@ from typing import Any, cast
 
 from hexloop.adapters.contents.checkpoint import EMA, CheckpointContents, Setup
 from hexloop.adapters.contents.file_names import RankFiles, UserFiles
+from hexloop.adapters.contents.safetensors_files import TENSORS
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.domain.run import Run
 from hexloop.ports.parallelism import ExportableModel, OwnState, Parallelism, Sharding
 from hexloop.ports.state import Exportable
 from hexloop.ports.storage import File
 
-__all__ = ["CheckpointContents", "UserFiles"]
+__all__ = ["TENSORS", "CheckpointContents", "UserFiles"]
 """Names of adapters that other modules of the app import from here."""
 
 SHARDED = frozenset({"model", "optimizer", "averages", EMA})

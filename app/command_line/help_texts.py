@@ -13,6 +13,7 @@ and its metrics by import path, so that code of any project can be trained.
   hexloop launch --processes 2 recipe.yaml        train in several processes
   hexloop checkpoints list runs/a                 list checkpoints and whether they are good
   hexloop runs diff runs/a runs/b                 find the first step at which two runs differ
+  hexloop why runs/a runs/b                       find why they differ: the first step, tensor and sample
   hexloop report runs/a                           write a page that shows a run
   hexloop board runs                              watch the runs of a folder in a browser
   hexloop outbox list runs/a                      list what has not reached the Hub and trackers

@@ -71,6 +71,7 @@ COMMANDS = (
     Command("report", "pages:report", "write one page that shows runs: curves, checkpoints, restarts, arguments"),
     Command("board", "pages:board", "show the runs of a folder in a browser, while they train"),
     Command("doctor", "doctor:run", "report what this machine supports, and what to install for the rest"),
+    Command("why", "why:run", "find the first step, tensor and sample at which two runs differ"),
 )  # fmt: skip
 """All commands, in the order of the help."""
 
@@ -114,6 +115,12 @@ def _count(text: str) -> int:
     if number < 1:
         raise ValueError(text)
     return number
+
+
+def _steps(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"it takes a whole number, not {text!r}")
+    return int(text)
 
 
 def _port(text: str) -> int:
@@ -166,6 +173,11 @@ OPTIONS = (
     Option(["run"], "--reproduce", "{transformers}",
            "the argument `reproduce` where the program does not set it; transformers: the same random draws and sums",
            {"choices": ["transformers"]}),
+    Option(["train", "run"], "--dry-run", "",
+           "train nothing: print which memory, time and disk the run will need, from a step without memory and a few "
+           "measured ones; exit with 1 if it will not fit"),
+    Option(["train", "run"], "--measure", "N", "with --dry-run, how many steps are measured (default: 10); 0: none",
+           {"type": _steps, "default": 10}),
     Option(["run"], "program", "PROGRAM", "the path of a script, or with -m the name of a module"),
     Option(["run"], "program_arguments", "argument", "arguments of the program", REST),
 
@@ -228,6 +240,13 @@ OPTIONS = (
 
     Option(["runs diff"], "one", "RUN", f"a run's output folder or journal; {OF_SEVERAL}"),
     Option(["runs diff"], "other", "RUN", f"a run's output folder or journal; {OF_SEVERAL}"),
+    Option(["why"], "one", "RUN", f"a run's output folder or journal; {OF_SEVERAL}"),
+    Option(["why"], "other", "RUN", f"a run's output folder or journal; {OF_SEVERAL}"),
+    Option(["why"], "--recipe", "RECIPE",
+           "repeat steps of both runs, with the code that this recipe names and the numbers among the recorded arguments",
+           {"dest": "first_recipe"}),
+    Option(["why"], "--other-recipe", "RECIPE", "the recipe of the second run (default: that of the first)",
+           {"dest": "second_recipe"}),
     Option(["report"], "runs", "RUN", f"a run's output folder, URL or journal; {OF_SEVERAL}", {"nargs": "+"}),
     Option(["report"], "--out", "FILE",
            "the HTML file to write (default: report.html in the run's folder, or for several runs in this folder)"),
@@ -249,7 +268,7 @@ OPTIONS = (
     Option(["outbox drop"], "entries", "ENTRY", "the numbers that `list` shows", {"nargs": "*", "type": int}),
     Option(["outbox drop"], "--all", "", "drop everything"),
 
-    Option([LIST, VERIFY, SHOW, DIFF, PRUNE, "runs diff", "outbox list", "doctor"], "--json", "", "print JSON"),
+    Option([LIST, VERIFY, SHOW, DIFF, PRUNE, "runs diff", "why", "outbox list", "doctor"], "--json", "", "print JSON"),
     Option([VERIFY, CONSOLIDATE, EXPORT, MERGE], "--key", "FILE", "a key file: refuse what is not signed by it"),
 )  # fmt: skip
 """All options, in the order of the help."""

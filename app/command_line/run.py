@@ -9,12 +9,17 @@ from hexloop.app.takeover.scripts import Program
 
 
 def run(options: Namespace) -> int:
-    """Run the program with hexloop's classes and return its exit code; with `--check`, compare both libraries."""
+    """Run the program with hexloop's classes and return its exit code; with `--check`, compare both libraries,
+    and with `--dry-run`, forecast its first run."""
     program = Program(options.program, _arguments_of_program(options), options.is_module)
     if options.check:
         from hexloop.app.takeover.checking import check
 
         return check(program)
+    if options.dry_run:
+        from hexloop.app.command_line.forecast import dry_run_program
+
+        return dry_run_program(options, program)
     with takeover(reproduce=options.reproduce):
         return program.run()
 

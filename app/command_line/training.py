@@ -85,6 +85,10 @@ def run(options: Namespace) -> ExitCode:
     values = values_of_trial(options, with_folder=False)
     recipe = read_recipe(options.recipe, ("model", "train_dataset"), options, options.unknown, problems, values)
     arguments = recipe.arguments
+    if options.dry_run:
+        from hexloop.app.command_line.forecast import dry_run
+
+        return dry_run(recipe, options)
     source, storage = _resume_source(options, arguments), choose_storage(arguments)
     if source == AUTO and (step := finished_at(storage, arguments)) is not None:
         if arguments.process_index == 0:

@@ -354,7 +354,7 @@ def _make_run(
         clock=parts.adapters.clock,
         plan=plan,
         state=state,
-        triggers=_triggers(args, plan, parts.callback_handler.has_default_flow),
+        triggers=triggers_of(args, plan, parts.callback_handler.has_default_flow),
         control=parts.control,
         requests=parts.requests,
         max_norm=args.max_grad_norm,
@@ -390,7 +390,7 @@ def _evaluation(parts: TrainerParts) -> Callable[[], Evaluation]:
     return evaluate_reporting_memory if parts.args.auto_find_batch_size else evaluate
 
 
-def _triggers(args: TrainingArguments, plan: Plan, has_default_flow: bool) -> Triggers:
+def triggers_of(args: TrainingArguments, plan: Plan, has_default_flow: bool) -> Triggers:
     """Return when to log, evaluate and save: never, if the default flow was removed from the callbacks."""
 
     def trigger(strategy: Any, every: float) -> Trigger:

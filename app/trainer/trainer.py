@@ -38,6 +38,7 @@ from hexloop.app.search.stored import best_recorded, drawn_trial
 from hexloop.app.trainer.checkpoints import TrainerCheckpoints
 from hexloop.app.trainer.data import TrainerData
 from hexloop.app.trainer.evaluation import TrainerEvaluation
+from hexloop.app.trainer.forecast import TrainerForecast
 from hexloop.app.trainer.legacy_names import (
     LegacyNames,
     TransformersAttributes,
@@ -79,6 +80,7 @@ class Trainer(
     TrainerData,
     TrainerSteps,
     TrainerEvaluation,
+    TrainerForecast,
     TrainerCheckpoints,
     TrainerPublishing,
     TrainerStages,

@@ -23,6 +23,7 @@ from hexloop.app.assembly.torch import (
     buckets,
     data,
     determinism,
+    forecast,
     groups,
     learner,
     losses,
@@ -146,6 +147,10 @@ class TorchFramework(Framework[TrainerParts]):
     compiling = staticmethod(meters.compiling)
     peak_flops = staticmethod(meters.peak_flops)
     profiler = staticmethod(meters.TorchProfiler)
+    fake_copy = staticmethod(forecast.fake_copy)
+    count_real_step = staticmethod(forecast.count_real_step)
+    values_in = staticmethod(forecast.values_in)
+    wait_for_device = staticmethod(forecast.wait_for_device)
 
     # Checkpoints
 

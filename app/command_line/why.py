@@ -1,0 +1,465 @@
+"""`hexloop why`: the first step, tensor and sample at which two runs differ.
+
+It compares what both runs recorded, looks for the last equal checkpoint by bisection, and repeats the steps between
+that one and the first difference, if the user names a recipe. Code and files of a run's folder are never executed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import define, field, frozen
+
+from hexloop.app.assembly.adapters import checked_notes, line_batches
+from hexloop.app.assembly.checkpoint_files import CheckpointFiles
+from hexloop.app.assembly.storage import is_elsewhere, is_missing, joined, storage_for
+from hexloop.app.command_line import ExitCode
+from hexloop.app.command_line.checkpoints import diff
+from hexloop.app.command_line.runs import NAMES, JournalSide, read_together
+from hexloop.app.printing import print_document, print_lines
+from hexloop.domain.checkpoints.manifest import Manifest
+from hexloop.domain.checkpoints.reading import verify
+from hexloop.domain.checkpoints.selection import readable_manifests
+from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError
+from hexloop.domain.journal import ObservationKind, RunComparison, Timeline, compare
+from hexloop.domain.run_folder import RUN_STATE
+from hexloop.domain.why import Finding, Recording, first_difference, last_equal, recording_of
+from hexloop.ports.logger import Fact
+
+STATE_DOCUMENTS = frozenset(
+    {RUN_STATE, *(f"{name}.json" for name in ("optimizer", "scheduler", "scaler", "losses", "data", "random"))}
+)
+"""The documents of a checkpoint that are the state of a run, and not how it was set up."""
+
+WITHOUT_EFFECT = ("logging_", "report_to", "save_", "eval_", "hub_", "push_to_hub", "disable_tqdm", "log_", "board_",
+                  "skip_memory", "per_device_eval", "metric_for", "greater_is", "load_best", "project", "trackio",
+                  "outbox", "logger_grace", "stop_", "interrupts", "profile", "peak_flops", "do_", "checkpoint_key",
+                  "dataloader_num", "dataloader_pin", "dataloader_prefetch", "dataloader_persistent", "predictions_")  # fmt: skip
+"""The starts of the names of arguments that do not change what a step computes."""
+
+LARGEST_RESULT = 1 << 30
+"""Bytes of a recording that are read."""
+
+MOST_SHOWN = 12
+"""Differences of one kind that are printed."""
+
+
+@define
+class Side:
+    """One of the two runs. given: as the user named it. missing: what it lacks, a sentence each."""
+
+    given: str
+    folder: str
+    timeline: Timeline | None = None
+    manifests: dict[int, tuple[str, Manifest]] = field(factory=dict)
+    packages: Mapping[str, Fact] = field(factory=dict)
+    missing: list[str] = field(factory=list)
+
+    @property
+    def settings(self) -> Mapping[str, Fact]:
+        """The recorded arguments."""
+        return {} if self.timeline is None else self.timeline.settings
+
+    @property
+    def newest(self) -> Manifest | None:
+        """The manifest of the last checkpoint."""
+        return self.manifests[max(self.manifests)][1] if self.manifests else None
+
+    def files(self, step: int) -> tuple[CheckpointFiles, Manifest]:
+        """Return the verified files of the checkpoint of a step."""
+        name, manifest = self.manifests[step]
+        return CheckpointFiles.of(verify(storage_for(self.folder), name)), manifest
+
+
+@frozen
+class Checkpoints:
+    """What the checkpoints tell. equal, different: the last equal and the first different step that both runs saved."""
+
+    compared: int = 0
+    equal: int | None = None
+    different: int | None = None
+    differences: tuple[str, ...] = ()
+    problem: str = ""
+
+
+@define
+class Answer:
+    """Everything that was found out."""
+
+    sides: tuple[Side, Side]
+    settings: dict[str, tuple[Fact, Fact]] = field(factory=dict)
+    environment: dict[str, tuple[str, str]] = field(factory=dict)
+    journal: RunComparison | None = None
+    checkpoints: Checkpoints = field(factory=Checkpoints)
+    finding: Finding | None = None
+    replay: str = ""
+    differs: bool = False
+
+    @property
+    def effective(self) -> dict[str, tuple[Fact, Fact]]:
+        """The arguments that differ and may change what a step computes."""
+        return {name: each for name, each in self.settings.items() if not name.startswith(WITHOUT_EFFECT)}
+
+
+def run(options: Namespace) -> ExitCode:
+    """Print why two runs differ. Return FAILED if they do, DONE if they are equal as far as is known."""
+    answer = explain(options.one, options.other, options.first_recipe, options.second_recipe)
+    if options.json:
+        print_document(_document(answer))
+    else:
+        print_lines(*_lines(answer))
+    return ExitCode.FAILED if answer.differs else ExitCode.DONE
+
+
+def explain(one: str, other: str, recipe: str | None = None, other_recipe: str | None = None) -> Answer:
+    """Return what is known of why two runs differ.
+
+    Raises ConfigurationError if a folder or a recipe does not exist, or if neither journals nor checkpoints can be
+    compared.
+    """
+    problems = [
+        f"You chose the recipe {each}, but there is no such file; check its name."
+        for each in (recipe, other_recipe)
+        if each is not None and not os.path.isfile(each)
+    ]
+    sides = _sides(one, other, problems)
+    if problems:
+        raise ConfigurationError(problems)
+    answer = Answer(sides)
+    first, second = sides
+    if first.timeline is not None and second.timeline is not None:
+        answer.journal = compare(first.timeline, second.timeline)
+        answer.settings = dict(answer.journal.settings)
+    answer.environment = dict(_environment(first, second))
+    answer.checkpoints = _bisect(first, second)
+    if not answer.checkpoints.compared and (answer.journal is None or not answer.journal.compared):
+        lacks = [f"{each.given}: {problem}" for each in sides for problem in each.missing]
+        raise ConfigurationError(
+            f"{one} and {other} have nothing in common to compare: no checkpoint of the same step, and no journal of "
+            f"the same steps. {' '.join(lacks)}".rstrip()
+        )
+    diverges = answer.journal is not None and bool(answer.journal.divergences)
+    answer.differs = diverges or answer.checkpoints.different is not None
+    _repeat(answer, recipe, other_recipe or recipe)
+    return answer
+
+
+# What both runs left
+
+
+def _sides(one: str, other: str, problems: list[str]) -> tuple[Side, Side]:
+    journals = JournalSide(one), JournalSide(other)
+    read_together(*journals)
+    found = []
+    for journal in journals:
+        path = journal.given if os.path.exists(journal.given) or "@" not in journal.given else journal.path
+        folder = path if os.path.isdir(path) else os.path.dirname(os.path.dirname(os.path.abspath(journal.path)))
+        side = Side(journal.given, folder)
+        if is_elsewhere(journal.given) or is_missing(journal.path if journal.named else journal.given):
+            problems.append(f"You chose the run {journal.given}, but there is no such folder; check its name.")
+        elif journal.failure is not None or not journal.runs.by_name:
+            side.missing.append("It has no journal; runs have one unless journal='off' is set.")
+        else:
+            side.timeline = journal.chosen(problems)
+            side.packages = _packages(journal.path)
+        found.append(side)
+        if not problems:
+            _find_checkpoints(side)
+    return found[0], found[1]
+
+
+def _find_checkpoints(side: Side) -> None:
+    """Note the checkpoints of the run; of the last one in the folder, if its journal does not tell the name."""
+    try:
+        manifests = readable_manifests(storage_for(side.folder))
+    except (CheckpointError, StorageError) as error:
+        side.missing.append(f"Its checkpoints cannot be read: {error}")
+        return
+    if not manifests:
+        side.missing.append("It has no checkpoint.")
+        return
+    names = {manifest.run for manifest in manifests.values()}
+    if side.timeline is not None:
+        wanted = side.timeline.run
+    elif len(names) == 1:
+        (wanted,) = names
+    else:
+        side.missing.append("Its checkpoints are of several runs.")
+        return
+    side.manifests = {each.step: (name, each) for name, each in sorted(manifests.items()) if each.run == wanted}
+
+
+def _packages(journal: str) -> Mapping[str, Fact]:
+    """Return the versions of packages that the last session recorded."""
+    found: Mapping[str, Fact] = {}
+    for lines in line_batches(journal):
+        wanted = [line for line in lines if b'"packages"' in line]
+        notes, _ = checked_notes(wanted)
+        for note in notes:
+            packages = note.get("packages")
+            if note["kind"] == "information" and isinstance(packages, Mapping):
+                found = packages
+    return found
+
+
+def _environment(one: Side, other: Side) -> Iterator[tuple[str, tuple[str, str]]]:
+    first, second = one.newest, other.newest
+    if first is not None and second is not None:
+        if first.world_size != second.world_size:
+            yield "processes", (str(first.world_size), str(second.world_size))
+        for name in sorted(first.environment.keys() | second.environment.keys()):
+            values = first.environment.get(name, "unknown"), second.environment.get(name, "unknown")
+            if values[0] != values[1]:
+                yield name, values
+    if one.packages and other.packages:
+        for name in sorted(one.packages.keys() | other.packages.keys()):
+            versions = str(one.packages.get(name, "none")), str(other.packages.get(name, "none"))
+            if versions[0] != versions[1]:
+                yield f"package {name}", versions
+
+
+def _bisect(one: Side, other: Side) -> Checkpoints:
+    """Find the last checkpoint in which both runs are equal, and the first in which they differ."""
+    common = sorted(one.manifests.keys() & other.manifests.keys())
+    found: dict[int, tuple[str, ...]] = {}
+
+    def is_equal(step: int) -> bool:
+        found[step] = tuple(_state_differences(one, other, step))
+        return not found[step]
+
+    try:
+        equal, different = last_equal(common, is_equal)
+    except (CheckpointError, StorageError) as error:
+        return Checkpoints(problem=f"The checkpoints cannot be compared: {error}")
+    return Checkpoints(len(common), equal, different, found.get(different or -1, ()))
+
+
+def _state_differences(one: Side, other: Side, step: int) -> Iterator[str]:
+    """Yield how the state of the two runs differs in their checkpoints of a step; setup and identity are left out."""
+    for _, difference in diff.compare(one.files(step), other.files(step), strict=False):
+        if isinstance(difference, diff.TensorDifference):
+            yield str(difference).strip()
+        elif isinstance(difference, diff.FieldDifference) and difference.file in STATE_DOCUMENTS:
+            if not difference.name or difference.name[0] not in ("trackers", "seconds"):
+                yield str(difference).strip()
+
+
+# Repeating steps
+
+
+def _repeat(answer: Answer, recipe: str | None, other_recipe: str | None) -> None:
+    """Repeat the steps between the last equal checkpoint and the first difference, and note what differs first."""
+    first, second = answer.sides
+    start, until = answer.checkpoints.equal, _until(answer)
+    if until is None:
+        return
+    steps = f"steps {(start or 0) + 1:,} to {until:,}"
+    if recipe is None or other_recipe is None:
+        answer.replay = (
+            f"Name the recipe with --recipe RECIPE (and --other-recipe RECIPE) to repeat {steps} of both runs, which "
+            "finds the first tensor and sample."
+        )
+        return
+    for side in answer.sides:
+        if side.newest is not None and side.newest.world_size > 1:
+            answer.replay = (
+                f"{side.given} was trained by {side.newest.world_size} processes, and only runs of one are repeated."
+            )
+            return
+    recordings: list[Recording] = []
+    for side, its_recipe in zip(answer.sides, (recipe, other_recipe), strict=True):
+        checkpoint = None if start is None else joined(os.path.abspath(side.folder), side.manifests[start][0])
+        found = _recording(its_recipe, side, checkpoint, until)
+        if isinstance(found, str):
+            answer.replay = f"{steps[0].upper()}{steps[1:]} of {side.given} could not be repeated: {found}"
+            return
+        recordings.append(found)
+    wrong = [
+        f"{side.given} ({problem})"
+        for side, recording in zip(answer.sides, recordings, strict=True)
+        if (problem := _departs(side, recording, until)) is not None
+    ]
+    answer.finding = first_difference(*recordings)
+    if wrong:
+        answer.finding = None
+        answer.replay = (
+            f"The repetition of {steps} does not reproduce {' and '.join(wrong)}: code, data, packages or the machine "
+            "have changed since, or the recipe is not that of the run."
+        )
+    elif answer.finding is None:
+        answer.replay = (
+            f"{steps[0].upper()}{steps[1:]} of both runs are equal when they are repeated here: what made them differ "
+            "is neither in the recipes nor in the recorded arguments, such as a callback, a request or the machine."
+        )
+    else:
+        answer.replay = f"{steps[0].upper()}{steps[1:]} of both runs were repeated, and are those of the runs."
+
+
+def _until(answer: Answer) -> int | None:
+    """Return the first step at which a difference was seen."""
+    seen = [] if answer.checkpoints.different is None else [answer.checkpoints.different]
+    if answer.journal is not None and answer.journal.first is not None:
+        seen.append(max(answer.journal.first.step, (answer.checkpoints.equal or 0) + 1))
+    return min(seen, default=None)
+
+
+def _recording(recipe: str, side: Side, checkpoint: str | None, until: int) -> Recording | str:
+    """Return what the steps of a run compute, in a process of their own; a text says why that failed."""
+    with tempfile.TemporaryDirectory(prefix="hexloop-why-") as folder:
+        request, result = Path(folder, "request.json"), Path(folder, "result.json")
+        values = {
+            "recipe": os.path.abspath(recipe),
+            "settings": dict(side.settings),
+            "checkpoint": checkpoint,
+            "until": until,
+            "result": str(result),
+        }
+        request.write_text(json.dumps(values), encoding="utf-8")
+        # -P: modules are found where this process finds them, and not in the folder of the runs
+        command = [sys.executable, "-P", "-m", "hexloop.app.command_line.replay", str(request)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        ended = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False, env=environment
+        )
+        if not result.exists():
+            return (ended.stderr.strip().splitlines() or ["the process ended without a result"])[-1]
+        if result.stat().st_size > LARGEST_RESULT:
+            return "its recording is too large to compare; save more often"
+        document = json.loads(result.read_text(encoding="utf-8"))
+    if "error" in document:
+        return str(document["error"])
+    return recording_of(document["recording"])
+
+
+def _departs(side: Side, recording: Recording, until: int) -> str | None:
+    """Return how the repetition differs from what the run recorded; None if nothing does."""
+    columns = {} if side.timeline is None else side.timeline.observations()
+    losses = columns.get((ObservationKind.LOSS, "of the step"))
+    recorded = {} if losses is None else dict(zip(losses.steps, losses.values, strict=True))
+    rates = columns.get((ObservationKind.LEARNING_RATE, "of the step"))
+    known_rates = {} if rates is None else dict(zip(rates.steps, rates.values, strict=True))
+    for step in recording.steps:
+        total = sum(float.fromhex(batch.loss) for batch in step.batches)
+        if step.step in recorded and not _same_number(recorded[step.step], total):
+            return f"its loss at step {step.step:,} was {recorded[step.step]}, and is {total!r} now"
+        if step.step in known_rates and step.groups and step.groups[0].get("lr") != repr(known_rates[step.step]):
+            return (
+                f"its learning rate at step {step.step:,} was {known_rates[step.step]}, and is "
+                f"{step.groups[0].get('lr')} now"
+            )
+    if until in side.manifests and recording.steps:
+        return _departs_from_checkpoint(side, recording, until)
+    return None
+
+
+def _departs_from_checkpoint(side: Side, recording: Recording, until: int) -> str | None:
+    import xxhash
+
+    try:
+        parts = side.files(until)[0].parts("model")
+        for part in parts:
+            repeated = recording.steps[-1].weights.get(part.name)
+            if repeated is not None and repeated.rpartition(" ")[2] != xxhash.xxh3_64_hexdigest(part.read()):
+                return f"{part.name} in its checkpoint of step {until:,} is another"
+    except (CheckpointError, StorageError) as error:
+        return f"its checkpoint cannot be read: {error}"
+    return None
+
+
+def _same_number(one: object, other: float) -> bool:
+    return isinstance(one, int | float) and (one == other or (one != one and other != other))
+
+
+# The answer
+
+
+def _lines(answer: Answer) -> Iterator[str]:
+    first, second = (each.given for each in answer.sides)
+    checkpoints, journal = answer.checkpoints, answer.journal
+    if answer.finding is not None:
+        yield f"{first} and {second}: {answer.finding.sentence()}"
+    elif answer.differs:
+        yield f"{first} and {second} differ."
+    else:
+        yield f"{first} and {second} are equal in everything that both recorded."
+    yield from _pairs("Arguments that differ and change what a step computes", answer.effective)
+    rest = {name: each for name, each in answer.settings.items() if name not in answer.effective}
+    yield from _pairs("Other arguments that differ", rest)
+    yield from _pairs("The environment differs", answer.environment)
+    if journal is not None:
+        for each in journal.divergences:
+            until = "" if each.equal_until is None else f", equal until step {each.equal_until:,}"
+            yield f"Journals: the {NAMES[each.kind]} differ from step {each.step:,} on ({each.name}){until}"
+        equal = [NAMES[kind] for kind in journal.compared if kind not in {each.kind for each in journal.divergences}]
+        if equal:
+            yield f"Journals: equal in {', '.join(equal)}, up to step {journal.last:,}"
+    if checkpoints.problem:
+        yield checkpoints.problem
+    elif checkpoints.compared:
+        if checkpoints.equal is not None:
+            yield f"Checkpoints: equal until step {checkpoints.equal:,}"
+        if checkpoints.different is not None:
+            yield f"Checkpoints: different from step {checkpoints.different:,} on:"
+            yield from (f"  {each}" for each in checkpoints.differences[:MOST_SHOWN])
+            if len(checkpoints.differences) > MOST_SHOWN:
+                yield f"  and {len(checkpoints.differences) - MOST_SHOWN:,} more"
+    for side in answer.sides:
+        yield from (f"{side.given}: {each}" for each in side.missing)
+    if answer.replay:
+        yield answer.replay
+
+
+def _pairs(title: str, pairs: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
+    if pairs:
+        yield f"{title}:"
+        for name, (one, other) in list(pairs.items())[:MOST_SHOWN]:
+            yield f"  {name}: {_shown(one)} and {_shown(other)}"
+        if len(pairs) > MOST_SHOWN:
+            yield f"  and {len(pairs) - MOST_SHOWN:,} more"
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def _document(answer: Answer) -> dict[str, Any]:
+    finding, checkpoints, journal = answer.finding, answer.checkpoints, answer.journal
+    return {
+        "runs": [each.given for each in answer.sides],
+        "differs": answer.differs,
+        "finding": None
+        if finding is None
+        else {
+            "cause": finding.cause.value,
+            "step": finding.step,
+            "name": finding.name,
+            "values": list(finding.values),
+            "further": list(finding.further),
+        },
+        "settings": {name: list(values) for name, values in answer.settings.items()},
+        "effective_settings": sorted(answer.effective),
+        "environment": {name: list(values) for name, values in answer.environment.items()},
+        "journal": []
+        if journal is None
+        else [
+            {"what": NAMES[each.kind], "step": each.step, "name": each.name, "equal_until": each.equal_until}
+            for each in journal.divergences
+        ],
+        "checkpoints": {
+            "compared": checkpoints.compared,
+            "equal": checkpoints.equal,
+            "different": checkpoints.different,
+            "differences": list(checkpoints.differences),
+        },
+        "replay": answer.replay,
+        "missing": {each.given: each.missing for each in answer.sides},
+    }
