@@ -183,7 +183,7 @@ USUAL_NAMES = {
 """Names that are usual elsewhere: the choice that is meant, and what else to say about it."""
 
 
-# What type checkers and editors know of arguments that take one of a few texts. Enum stands for the members of
+# What type checkers and editors know of arguments that take one of a few texts, or also other types than their own. Enum stands for the members of
 # transformers' enumerations, which are accepted by value. At run time these types are `str`, which parsers of
 # dataclasses understand, and the declaration of each argument checks its texts.
 if TYPE_CHECKING:
@@ -220,7 +220,8 @@ if TYPE_CHECKING:
     ReproducedText = Literal["transformers"]
     WeightingText = Literal["exact", "reference"]
     BusyText = Literal["wait", "skip"]
+    ShardingText = str | bool | list[str]
 else:
     IntervalText = SaveText = HubText = ScheduleText = TokenCountText = LogLevelText = SamplingText = str
     WorkerStartText = BackendText = PackingText = AveragesText = LossText = JournalText = ReactionText = str
-    ReproducedText = WeightingText = BusyText = str
+    ReproducedText = WeightingText = BusyText = ShardingText = str

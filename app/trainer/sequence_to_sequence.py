@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 from torch import Tensor, no_grad
 from torch.nn.functional import pad
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.sequence_to_sequence import Seq2SeqTrainingArguments
+from hexloop.app.assembly.adapters import Injected
 from hexloop.app.assembly.torch.losses import loss_of_generation
 from hexloop.app.hooks import is_overridden, standard
 from hexloop.app.rules import rules_of
@@ -53,7 +54,10 @@ class Seq2SeqTrainer(Trainer[ModelT]):
         callbacks: Sequence[Any] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
         preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
-        **injected: Any,
+        *,
+        optimizer_cls_and_kwargs: tuple[type[Any], dict[str, Any]] | None = None,
+        tokenizer: Any = None,
+        **injected: Unpack[Injected],
     ) -> None:
         if isinstance(args, TrainingArguments) and not isinstance(args, Seq2SeqTrainingArguments):
             raise ConfigurationError(
@@ -72,7 +76,9 @@ class Seq2SeqTrainer(Trainer[ModelT]):
             compute_metrics,
             callbacks,
             optimizers,
-            preprocess_logits_for_metrics=preprocess_logits_for_metrics,
+            optimizer_cls_and_kwargs,
+            preprocess_logits_for_metrics,
+            tokenizer=tokenizer,
             **injected,
         )
         self._gen_kwargs = _with_defaults(self.args, {})

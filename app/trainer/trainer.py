@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Unpack, overload
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.arguments import from_transformers
@@ -288,6 +288,40 @@ class Trainer(
             self._is_in_inner_loop, self._resumes_from = nested, (None, None)
 
     # Hyperparameter search
+
+    @overload
+    def hyperparameter_search(
+        self,
+        hp_space: Callable[[Any], Any] | Mapping[str, Any] | None = ...,
+        compute_objective: Callable[[dict[str, float]], Any] | None = ...,
+        n_trials: int | None = ...,
+        direction: str = ...,
+        backend: str | HPSearchBackend | None = ...,
+        hp_name: Callable[[Any], str] | None = ...,
+        *,
+        resume: bool | str = ...,
+        objective: str | None = ...,
+        keep_trials: int | None = ...,
+        seed: int | None = ...,
+        **kwargs: Any,
+    ) -> BestRun: ...
+
+    @overload
+    def hyperparameter_search(
+        self,
+        hp_space: Callable[[Any], Any] | Mapping[str, Any] | None = ...,
+        compute_objective: Callable[[dict[str, float]], Any] | None = ...,
+        n_trials: int | None = ...,
+        *,
+        direction: list[str],
+        backend: str | HPSearchBackend | None = ...,
+        hp_name: Callable[[Any], str] | None = ...,
+        resume: bool | str = ...,
+        objective: str | None = ...,
+        keep_trials: int | None = ...,
+        seed: int | None = ...,
+        **kwargs: Any,
+    ) -> list[BestRun]: ...
 
     def hyperparameter_search(
         self,
