@@ -13,10 +13,10 @@ from torch import nn
 import hexloop
 from hexloop import (
     EarlyStoppingCallback,
-    SFTConfig,
-    SFTTrainer,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
+    SFTConfig,
+    SFTTrainer,
     Trainer,
     TrainerCallback,
     TrainerControl,

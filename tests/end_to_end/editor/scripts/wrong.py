@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from torch import nn
 
 from hexloop import (
-    SFTConfig,
-    SFTTrainer,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
+    SFTConfig,
+    SFTTrainer,
     Trainer,
     TrainingArguments,
 )
@@ -61,4 +61,4 @@ arguments.save_strategy = "sometimes"  # type: ignore[assignment]  # reportAttri
 print(arguments.lerning_rate)  # type: ignore[attr-defined]  # reportAttributeAccessIssue
 print(trainer.modl)  # type: ignore[attr-defined]  # reportAttributeAccessIssue
 trainer.trian()  # type: ignore[attr-defined]  # reportAttributeAccessIssue
-Trainer(model=3).model.width  # type: ignore[attr-defined]  # reportAttributeAccessIssue
+print(Trainer(model=3).model.width)  # type: ignore[attr-defined]  # reportAttributeAccessIssue
