@@ -88,7 +88,7 @@ contracts: $(VENV)/with-test
 	$(VENV)/bin/lint-imports --no-logo
 
 docs: $(VENV)/with-docs
-	$(VENV)/bin/mkdocs build --strict
+	$(VENV)/bin/zensical build --strict --clean
 
 bench: export OMP_NUM_THREADS = 1
 bench: $(VENV)/with-bench

@@ -19,6 +19,7 @@ from attrs import define, evolve, field, frozen
 from hexloop.domain.errors import NotFiniteError
 from hexloop.domain.events import IrregularWindow
 from hexloop.domain.state import RunState, SkippedWindow
+from hexloop.domain.wording import troubleshooting
 from hexloop.ports.learner import WindowValues
 
 Loss = TypeVar("Loss")
@@ -302,7 +303,8 @@ class Guard(Generic[Loss]):
             raise NotFiniteError(
                 f"{found.described}, and the run was to stop at that. No checkpoint was saved since the last check. "
                 "Look at these samples, the learning rate and the precision, and resume from the last checkpoint; with "
-                "on_nonfinite or on_spike 'skip' or 'rollback' a run continues without such a window."
+                "on_nonfinite or on_spike 'skip' or 'rollback' a run continues without such a window. For help, "
+                f"{troubleshooting('NaN loss')}."
             )
         in_a_row = 1
         for each in reversed(state.skipped):
@@ -314,7 +316,7 @@ class Guard(Generic[Loss]):
             raise NotFiniteError(
                 f"{found.described}, after {most} windows in a row that were left out for such a reason. It is not the "
                 "data of single windows then: look at the learning rate, the precision, the model and the weights that "
-                "the run started from, or set a larger nonfinite_limit."
+                f"the run started from, or set a larger nonfinite_limit. For help, {troubleshooting('NaN loss')}."
             )
         self._left_out.append(SkippedWindow(place.epoch, place.position, place.samples, before, found.kind))
         self.returns_to_kept = True

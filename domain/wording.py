@@ -12,12 +12,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from enum import Enum
 from itertools import islice
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.redaction import is_secret_name
 
 Part = TypeVar("Part")
+
+Topic = Literal[
+    "out of memory",
+    "NaN loss",
+    "slow data",
+    "hangs and timeouts",
+    "resume refused",
+    "disk full",
+    "damaged checkpoint",
+    "missing package",
+]
+"""The sections of docs/troubleshooting.md, by their headings."""
 
 MOST_LISTED = 8
 """Problems, names or values that a message lists."""
@@ -119,6 +131,11 @@ def did_you_mean(
 
 def _plain(name: str) -> str:
     return name.lower().replace("-", "_")
+
+
+def troubleshooting(topic: Topic) -> str:
+    """Return how a message refers to the section of the documentation on `topic`: "see docs/troubleshooting.md#..."."""
+    return f"see docs/troubleshooting.md#{topic.lower().replace(' ', '-')}"
 
 
 def split_assignments(text: str) -> list[str]:

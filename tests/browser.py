@@ -45,6 +45,10 @@ class Browser:
         """Run a function body in the page and return its result."""
         return self._send("POST", "/execute/sync", {"script": script, "args": list(arguments)})
 
+    def run_asynchronously(self, script: str) -> Any:
+        """Run a function body whose last argument is called with the result, and return that."""
+        return self._send("POST", "/execute/async", {"script": script, "args": []})
+
     def wait_for(self, condition: str) -> None:
         """Wait until an expression is true in the page."""
         script = (

@@ -27,7 +27,7 @@ from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import json_part
 from hexloop.domain.run_folder import RUN_STATE
 from hexloop.domain.state import RunState
-from hexloop.domain.wording import listed
+from hexloop.domain.wording import listed, troubleshooting
 from hexloop.ports.state import JSON, Exportable, Part, Snapshots
 from hexloop.ports.storage import File, OpenFile
 
@@ -342,11 +342,12 @@ class CheckpointContents:
 
     @staticmethod
     def _refuse(problems: list[str]) -> None:
+        advice = f"For help, {troubleshooting('resume refused')}."
         if len(problems) == 1:
-            raise CheckpointError(f"The checkpoint does not fit this run: {problems[0]}")
+            raise CheckpointError(f"The checkpoint does not fit this run: {problems[0]} {advice}")
         if problems:
             listed = "".join(f"\n  {number}. {problem}" for number, problem in enumerate(problems, 1))
-            raise CheckpointError(f"The checkpoint does not fit this run in {len(problems)} ways:{listed}")
+            raise CheckpointError(f"The checkpoint does not fit this run in {len(problems)} ways:{listed}\n{advice}")
 
     def _refuse_other_shapes(self, saved: list[Part]) -> None:
         """Raise CheckpointError if a tensor of the model has another shape in the checkpoint."""

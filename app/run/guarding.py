@@ -19,6 +19,7 @@ from hexloop.domain.guard import Guard, GuardOptions, Reaction, WindowPlace
 from hexloop.domain.kept_state import StateInMemory
 from hexloop.domain.run import Run
 from hexloop.domain.state import RunState, SkippedWindow
+from hexloop.domain.wording import troubleshooting
 
 LOGGER = logging.getLogger("hexloop")
 
@@ -99,7 +100,7 @@ def warning_of(event: IrregularWindow) -> str:
     look = "Look at these samples, the learning rate and the precision"
     if event.kind != "spike":
         look += "; debug='underflow_overflow' names the first layer whose values are not finite"
-    look = f" {look}." if event.first else ""
+    look = f" {look}. For help, {troubleshooting('NaN loss')}." if event.first else ""
     if event.reaction in ("skip", "rollback"):
         done = f"The run continues from step {event.back_to:,}, without this step's samples.{look}"
     elif event.reaction == "stop":

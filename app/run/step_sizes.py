@@ -17,6 +17,7 @@ from hexloop.app.run.checkpoint_compatibility import likely_checkpoint
 from hexloop.domain.checkpoints.reading import read_manifest
 from hexloop.domain.errors import CheckpointError, ConfigurationError
 from hexloop.domain.ranks import run_on_rank0
+from hexloop.domain.wording import troubleshooting
 from hexloop.ports.collectives import Json
 from hexloop.ports.mesh import DATA
 
@@ -106,7 +107,8 @@ def _indivisible(parts: TrainerParts, saved: SavedStep) -> str:
     return (
         f"The checkpoint's run had optimizer steps of {saved.samples} samples, which are not a multiple of the "
         f"{global_batch_size(args, ranks, size)} samples of a batch with world_size={args.world_size} and "
-        f"per_device_train_batch_size={args.per_device_train_batch_size}; {', or '.join(ways)}."
+        f"per_device_train_batch_size={args.per_device_train_batch_size}; {', or '.join(ways)}. "
+        f"For help, {troubleshooting('resume refused')}."
     )
 
 

@@ -34,7 +34,7 @@ from hexloop.domain.errors import (
     UnreadableCheckpointError,
 )
 from hexloop.domain.ranges import MOST
-from hexloop.domain.wording import listed
+from hexloop.domain.wording import listed, troubleshooting
 from hexloop.ports.storage import Publication, Storage
 
 MOST_BAD = 500
@@ -251,6 +251,8 @@ class _BadFolders:
         reason = str(error)
         if self.quarantines and isinstance(error, DamagedCheckpointError):
             reason = quarantine_if_possible(self.storage, name, error)
+        if isinstance(error, DamagedCheckpointError):
+            reason += f" For help, {troubleshooting('damaged checkpoint')}."
         warnings.warn(f"A checkpoint is skipped: {reason}", stacklevel=4)
 
     def count(self, error: CheckpointError) -> None:

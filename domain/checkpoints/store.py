@@ -28,6 +28,7 @@ from hexloop.domain.errors import CheckpointError, StorageError, StorageFullErro
 from hexloop.domain.events import AnyEvent, CheckpointPublished, Saved, SaveFailed, SaveSkipped, SaveWaits
 from hexloop.domain.ranks import run_on_rank0
 from hexloop.domain.state import RunState
+from hexloop.domain.wording import troubleshooting
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.process import Background, Task
 from hexloop.ports.storage import Contents, Storage
@@ -350,6 +351,8 @@ class CheckpointStore:
         yield SaveFailed(step, error)
         saved = f"Everything up to {self.latest or 'the start'} is saved. Free space or fix the storage, then resume."
         if isinstance(error, StorageFullError):
-            raise StorageFullError(f"The storage stayed full: {error} {saved}") from error
+            raise StorageFullError(
+                f"The storage stayed full: {error} {saved} For help, {troubleshooting('disk full')}."
+            ) from error
         if self._failures >= MAX_FAILURES:
             raise StorageError(f"{MAX_FAILURES} saves in a row failed, the last with: {error} {saved}") from error

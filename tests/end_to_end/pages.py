@@ -2,11 +2,13 @@
 
     python tests/end_to_end/pages.py PAGE
     python tests/end_to_end/pages.py --refresh PAGE ...
+    python tests/end_to_end/pages.py --home
 
 Blocks with a title are files, which are written to the current folder; the other Python blocks run in order, as one
 module. Then `hexloop train` runs with every recipe that has a title, launchers run its scripts, and each recorded
 output of `hexloop checkpoints` is compared: a block of text that starts with the command.
-With `--refresh`, the code of the files that pages show is copied into them again.
+With `--refresh`, the code of the files that pages show is copied into them again. With `--home`, the home page of the site
+is written again from README.md.
 """
 
 from __future__ import annotations
@@ -69,6 +71,12 @@ def refreshed(text: str) -> str:
     return SHOWN.sub(with_code, text)
 
 
+def home_page(readme: str) -> str:
+    """Return the home page of the site: README.md with links as the site has them, which has no page of some files."""
+    there = re.sub(r"\]\(docs/", "](", readme.replace("](CHANGELOG.md)", "](changelog.md)"))
+    return re.sub(r"\[([^\]]+)\]\(([A-Z]+(?:\.md)?)\)", r"\1 (`\2`)", there)
+
+
 def commands_of(block: Block) -> list[list[str]]:
     """Return the arguments of each command of a shell block, without comments."""
     return [words for line in block.code.splitlines() if (words := shlex.split(line, comments=True))]
@@ -120,5 +128,8 @@ if __name__ == "__main__":
     if sys.argv[1] == "--refresh":
         for page in map(Path, sys.argv[2:]):
             page.write_text(refreshed(page.read_text(encoding="utf-8")), encoding="utf-8")
+    elif sys.argv[1] == "--home":
+        readme = (ROOT / "README.md").read_text(encoding="utf-8")
+        (ROOT / "docs" / "index.md").write_text(home_page(readme), encoding="utf-8")
     else:
         run(Path(sys.argv[1]))

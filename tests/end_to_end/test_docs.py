@@ -18,12 +18,14 @@ import pytest
 import hexloop.adapters
 import hexloop.ports
 from hexloop.app.command_line.options import read_options
-from tests.end_to_end.pages import ROOT, Block, blocks_of, commands_of, refreshed
+from tests.end_to_end.pages import ROOT, Block, blocks_of, commands_of, home_page, refreshed
 from tests.warm_python import warm_python
 
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md"))]
 PATCHES = ROOT / "docs" / "how-to-add.md"
 """Its blocks change a copy of the source: `test_how_to_add.py` runs them."""
+CHANGES = ROOT / "docs" / "changelog.md"
+"""Its build includes CHANGELOG.md."""
 RUNNABLE = [page for page in PAGES if page != PATCHES and any(block.language == "python" for block in blocks_of(page))]
 QUICK = {"README", "index", "start", "checkpoints", "testing"}
 """Pages whose code `make test` runs, too."""
@@ -113,7 +115,15 @@ def test_a_page_shows_the_code_of_its_files(page: Path) -> None:
     """Files are shown as they are, and not only included by the site's build; `pages.py --refresh` copies them."""
     text = page.read_text(encoding="utf-8")
     assert refreshed(text) == text
-    assert "--8<--" not in text, "readers of the page itself would not see the code"
+    if page != CHANGES:
+        assert "--8<--" not in text, "readers of the page itself would not see the code"
+
+
+def test_the_home_page_is_the_readme() -> None:
+    """`python tests/end_to_end/pages.py --home` writes it again."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert (ROOT / "docs" / "index.md").read_text(encoding="utf-8") == home_page(readme)
+    assert home_page("[a](docs/b.md) ![c](docs/images/d.png) [E](LICENSE)") == "[a](b.md) ![c](images/d.png) E (`LICENSE`)"
 
 
 def test_a_changed_file_is_detected(tmp_path: Path) -> None:

@@ -87,7 +87,8 @@ def test_indivisible_sizes_are_refused_with_alternatives(tmp_path: Path) -> None
     assert str(raised.value) == (
         "The checkpoint's run had optimizer steps of 12 samples, which are not a multiple of the 5 samples of a batch "
         "with world_size=1 and per_device_train_batch_size=5; choose per_device_train_batch_size=1, 2, 3, 4, 6 or 12, "
-        "or accept steps of another size by resume_despite=['batch_size']."
+        "or accept steps of another size by resume_despite=['batch_size']. For help, "
+        "see docs/troubleshooting.md#resume-refused."
     )
     assert resumed(tmp_path, per_device_train_batch_size=6).state.global_step == 4
     assert resumed(tmp_path, per_device_train_batch_size=5, resume_despite=["batch_size"]).state.global_step == 4

@@ -24,7 +24,8 @@ TIMEOUT = 4
 
 ADVICE = (
     "Check that all processes were started, that this address can be reached from all of them, and that no other "
-    "program uses the port; a longer rendezvous_timeout gives slow ranks more time."
+    "program uses the port; a longer rendezvous_timeout gives slow ranks more time. "
+    "For help, see docs/troubleshooting.md#hangs-and-timeouts."
 )
 
 

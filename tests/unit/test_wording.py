@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
+from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import (
     RefusalError,
+    Topic,
     did_you_mean,
     enumeration,
     parse_truth,
     problem,
     shown,
     shown_as,
+    troubleshooting,
     variable_truth,
 )
 
@@ -94,3 +99,12 @@ def test_variables_are_truth_values() -> None:
     assert variable_truth("USE_IT", " ") is False
     with pytest.raises(ConfigurationError, match="USE_IT='perhaps', but it takes a truth value; set true or false"):
         variable_truth("USE_IT", "perhaps")
+
+
+def test_every_topic_has_its_section() -> None:
+    """Messages refer to headings of the page on troubleshooting, by the anchors that its builders give them."""
+    page = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
+    headings = re.findall(r"^## (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(get_args(Topic)) <= set(headings) | {heading[:1].lower() + heading[1:] for heading in headings}
+    assert troubleshooting("out of memory") == "see docs/troubleshooting.md#out-of-memory"
+    assert troubleshooting("NaN loss") == "see docs/troubleshooting.md#nan-loss"

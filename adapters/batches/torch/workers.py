@@ -40,6 +40,7 @@ from hexloop.adapters.batches.torch.order import KeyedDataset
 from hexloop.adapters.batches.torch.shares import CollatedShares, ShareCollate
 from hexloop.adapters.batches.torch.structure import batch_fingerprint, is_comparable
 from hexloop.domain.errors import DataError, RunStateError
+from hexloop.domain.wording import troubleshooting
 
 # What workers return, and how they start
 
@@ -140,14 +141,16 @@ class ShieldedIterator(_MultiProcessingDataLoaderIter):
                 self._shutdown_workers()  # which also ends a worker that cannot do so by itself
                 raise RunStateError(
                     f"{stalled}, longer than dataloader_timeout={limit:g}. Look at what __iter__ "
-                    "or __getitem__ of the data waits for (a network, a lock), or set a longer timeout."
+                    "or __getitem__ of the data waits for (a network, a lock), or set a longer timeout. For help, "
+                    f"{troubleshooting('slow data')}."
                 )
             if waited >= WARN_AFTER and not has_warned:
                 has_warned = True
                 logging.getLogger("hexloop").warning(
                     "%s. The run waits. Look at what the data waits for (a network, a lock); "
-                    "dataloader_timeout ends a run that waits too long.",
+                    "dataloader_timeout ends a run that waits too long. For help, %s.",
                     self._stalled(waited),
+                    troubleshooting("slow data"),
                 )
             pause = min(CHECK_EVERY, limit - waited, CHECK_EVERY if has_warned else WARN_AFTER - waited)
             success, data = self._try_get_data(max(pause, 0.001))  # type: ignore[no-untyped-call]

@@ -21,7 +21,7 @@ from attrs import field, frozen
 from torch.distributed import DistStoreError, PrefixStore  # type: ignore[attr-defined]
 
 from hexloop.domain.errors import CollectiveError
-from hexloop.domain.wording import enumeration
+from hexloop.domain.wording import enumeration, troubleshooting
 
 OBSERVERS = 64
 """Ranks that find out which ranks are missing when rank 0 is. More would keep the store of a large run busy."""
@@ -63,7 +63,7 @@ class Attempt:
             f"{who} did not {join} within {self.bound.seconds:g} s (rendezvous_timeout). Rank {self.rank} waited at "
             f"{self.address}{reason}. Check that all processes were started, that this address can be reached from "
             "all of them, and that no other program uses the port; a longer rendezvous_timeout gives slow ranks more "
-            "time.",
+            f"time. For help, {troubleshooting('hangs and timeouts')}.",
             missing,
         )
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from hexloop.domain.errors import CollectiveError
+from hexloop.domain.wording import troubleshooting
 
 PATIENCE = 3.0
 """Seconds for the live ranks to report that the operation failed for them too."""
@@ -145,8 +146,8 @@ class PeerMonitor:
                     _logger.warning(
                         "Rank %d has waited for %s for %.0f s, and fails after %g s (ddp_timeout). Other ranks are "
                         "slow, or wait for something else: the data of all ranks must have the same length, and all "
-                        "must take part in every save and evaluation.",
-                        self._rank, operation, waited, self._timeout,
+                        "must take part in every save and evaluation. For help, %s.",
+                        self._rank, operation, waited, self._timeout, troubleshooting("hangs and timeouts"),
                     )  # fmt: skip
 
     def _find_missing(self) -> tuple[dict[int, str], list[int]]:
@@ -188,7 +189,8 @@ class PeerMonitor:
             who = f"rank {numbers} never arrived" if len(missing) == 1 else f"ranks {numbers} never arrived"
             return (
                 f"Rank {self._rank} waited for {operation}, but {who}: dead, stuck, or disconnected. Look at its last "
-                f"log lines; a longer ddp_timeout gives slow ranks more time. (torch reports: {_first_line(error)})"
+                f"log lines; a longer ddp_timeout gives slow ranks more time. For help, "
+                f"{troubleshooting('hangs and timeouts')}. (torch reports: {_first_line(error)})"
             )
         return f"{operation} failed on all ranks: {_first_line(error)}"
 

@@ -19,6 +19,7 @@ from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, TCP
 
 from hexloop.adapters.collectives.torch.meeting import Attempt, Bound, Meeting, ranks_named
 from hexloop.domain.errors import CollectiveError
+from hexloop.domain.wording import troubleshooting
 
 PAUSE = 0.2
 """Seconds between two attempts to reach the store."""
@@ -80,8 +81,8 @@ class World:
             raise CollectiveError(
                 f"Rank {self._attempt.rank} met all {self._attempt.world_size} ranks, but "
                 f"{f'{who} ended or hung' if lost else 'an operation failed'} before they were connected. Look at the "
-                "first error in the log; a longer rendezvous_timeout gives slow ranks more time. (torch reports: "
-                f"{_first_line(error)})",
+                "first error in the log; a longer rendezvous_timeout gives slow ranks more time. For help, "
+                f"{troubleshooting('hangs and timeouts')}. (torch reports: {_first_line(error)})",
                 lost,
             ) from error
 
@@ -153,7 +154,8 @@ def _open(place: MeetingPlace, attempt: Attempt) -> Any:
             if makes:
                 raise CollectiveError(
                     f"Rendezvous failed: rank 0 cannot listen at {place} ({reason}). Start the processes with another "
-                    "MASTER_PORT, or end the program that uses this one."
+                    "MASTER_PORT, or end the program that uses this one. For help, "
+                    f"{troubleshooting('hangs and timeouts')}."
                 ) from error
             if bound.left <= 0:
                 raise attempt.failure([0] if place.hosted else [], f", where nothing answers ({reason})") from error

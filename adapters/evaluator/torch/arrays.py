@@ -13,6 +13,7 @@ import numpy as np
 from attrs import frozen
 
 from hexloop.domain.errors import DataError, StorageFullError
+from hexloop.domain.wording import troubleshooting
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -156,7 +157,8 @@ class FileArrays:
         except OSError as error:
             raise StorageFullError(
                 f"You chose predictions_folder={self.path!r}, but {_readable(shape, dtype)} of predictions cannot be "
-                f"stored there ({error}); choose a folder on a disk with more space."
+                f"stored there ({error}); choose a folder on a disk with more space. For help, "
+                f"{troubleshooting('disk full')}."
             ) from error
         return mapped
 

@@ -14,6 +14,7 @@ from attrs import define, field, frozen
 from torch import Tensor, nn
 
 from hexloop.domain.errors import ConfigurationError, NotFiniteError
+from hexloop.domain.wording import troubleshooting
 
 # Overflow detection (debug="underflow_overflow")
 
@@ -94,7 +95,8 @@ class OverflowWatch:
             f"Values that are not finite in forward pass {self._passes} of the model, at {frame.module or 'the model'} "
             f"({frame.kind}): {where}. The last {len(self.frames)} modules, each with the smallest and the largest "
             f"absolute value of its weights, inputs and outputs:\n{listed}\n"
-            "Lower the learning rate, clip gradients, or use a number format with a wider range where the values grow."
+            "Lower the learning rate, clip gradients, or use a number format with a wider range where the values grow. "
+            f"For help, {troubleshooting('NaN loss')}."
         )
 
 

@@ -41,7 +41,7 @@ def test_devices_adapters_and_versions_are_reported(commands: Commands) -> None:
     assert packages["torch"]["version"] == version("torch")
     assert packages["torch"]["extras"] == []
     assert packages["transformers"]["extras"] == ["examples", "transformers"]
-    assert not {"mypy", "mkdocs-material", "lightning"} & packages.keys()
+    assert not {"mypy", "zensical", "lightning"} & packages.keys()
     assert report["missing"] == []
 
 
