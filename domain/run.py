@@ -12,7 +12,7 @@ from attrs import define, field, frozen
 
 from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.events import AnyEvent, CheckpointPublished, SaveFailed
-from hexloop.domain.guard import Guard
+from hexloop.domain.guard import Guard, WindowPlace
 from hexloop.domain.requests import Agreement, LocalAgreement, Requests, SaveRequest
 from hexloop.domain.state import RunState
 from hexloop.domain.triggers import ControlFlags, Plan, Triggers
@@ -111,6 +111,27 @@ class StartingPoint:
     tokens: int = 0
 
 
+@frozen
+class FailedStep(Generic[Batch]):
+    """Where an error happened: in micro-batch `number` of `count` of optimizer step `step` of `steps`, all from 1 on.
+
+    place: where its samples are in the data. batch: the micro-batch; None in the update, whose samples are those of all
+    micro-batches.
+    """
+
+    step: int
+    steps: int
+    number: int
+    count: int
+    place: WindowPlace
+    batch: Batch | None
+
+    @property
+    def in_update(self) -> bool:
+        """Whether all micro-batches were done."""
+        return self.batch is None
+
+
 @define
 class Run(Generic[Batch, Loss]):
     """Everything that the loop reads and changes. Attributes with a default are optional.
@@ -142,6 +163,7 @@ class Run(Generic[Batch, Loss]):
         library's mapping may take its place.
     start: where speed is measured from.
     failure: the exception that ended the run, also that of a callback or of the caller; None if none did.
+    explain: receives an error in a step and where it happened, to add a note to it.
     """
 
     learner: Learner[Batch, Loss]
@@ -179,6 +201,7 @@ class Run(Generic[Batch, Loss]):
     failure: BaseException | None = field(default=None, init=False)
     signals: MutableMapping[str, object] = field(factory=lambda: {"sync_gradients": True}, init=False)
     start: StartingPoint = field(factory=StartingPoint, init=False)
+    explain: Callable[[Exception, FailedStep[Batch]], None] = field(default=lambda *_: None, init=False)
     _unresolved: dict[int, list[SaveRequest]] = field(factory=dict, init=False)
 
     @agreement.default
@@ -199,9 +222,17 @@ class Run(Generic[Batch, Loss]):
 
     def disconnect(self) -> None:
         """Let go of these collaborators and of the error after the end: no cycle of references keeps what they hold."""
-        self.failure = None
+        self.failure, self.explain = None, lambda *_: None
         self.connect(NoCheckpoints(), Guard(), LocalAgreement(self.requests), (), dict)
         self.log_figures = dict
+
+    def note_failed_step(self, error: Exception, window: Sequence[Batch], done: int) -> None:
+        """Let `explain` add a note to an error in the step on `window`, whose first `done` micro-batches succeeded."""
+        state, batch = self.state, window[done] if done < len(window) else None
+        counts = [self.batches.rows(each) for each in window]
+        samples = sum(counts) if batch is None else counts[done]
+        place = WindowPlace(state.epoch, state.position + (0 if batch is None else sum(counts[:done])), samples)
+        self.explain(error, FailedStep(state.step + 1, self.plan.total_steps, done + 1, len(window), place, batch))
 
     def start_timing(self) -> None:
         """Measure speed from now on."""

@@ -183,9 +183,9 @@ USUAL_NAMES = {
 """Names that are usual elsewhere: the choice that is meant, and what else to say about it."""
 
 
-# What type checkers and editors know of arguments that take one of a few texts, or also other types than their own. Enum stands for the members of
-# transformers' enumerations, which are accepted by value. At run time these types are `str`, which parsers of
-# dataclasses understand, and the declaration of each argument checks its texts.
+# What type checkers and editors know of arguments that take one of a few texts, or further types. Enum stands for the
+# members of transformers' enumerations, which are accepted by value. At run time these types are `str`, which parsers
+# of dataclasses understand, and the declaration of each argument checks its values.
 if TYPE_CHECKING:
     IntervalText = Literal["no", "steps", "epoch"] | Enum
     SaveText = Literal["no", "steps", "epoch", "best"] | Enum
