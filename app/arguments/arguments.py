@@ -81,11 +81,9 @@ class TrainingArguments(
 
     Args:
         output_dir: folder for checkpoints and results; trainer_output if unset
-        save_strategy: when to write a checkpoint: no (never), steps (every save_steps), epoch (at the end of each
-            epoch), best (when an evaluation is the best so far)
+        save_strategy: when to write a checkpoint: no (never), steps (every save_steps), epoch (at the end of each epoch), best (when an evaluation is the best so far)
         save_steps: optimizer steps between checkpoints; below 1, a ratio of the run
-        save_total_limit: maximum number of this run's checkpoints to keep; the newest, with load_best_model_at_end the
-            best, and those that contain a file named protected are always kept; no limit if unset
+        save_total_limit: maximum number of this run's checkpoints to keep; the newest, with load_best_model_at_end the best, and those that contain a file named protected are always kept; no limit if unset
         save_only_model: write only the weights, without the optimizer, schedule and random generators
         save_on_each_node: let one process per machine write what save_model saves, instead of the first one only
         resume_from_checkpoint: checkpoint, or auto for the newest, which scripts pass to Trainer.train
@@ -98,10 +96,8 @@ class TrainingArguments(
         num_train_epochs: number of training epochs; the last may be a fraction of one
         max_steps: number of optimizer steps, needed for data of unknown length; -1 to use num_train_epochs
         auto_find_batch_size: restart with a smaller batch size if a training batch does not fit into memory
-        average_tokens_across_devices: divide the loss by the number of tokens in all processes together; no effect in
-            one process
-        accelerator_config: how batches are shared among processes: a mapping, an AcceleratorConfig, or the path of a
-            JSON file
+        average_tokens_across_devices: divide the loss by the number of tokens in all processes together; no effect in one process
+        accelerator_config: how batches are shared among processes: a mapping, an AcceleratorConfig, or the path of a JSON file
         learning_rate: peak learning rate, after warmup
         lr_scheduler_type: learning-rate schedule after warmup
         lr_scheduler_kwargs: further options of the schedule, such as {"num_cycles": 2} for cosine_with_restarts
@@ -120,8 +116,7 @@ class TrainingArguments(
         do_eval: whether the script should evaluate; set automatically if eval_strategy is not no
         overwrite_output_dir: old: whether a script may train into a folder that already holds checkpoints
         do_predict: whether the script should predict on the test set
-        logging_strategy: when to log training metrics: no (never), steps (every logging_steps), epoch (at the end of
-            each epoch)
+        logging_strategy: when to log training metrics: no (never), steps (every logging_steps), epoch (at the end of each epoch)
         logging_steps: optimizer steps between logs; below 1, a ratio of the run
         logging_first_step: log the first optimizer step as well
         logging_nan_inf_filter: in logs only, replace a non-finite loss by the mean of the others since the last log
@@ -133,14 +128,12 @@ class TrainingArguments(
         log_level: level of hexloop's logger: debug, info, warning, error, critical, or passive to keep the current one
         log_level_replica: the same in all processes of a run but the first
         log_on_each_node: let one process per machine log, not only one of the run
-        eval_strategy: when to evaluate during training: no (never), steps (every eval_steps), epoch (at the end of each
-            epoch)
+        eval_strategy: when to evaluate during training: no (never), steps (every eval_steps), epoch (at the end of each epoch)
         eval_steps: optimizer steps between evaluations; below 1, a ratio of the run; logging_steps if unset
         eval_delay: steps, or with eval_strategy=epoch epochs, before the first evaluation
         eval_on_start: evaluate once before the first step
         prediction_loss_only: return only the loss in evaluation and prediction, without outputs and labels
-        eval_accumulation_steps: batches whose outputs stay on the device until moved to the host; if unset, what fits
-            into 64 MB
+        eval_accumulation_steps: batches whose outputs stay on the device until moved to the host; if unset, what fits into 64 MB
         eval_do_concat_batches: concatenate the outputs of all batches; otherwise they are lists with an entry per batch
         eval_use_gather_object: gather outputs that are not tensors from all processes; no effect in one process
         batch_eval_metrics: call compute_metrics after every batch, instead of keeping all outputs
@@ -158,8 +151,7 @@ class TrainingArguments(
         fp16: as bf16, but with float16 and loss scaling; prefer bf16 if the device has it
         bf16_full_eval: evaluate with weights and all computation in bfloat16
         fp16_full_eval: evaluate with weights and all computation in float16
-        tf32: use TensorFloat-32 in float32 products and convolutions, on Ampere and later GPUs; unchanged if unset, but
-            on with torch_compile
+        tf32: use TensorFloat-32 in float32 products and convolutions, on Ampere and later GPUs; unchanged if unset, but on with torch_compile
         activation_checkpointing: recompute activations in the backward pass to save memory
         activation_checkpointing_kwargs: options of activation checkpointing, such as {"use_reentrant": false}
         gradient_checkpointing: alias of activation_checkpointing
@@ -172,8 +164,7 @@ class TrainingArguments(
         torch_compile_mode: mode of torch.compile, such as max-autotune; setting it turns compilation on
         use_liger_kernel: replace layers of a transformers model by liger-kernel's, which take less memory
         liger_kernel_config: which layers to replace, such as {"rope": true}; liger-kernel's default if unset
-        train_sampling_strategy: order of training samples: random, sequential, group_by_length (random, by similar
-            length), or batch_rebalance (random, each step in micro-batches of nearly equal cost, which differ in size)
+        train_sampling_strategy: order of training samples: random, sequential, group_by_length (random, by similar length), or batch_rebalance (random, each step in micro-batches of nearly equal cost, which differ in size)
         length_column_name: dataset column with the lengths of the samples, for group_by_length and batch_rebalance
         remove_unused_columns: remove dataset columns that the model's forward method does not take
         label_names: model inputs that are labels; if unset, determined from the model's signature
@@ -189,35 +180,29 @@ class TrainingArguments(
         data_seed: seed of the order of samples; seed if unset
         full_determinism: use only deterministic kernels, which may be slower
         local_rank: rank on this machine as old launchers pass it; read local_process_index
-        ddp_backend: backend of torch.distributed: nccl, gloo, mpi, ccl, xccl, hccl, cncl, mccl; if unset, the one that
-            fits the device
+        ddp_backend: backend of torch.distributed: nccl, gloo, mpi, ccl, xccl, hccl, cncl, mccl; if unset, the one that fits the device
         ddp_timeout: seconds to wait for other processes
         ddp_find_unused_parameters: search in every step for parameters that do not contribute to the loss
         ddp_bucket_cap_mb: size in MiB of the gradient buckets that processes exchange
         ddp_broadcast_buffers: copy the first process's buffers to all processes before each forward pass
         ddp_static_graph: assume that every step uses the same parameters in the same order
-        fsdp: shard the model over the processes with torch's FSDP: true, or options of earlier releases such as
-            'full_shard auto_wrap'
+        fsdp: shard the model over the processes with torch's FSDP: true, or options of earlier releases such as 'full_shard auto_wrap'
         fsdp_config: options of FSDP: a mapping, or the path of a JSON file
         deepspeed: configuration that turns DeepSpeed on: a mapping, or a JSON file
         parallelism_config: accelerate's ParallelismConfig for multi-dimensional meshes
         push_to_hub: publish the model on the Hub when it is saved
         hub_model_id: repository to publish to, such as name/model; named after the output folder if unset
-        hub_strategy: what to publish: end (the final model), every_save (the model at each save), checkpoint (the
-            newest checkpoint as well), all_checkpoints, best (the model of each save that is the best so far)
+        hub_strategy: what to publish: end (the final model), every_save (the model at each save), checkpoint (the newest checkpoint as well), all_checkpoints, best (the model of each save that is the best so far)
         hub_token: token to publish with, never shown; the login's if unset
         hub_private_repo: whether a new repository is private; the account's default if unset
         hub_always_push: publish each save, instead of only the newest of those that wait for an upload
         hub_revision: branch of the repository to publish to
-        debug: debug options, separated by spaces: underflow_overflow (report the first layer whose values overflow),
-            tpu_metrics_debug (metrics of a TPU)
+        debug: debug options, separated by spaces: underflow_overflow (report the first layer whose values overflow), tpu_metrics_debug (metrics of a TPU)
         param_groups: rules for groups of parameters, as JSON: [{"params": "encoder.*", "learning_rate": 1e-5}]
         packing: let several documents share a row of max_length tokens
-        packing_strategy: how documents are packed: bfd (whole, cut off at max_length), bfd_split (longer ones in
-            several pieces), wrapped (end to end, cut wherever a row ends)
+        packing_strategy: how documents are packed: bfd (whole, cut off at max_length), bfd_split (longer ones in several pieces), wrapped (end to end, cut wherever a row ends)
         max_length: tokens of a row at most; longer samples are cut off at their end; packing needs it
-        padding_free: join the samples of a batch in one row without padding; with flash attention, bfd packing turns it
-            on
+        padding_free: join the samples of a batch in one row without padding; with flash attention, bfd packing turns it on
         tokens_per_batch: tokens of a training micro-batch of a process at most, in place of per_device_train_batch_size
         eval_packing: whether evaluation data are packed as well; as packing if unset
         pad_to_multiple_of: pad batches to a multiple of that many tokens
@@ -226,41 +211,30 @@ class TrainingArguments(
         ema_update_every: optimizer steps between updates of averages
         ema_weights: whether averages are evaluated and saved instead of the trained weights, or beside them
         chunked_loss: compute the loss over a few positions at a time, so that the logits never exist whole
-        loss_type: nll, chunked_nll (the same as chunked_loss) or dft (each label weighted by its probability); the
-            model's own loss if unset
+        loss_type: nll, chunked_nll (the same as chunked_loss) or dft (each label weighted by its probability); the model's own loss if unset
         log_token_accuracy: log which share of the labels were the most probable token, as token_accuracy
-        fp8: as bf16, but linear layers multiply in 8 bits: torchao, transformer_engine, or a mapping of options such as
-            {"backend": "torchao", "recipe": "rowwise"}
+        fp8: as bf16, but linear layers multiply in 8 bits: torchao, transformer_engine, or a mapping of options such as {"backend": "torchao", "recipe": "rowwise"}
         log_goodput: log in percent which share of the time went into steps, what the rest went into, and mfu
         peak_flops: floating-point operations per second of one device at most, for mfu; by the device's name if unset
         profile: steps to record with the profiler: their number, or a mapping with wait, warmup and steps
-        optim_layerwise: update each parameter in the backward pass, as soon as its gradient is complete, and free the
-            gradient
-        on_nonfinite: what to do if a loss or gradient norm is not finite: warn, stop, skip (continue as if the data
-            lacked that step's samples), rollback (the same, from the state of the last save)
+        optim_layerwise: update each parameter in the backward pass, as soon as its gradient is complete, and free the gradient
+        on_nonfinite: what to do if a loss or gradient norm is not finite: warn, stop, skip (continue as if the data lacked that step's samples), rollback (the same, from the state of the last save)
         spike_factor: a loss above this times the median of the last 64 is a spike; off if unset
         on_spike: what to do about a spike: warn, stop, skip, rollback
-        nonfinite_limit: steps in a row that may be left out before the run stops (if unset, 100 with skip, 3 with
-            rollback)
-        interrupts: signals at which the run saves and stops, from SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 (if unset,
-            SIGINT and SIGTERM on the command line, else none)
+        nonfinite_limit: steps in a row that may be left out before the run stops (if unset, 100 with skip, 3 with rollback)
+        interrupts: signals at which the run saves and stops, from SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 (if unset, SIGINT and SIGTERM on the command line, else none)
         stop_file: file that stops the run, after a save, when it is touched
         stop_after: seconds after which the run saves and stops, less stop_margin
         stop_margin: seconds before stop_after that are reserved for a last step and a save
         board_control: let `hexloop board` pause, resume, save and stop the run, through files in output_dir
-        journal: what to write to .hexloop/journal.jsonl in output_dir for `hexloop runs diff`: off (nothing), events
-            (logs and saves), steps (each step as well)
-        reproduce: transformers: sample order, random draws, losses and evaluation bit-identical to transformers'
-            Trainer
-        loss_weighting: how accumulated losses are weighted: exact (by the number of items), or reference (mean of
-            means, the default with reproduce); exact if unset
+        journal: what to write to .hexloop/journal.jsonl in output_dir for `hexloop runs diff`: off (nothing), events (logs and saves), steps (each step as well)
+        reproduce: transformers: sample order, random draws, losses and evaluation bit-identical to transformers' Trainer
+        loss_weighting: how accumulated losses are weighted: exact (by the number of items), or reference (mean of means, the default with reproduce); exact if unset
         keyed_data_randomness: key each sample's random streams by its position even without loader workers
-        compile_buckets: pad batches to at most this many lengths, planned from those of the data, so that as few shapes
-            are compiled; as the data_collator pads if unset
+        compile_buckets: pad batches to at most this many lengths, planned from those of the data, so that as few shapes are compiled; as the data_collator pads if unset
         dataloader_timeout: seconds to wait for a batch of a loader worker; 0 waits forever
         predictions_folder: folder in which evaluation keeps predictions as memory-mapped files; in memory if unset
-        capture_step: record the operations of a training step once for each kind of batch, and replay them; with
-            torch_compile, compile clipping and the update
+        capture_step: record the operations of a training step once for each kind of batch, and replay them; with torch_compile, compile clipping and the update
         save_async: write checkpoints in the background, without making training wait
         save_full_model: save the whole model in checkpoints, where otherwise only its adapters of PEFT are saved
         save_when_busy: if a save is due while another runs: wait for it, or skip
@@ -268,14 +242,13 @@ class TrainingArguments(
         outbox_grace: seconds at the end of a run to publish what the Hub does not have yet
         logger_grace: seconds at the end of a run to pass on what trackers do not have yet
         checkpoint_key: file of the key that signs each checkpoint and is required of each one that is loaded
-        resume_despite: accepted differences from the checkpoint when resuming: precision, optimizer, data_length,
-            batch_size, base, averages
+        resume_despite: accepted differences from the checkpoint when resuming: precision, optimizer, data_length, batch_size, base, averages
 
     Raises:
         ConfigurationError: on construction with every problem; on assignment with the problem of the value by itself.
             Values that are invalid only in combination are found by `check`, which is called again before training,
             as are values that are assigned during a takeover.
-    """
+    """  # noqa: E501 - a line of help for each argument
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [
         "accelerator_config",

@@ -88,6 +88,5 @@ def test_notebooks_complete_arguments() -> None:
     (found,) = [each for each in completed.complete() if each.name == "learning_rate="]
     assert "learning_rate: float" in found.description
     assert float(found.description.partition("=")[2]) == 5e-5
-    assert "peak learning rate" in found.description
     assert "learning_rate: peak learning rate" in (inspect.getdoc(TrainingArguments) or "")
     assert inspect.signature(Trainer).parameters["model"].default is None

@@ -18,13 +18,13 @@ from tests.language_server import ROOT, SETTINGS
 HERE = Path(__file__).parent / "scripts"
 WRONG = HERE / "wrong.py"
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
-PAGES = ("README.md", "docs/start.md", "docs/checkpoints.md", "docs/evaluate.md", "docs/resume.md", "docs/storage.md")
-"""Pages whose blocks are programs that need no file of their own."""
+PAGES = ("README.md", *(f"docs/{name}.md" for name in ("start", "checkpoints", "evaluate", "storage", "hub", "packing")))
+"""Pages whose blocks, one after the other, are a program; a block with a title is a file beside it."""
 
 PLANTED = {
-    number: found[1]
+    number: rule[1]
     for number, line in enumerate(WRONG.read_text(encoding="utf-8").splitlines(), 1)
-    if (found := re.search(r"# type: ignore\[[a-z-]+\]  # (\w+)$", line))
+    if (rule := re.search(r"# type: ignore\[[a-z-]+\]  # (\w+)$", line))
 }
 """The rule of pyright that each line of the wrong script breaks."""
 
@@ -36,9 +36,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     for script in (*HERE.glob("*.py"), *EXAMPLES):
         shutil.copy(script, folder)
     for page in PAGES:
-        code = [block.code for block in blocks_of(ROOT / page) if block.language == "python"]
+        code = [block for block in blocks_of(ROOT / page) if block.language == "python"]
         assert code, page
-        (folder / f"page_{Path(page).stem}.py").write_text("\n".join(code), encoding="utf-8")
+        for block in code:
+            with (folder / (block.title or f"page_{Path(page).stem}.py")).open("a", encoding="utf-8") as file:
+                file.write(f"{block.code}\n")
     settings = {**SETTINGS, "enableTypeIgnoreComments": False}
     (folder / "pyrightconfig.json").write_text(json.dumps(settings), encoding="utf-8")
     command = [sys.executable, "-m", "pyright", "-p", str(folder), "--pythonpath", sys.executable, "--outputjson"]

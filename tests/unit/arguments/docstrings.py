@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +22,8 @@ SECTION = re.compile(r"(?<=\n)    Args:\n.*?(?=\n    Raises:)", re.DOTALL)
 
 
 def section(cls: type[Any]) -> str:
-    """Return the section of a class's docstring that names every argument, as it stands in the source."""
-    entries = [
-        textwrap.fill(
-            f"{field.name}: {field.metadata['help']}",
-            width=120,
-            initial_indent=" " * 8,
-            subsequent_indent=" " * 12,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        for field in dataclasses.fields(cls)
-        if field.init
-    ]
+    """Return the section of a class's docstring that names every argument, each in a line, as editors expect."""
+    entries = [f"        {field.name}: {field.metadata['help']}" for field in dataclasses.fields(cls) if field.init]
     return "    Args:\n" + "\n".join(entries) + "\n"
 
 
