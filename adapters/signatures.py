@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from attrs import field, frozen
 
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.installation import how_to_install
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -101,7 +102,7 @@ def _pair(key: bytes) -> Ed25519Signatures:
         from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
     except ImportError as error:
         raise ConfigurationError(
-            "it is in PEM, which needs the package cryptography; install hexloop[signing], or use a secret key of "
+            f"it is in PEM, which needs the package cryptography; {how_to_install('signing')}, or use a secret key of "
             f"{SHORTEST_KEY} random bytes"
         ) from error
     is_public = b"PUBLIC KEY" in key.partition(b"\n")[0]

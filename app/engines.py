@@ -21,7 +21,7 @@ class EngineChoice(Protocol):
     """The arguments by which hexloop's engines are chosen."""
 
     deepspeed: Any
-    fsdp: str | None
+    fsdp: Any
     fsdp_config: Any
 
     @property

@@ -23,9 +23,12 @@ if TYPE_CHECKING:
 class JoinArguments(EngineChoice, Protocol):
     """The arguments of a run that joining its processes reads."""
 
-    ddp_backend: str | None
     ddp_timeout: int
     rendezvous_timeout: float
+
+    @property
+    def ddp_backend(self) -> str | None:
+        """The name of a back end of torch.distributed; None for the one that fits the device."""
 
     @property
     def device(self) -> torch.device:

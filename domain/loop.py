@@ -88,15 +88,19 @@ def _train_epoch(run: Run[Batch, Loss]) -> Generator[AnyEvent, None, None]:
             yield StepBegan(state.step)
             items = count_items(window)
             shares: list[Loss] = []
-            for batch in window:
-                last_of_window = len(shares) + 1 == len(window)
-                run.signals["sync_gradients"] = last_of_window
-                share = learner.micro_step(batch, items, last_of_window)
-                shares.append(share)
-                add_loss(share)
-                if not last_of_window:
-                    yield MicroStepEnded(state.step, share)
-            run.gradient_norm, taken = learner.update(run.max_norm)
+            try:
+                for batch in window:
+                    last_of_window = len(shares) + 1 == len(window)
+                    run.signals["sync_gradients"] = last_of_window
+                    share = learner.micro_step(batch, items, last_of_window)
+                    shares.append(share)
+                    add_loss(share)
+                    if not last_of_window:
+                        yield MicroStepEnded(state.step, share)
+                run.gradient_norm, taken = learner.update(run.max_norm)
+            except Exception as error:
+                run.note_failed_step(error, window, len(shares))
+                raise
             add_values(shares, run.gradient_norm if taken else None)
             run.record_step(window, taken)
             yield StepEnded(state.step, shares, run.gradient_norm, taken)

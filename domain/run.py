@@ -12,7 +12,7 @@ from attrs import define, field, frozen
 
 from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.events import AnyEvent, CheckpointPublished, SaveFailed
-from hexloop.domain.guard import Guard
+from hexloop.domain.guard import Guard, WindowPlace
 from hexloop.domain.requests import Agreement, LocalAgreement, Requests, SaveRequest
 from hexloop.domain.state import RunState
 from hexloop.domain.triggers import ControlFlags, Plan, Triggers
@@ -139,26 +139,47 @@ class StartingPoint:
     tokens: int = 0
 
 
+@frozen
+class FailedStep(Generic[Batch]):
+    """Where an error happened: in micro-batch `number` of `count` of optimizer step `step` of `steps`, all from 1 on.
+
+    place: where its samples are in the data. batch: the micro-batch; None in the update, whose samples are those of all
+    micro-batches.
+    """
+
+    step: int
+    steps: int
+    number: int
+    count: int
+    place: WindowPlace
+    batch: Batch | None
+
+    @property
+    def in_update(self) -> bool:
+        """Whether all micro-batches were done."""
+        return self.batch is None
+
+
 @define
 class Run(Generic[Batch, Loss]):
     """Everything that the loop reads and changes. Attributes with a default are optional.
 
     Args:
-        learner: the ports that training needs.
-        batches: the ports that training needs.
-        losses: the ports that training needs.
-        scheduler: the ports that training needs.
-        clock: the ports that training needs.
-        plan: the length of the run, and when to log, evaluate and save.
+        learner: trains the model: micro-steps and updates.
+        batches: provides the micro-batches of each epoch.
+        losses: adds up losses, and reads them when a log is due.
+        scheduler: sets the learning rates.
+        clock: the time.
+        plan: the length of the run.
         state: the state, which a checkpoint keeps.
-        triggers: the length of the run, and when to log, evaluate and save.
+        triggers: when to log, evaluate and save.
         control: the flags that triggers and callbacks set.
         requests: stop, save and pause requests from any thread.
         max_norm: the gradient norm to clip to (0: no clipping).
         report: completes a mapping of logged values, appends it to the history and passes it to the loggers.
         warn: called with what the user should know about the data while the run continues.
-        evaluate: implement the actions "evaluate" and "save".
-        checkpoints: implement the actions "evaluate" and "save".
+        evaluate: implements the action "evaluate".
+        checkpoints: implements the action "save".
         best: which metric decides which evaluation is the best.
         counters: called with every micro-batch that was trained on, to count tokens or floating-point operations.
         further_figures: additional totals that are logged when the run finishes.
@@ -166,13 +187,14 @@ class Run(Generic[Batch, Loss]):
         rate_groups: the parameter groups whose rates are logged besides the first one's, by the names in the log.
         windows: groups micro-batches into windows, one per optimizer step.
         evaluate_first: evaluate before the first step.
-        around_epoch: receive the events of an epoch, or of the end of the run, and yield them; by default unchanged.
-        around_finish: receive the events of an epoch, or of the end of the run, and yield them; by default unchanged.
+        around_epoch: receives the events of an epoch and yields them; by default unchanged.
+        around_finish: receives the events of the end of the run and yields them; by default unchanged.
         schedule_observes: whether the schedule receives the metrics of each evaluation; False if `evaluate` passes
             them.
         guard: looks at the losses and gradient norms of all windows.
         agreement: how ranks agree on requests and flags.
         cleanups: called however the run ends.
+        explain: receives an error in a step and where it happened, to add a note to it.
 
     Attributes:
         next_due: no trigger fires before this step; set it to 0 after changing `triggers`.
@@ -220,6 +242,7 @@ class Run(Generic[Batch, Loss]):
     failure: BaseException | None = field(default=None, init=False)
     signals: MutableMapping[str, object] = field(factory=lambda: {"sync_gradients": True}, init=False)
     start: StartingPoint = field(factory=StartingPoint, init=False)
+    explain: Callable[[Exception, FailedStep[Batch]], None] = field(default=lambda *_: None, init=False)
     _unresolved: dict[int, list[SaveRequest]] = field(factory=dict, init=False)
 
     @agreement.default
@@ -248,9 +271,17 @@ class Run(Generic[Batch, Loss]):
 
     def disconnect(self) -> None:
         """Let go of these collaborators and of the error after the end: no cycle of references keeps what they hold."""
-        self.failure = None
+        self.failure, self.explain = None, lambda *_: None
         self.connect(NoCheckpoints(), Guard(), LocalAgreement(self.requests), (), dict)
         self.log_figures = dict
+
+    def note_failed_step(self, error: Exception, window: Sequence[Batch], done: int) -> None:
+        """Let `explain` add a note to an error in the step on `window`, whose first `done` micro-batches succeeded."""
+        state, batch = self.state, window[done] if done < len(window) else None
+        counts = [self.batches.rows(each) for each in window]
+        samples = sum(counts) if batch is None else counts[done]
+        place = WindowPlace(state.epoch, state.position + (0 if batch is None else sum(counts[:done])), samples)
+        self.explain(error, FailedStep(state.step + 1, self.plan.total_steps, done + 1, len(window), place, batch))
 
     def start_timing(self) -> None:
         """Measure speed from now on."""

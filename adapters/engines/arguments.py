@@ -28,11 +28,17 @@ class EngineArguments(Protocol):
     gradient_accumulation_steps: int
     label_names: list[str] | None
     learning_rate: float
-    loss_weighting: str | None
     max_grad_norm: float
-    reproduce: str | None
     tf32: bool | None
     weight_decay: float
+
+    @property
+    def loss_weighting(self) -> str | None:
+        """How accumulated losses are weighted: exact or reference; None before it is derived."""
+
+    @property
+    def reproduce(self) -> str | None:
+        """What the run is bit-identical to: transformers, or None."""
 
     @property
     def device(self) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 from hexloop.adapters.logger.tracker import Models, Tracker
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.installation import how_to_install
 from hexloop.ports.logger import Outcome, Record, RunInformation, SavedModel
 
 DECK = "Log History"
@@ -34,8 +35,8 @@ class Flyte(Tracker):
         super().__init__()
         if save_log_history and not _has_decks():
             _logger.warning(
-                "The history of values in a deck of Flyte requires pandas and flytekitplugins-deck-standard; "
-                "pip install 'hexloop[flyte]'."
+                "The history of values in a deck of Flyte requires pandas and flytekitplugins-deck-standard; %s.",
+                how_to_install("flyte", "pandas", "flytekitplugins-deck-standard"),
             )
             save_log_history = False
         self.models: Models = "checkpoints" if sync_checkpoints else "none"

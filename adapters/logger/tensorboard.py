@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 from hexloop.adapters.logger.tracker import Tracker, curves_of
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.folders import Folder
+from hexloop.domain.installation import how_to_install
 from hexloop.ports.logger import Outcome, Record, RunInformation
 
 FOLDER = "runs"
@@ -37,7 +38,7 @@ class TensorBoard(Tracker):
     def __init__(self, folder: str | os.PathLike[str] | None = None, tb_writer: Any = None) -> None:
         if not (find_spec("tensorboard") or find_spec("tensorboardX")):
             raise ConfigurationError(
-                "Logging to tensorboard requires a package that is not installed; pip install 'hexloop[tensorboard]'."
+                f"Logging to tensorboard requires a package that is not installed; {how_to_install('tensorboard')}."
             )
         self._chosen_folder = None if folder is None else _located(os.path.expanduser(folder))
         self._folder = self._chosen_folder or os.path.join(FOLDER, _new_name())

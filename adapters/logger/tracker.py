@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.installation import how_to_install
 from hexloop.ports.logger import FINISHED, Outcome, RunInformation, Value
 
 Models: TypeAlias = Literal["none", "final", "checkpoints"]
@@ -99,7 +100,7 @@ def require(module: str, package: str, extra: str, at_least: str | None = None) 
 
     Nothing is imported. Raises ConfigurationError, which names the extra to install.
     """
-    remedy = f"pip install 'hexloop[{extra}]'"
+    remedy = how_to_install(extra, package)
     if not _is_found(module):
         raise ConfigurationError(f"Logging to {extra} requires {package}, which is not installed; {remedy}.")
     if at_least is None:

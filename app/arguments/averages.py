@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hexloop.app.arguments.choices import AveragesText
 from hexloop.app.arguments.conversion import at_least, below_one, one_of, steps_or_ratio
 from hexloop.app.arguments.declaration import ArgumentGroup, argument, argument_group, rule
 from hexloop.domain.wording import RefusalError
@@ -33,7 +34,7 @@ class AverageArguments(ArgumentGroup):
         default=0, check=steps_or_ratio, help="optimizer step at which the averages begin; below 1, a ratio of the run"
     )
     ema_update_every: int = argument(default=1, check=at_least(1), help="optimizer steps between updates of averages")
-    ema_weights: str = argument(
+    ema_weights: AveragesText = argument(
         default=INSTEAD,
         check=one_of(INSTEAD, BESIDE),
         help="whether averages are evaluated and saved instead of the trained weights, or beside them",

@@ -12,8 +12,9 @@ import sys
 import warnings
 from abc import ABCMeta
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import Field
+from dataclasses import MISSING, Field
 from enum import Enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hexloop.app.arguments.declaration import (
@@ -118,6 +119,9 @@ class Arguments(ArgumentGroup, metaclass=ArgumentsMeta):
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
     _made = False
 
+    _derived: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """The values of unset arguments that follow from others or from the environment, as `check` derived them."""
+
     stores_refused: ClassVar[bool] = False
     """Whether an assigned value that is refused is stored, and refused before training, as a takeover sets it."""
 
@@ -138,7 +142,10 @@ class Arguments(ArgumentGroup, metaclass=ArgumentsMeta):
         refused, problems = self._convert()
         for name in refused:
             vars(self)[name] = default_of(type(self), name)  # until all is checked
+        before = dict(vars(self))
         self._derive()
+        derived = {name: value for name, value in vars(self).items() if value is not before.get(name)}
+        vars(self)["_derived"] = {**self._derived, **derived}
         problems += self._broken_rules(refused)
         if problems:
             vars(self).update(refused)
@@ -234,10 +241,39 @@ class Arguments(ArgumentGroup, metaclass=ArgumentsMeta):
         hidden |= {name for name in names if name == "checkpoint_key" and getattr(self, name) is not None}
         return {name: f"<{name.upper()}>" if name in hidden else plain(getattr(self, name)) for name in names}
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         """Return every argument and its value, one per line, without secrets."""
         lines = [f"    {name}={redact(repr(value))},\n" for name, value in self.to_dict().items()]
         return f"{type(self).__name__}(\n{''.join(lines)})"
+
+    def __repr__(self) -> str:
+        """Return the arguments that differ from their defaults, without secrets."""
+        fields = self.__dataclass_fields__
+        shown = [
+            f"{name}={redact(repr(value))}"
+            for name, value in self.to_dict().items()
+            if fields[name].repr and not self._is_default(name)
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def _is_default(self, name: str) -> bool:
+        """Return whether an argument has the value that it has if it is not given."""
+        field, value = self.__dataclass_fields__[name], getattr(self, name)
+        if name in self._derived:
+            default = self._derived[name]
+        elif field.default is MISSING and field.default_factory is MISSING:
+            return False
+        else:
+            default = default_of(type(self), name)
+            if name in self._declared:
+                default = _accepted_or_default(type(self), name, default)
+        return bool(value is default or (type(value) is type(default) and value == default))
+
+    def __init_subclass__(cls, **named: Any) -> None:
+        """Let a subclass have this class's text forms: those that decorators write show secrets."""
+        super().__init_subclass__(**named)
+        if "__repr__" not in vars(cls):
+            cls.__repr__ = cls.__repr__  # type: ignore[method-assign]
 
     @property
     def _declared(self) -> Mapping[str, tuple[Declaration, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import Enum, StrEnum
 from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Literal
 
 
 class IntervalStrategy(StrEnum):
@@ -183,3 +184,47 @@ USUAL_NAMES = {
     "momentum": ("sgd", " with optim_args='momentum=0.9'"),
 }
 """Names that are usual elsewhere: the choice that is meant, and what else to say about it."""
+
+
+# What type checkers and editors know of arguments that take one of a few texts, or further types. Enum stands for the
+# members of transformers' enumerations, which are accepted by value. At run time these types are `str`, which parsers
+# of dataclasses understand, and the declaration of each argument checks its values.
+if TYPE_CHECKING:
+    IntervalText = Literal["no", "steps", "epoch"] | Enum
+    SaveText = Literal["no", "steps", "epoch", "best"] | Enum
+    HubText = Literal["end", "every_save", "checkpoint", "all_checkpoints", "best"] | Enum
+    ScheduleText = (
+        Literal[
+            "linear",
+            "cosine",
+            "cosine_with_restarts",
+            "polynomial",
+            "constant",
+            "constant_with_warmup",
+            "inverse_sqrt",
+            "reduce_lr_on_plateau",
+            "cosine_with_min_lr",
+            "cosine_warmup_with_min_lr",
+            "warmup_stable_decay",
+            "greedy",
+        ]
+        | Enum
+    )
+    TokenCountText = Literal["all", "non_padding", "no"]
+    LogLevelText = Literal["passive", "detail", "debug", "info", "warning", "error", "critical"]
+    SamplingText = Literal["random", "sequential", "group_by_length", "batch_rebalance"]
+    WorkerStartText = Literal["fork", "spawn", "forkserver"]
+    BackendText = Literal["nccl", "gloo", "mpi", "ccl", "xccl", "hccl", "cncl", "mccl"]
+    PackingText = Literal["bfd", "bfd_split", "wrapped"]
+    AveragesText = Literal["instead", "beside"]
+    LossText = Literal["nll", "chunked_nll", "dft"]
+    JournalText = Literal["off", "events", "steps"]
+    ReactionText = Literal["warn", "stop", "skip", "rollback"]
+    ReproducedText = Literal["transformers"]
+    WeightingText = Literal["exact", "reference"]
+    BusyText = Literal["wait", "skip"]
+    ShardingText = str | bool | list[str]
+else:
+    IntervalText = SaveText = HubText = ScheduleText = TokenCountText = LogLevelText = SamplingText = str
+    WorkerStartText = BackendText = PackingText = AveragesText = LossText = JournalText = ReactionText = str
+    ReproducedText = WeightingText = BusyText = ShardingText = str

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any, Self
 
+from hexloop.app.arguments.choices import SamplingText, WorkerStartText
 from hexloop.app.arguments.conversion import at_least, converter, mapping_or_file, one_of, unset_or_positive
 from hexloop.app.arguments.declaration import (
     ArgumentGroup,
@@ -206,7 +207,7 @@ def _needs_workers(name: str, because: str) -> ArgumentRule:
 class DataArguments(ArgumentGroup):
     """Data."""
 
-    train_sampling_strategy: str = argument(
+    train_sampling_strategy: SamplingText = argument(
         default="random",
         check=one_of("random", "sequential", "group_by_length", "batch_rebalance"),
         help="order of training samples: random, sequential, group_by_length (random, by similar length), or "
@@ -228,7 +229,7 @@ class DataArguments(ArgumentGroup):
         default=None, check=at_least(1), help="batches that each worker loads ahead; 2 if unset"
     )
     dataloader_persistent_workers: bool = argument(default=False, help="keep the workers alive between epochs")
-    dataloader_multiprocessing_context: str | None = argument(
+    dataloader_multiprocessing_context: WorkerStartText | None = argument(
         default=None,
         check=one_of("fork", "spawn", "forkserver"),
         help="how workers are started: fork, spawn or forkserver; torch's default if unset",

@@ -6,7 +6,7 @@ import re
 from enum import Enum
 from typing import Any
 
-from hexloop.app.arguments.choices import FSDPOption
+from hexloop.app.arguments.choices import BackendText, FSDPOption, ShardingText
 from hexloop.app.arguments.conversion import at_least, each_one_of, mapping_or_file, one_of, whole_number
 from hexloop.app.arguments.data import DataArguments
 from hexloop.app.arguments.declaration import ArgumentGroup, argument, argument_group, rule
@@ -150,7 +150,7 @@ class ProcessArguments(ArgumentGroup):
     local_rank: int = argument(
         default=-1, check=at_least(-1), help="rank on this machine as old launchers pass it; read local_process_index"
     )
-    ddp_backend: str | None = argument(
+    ddp_backend: BackendText | None = argument(
         default=None,
         check=one_of(*BACKENDS),
         help=f"backend of torch.distributed: {', '.join(BACKENDS)}; if unset, the one that fits the device",
@@ -202,7 +202,7 @@ def _parallelism_config(value: object) -> None:
 class ShardingArguments(ArgumentGroup):
     """Models spread over devices."""
 
-    fsdp: str | None = argument(
+    fsdp: ShardingText | None = argument(
         default=None,
         prepare=_fsdp_options,
         check=_known_fsdp_options,

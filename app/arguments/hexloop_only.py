@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hexloop.app.arguments.averages import AverageArguments
+from hexloop.app.arguments.choices import BusyText, JournalText, ReactionText, ReproducedText, WeightingText
 from hexloop.app.arguments.conversion import NONE_WORDS, above_zero, at_least, decoded, each_one_of, one_of
 from hexloop.app.arguments.declaration import ArgumentGroup, argument, argument_group, rule
 from hexloop.app.arguments.formats import Fp8Arguments
@@ -77,7 +78,7 @@ class JournalArguments(ArgumentGroup):
             journal.
     """
 
-    journal: str = argument(
+    journal: JournalText = argument(
         default="events",
         check=one_of("off", "events", "steps"),
         help="what to write to .hexloop/journal.jsonl in output_dir for `hexloop runs diff`: off (nothing), events "
@@ -154,7 +155,7 @@ class GuardArguments(ArgumentGroup):
         nonfinite_limit: how many steps in a row may be left out. One more stops the run with an error.
     """
 
-    on_nonfinite: str = argument(
+    on_nonfinite: ReactionText = argument(
         default="warn",
         check=one_of(*REACTIONS),
         help="what to do if a loss or gradient norm is not finite: warn, stop, skip (continue as if the data lacked "
@@ -165,7 +166,7 @@ class GuardArguments(ArgumentGroup):
         check=at_least(1),
         help="a loss above this times the median of the last 64 is a spike; off if unset",
     )
-    on_spike: str = argument(
+    on_spike: ReactionText = argument(
         default="warn", check=one_of(*REACTIONS), help="what to do about a spike: warn, stop, skip, rollback"
     )
     nonfinite_limit: int | None = argument(
@@ -304,12 +305,12 @@ class HexloopArguments(
             `averages`: averages of weights begin at the checkpoint, or end there, or are saved in another place.
     """
 
-    reproduce: str | None = argument(
+    reproduce: ReproducedText | None = argument(
         default=None,
         check=one_of("transformers"),
         help="transformers: sample order, random draws, losses and evaluation bit-identical to transformers' Trainer",
     )
-    loss_weighting: str | None = argument(
+    loss_weighting: WeightingText | None = argument(
         default=None,
         check=one_of("exact", "reference"),
         help="how accumulated losses are weighted: exact (by the number of items), or reference (mean of means, the "
@@ -339,7 +340,7 @@ class HexloopArguments(
     save_full_model: bool = argument(
         default=False, help="save the whole model in checkpoints, where otherwise only its adapters of PEFT are saved"
     )
-    save_when_busy: str = argument(
+    save_when_busy: BusyText = argument(
         default="wait", check=one_of("wait", "skip"), help="if a save is due while another runs: wait for it, or skip"
     )
     rendezvous_timeout: float = argument(

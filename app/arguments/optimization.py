@@ -5,7 +5,14 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
-from hexloop.app.arguments.choices import IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
+from hexloop.app.arguments.choices import (
+    IntervalStrategy,
+    IntervalText,
+    OptimizerNames,
+    SaveStrategy,
+    SchedulerType,
+    ScheduleText,
+)
 from hexloop.app.arguments.conversion import assignments, at_least, below_one, each_one_of, steps_or_ratio
 from hexloop.app.arguments.conversion import seed as valid_seed
 from hexloop.app.arguments.declaration import ArgumentGroup, argument, argument_group, rule
@@ -23,7 +30,9 @@ class OptimizationArguments(ArgumentGroup):
     """Optimizer and learning rate."""
 
     learning_rate: float = argument(default=5e-5, check=at_least(0), help="peak learning rate, after warmup")
-    lr_scheduler_type: SchedulerType | str = argument(default="linear", help="learning-rate schedule after warmup")
+    lr_scheduler_type: SchedulerType | ScheduleText = argument(
+        default="linear", help="learning-rate schedule after warmup"
+    )
     lr_scheduler_kwargs: dict[str, Any] | str | None = argument(
         default=None, help='further options of the schedule, such as {"num_cycles": 2} for cosine_with_restarts'
     )
@@ -86,7 +95,7 @@ class ScriptArguments(ArgumentGroup):
 class EvaluationArguments(LoggingArguments, ScriptArguments):
     """Evaluation."""
 
-    eval_strategy: IntervalStrategy | str = argument(
+    eval_strategy: IntervalStrategy | IntervalText = argument(
         default="no",
         help="when to evaluate during training: no (never), steps (every eval_steps), epoch (at the end of each epoch)",
     )

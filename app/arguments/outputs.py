@@ -6,7 +6,17 @@ import logging
 import os
 from typing import Any, Literal
 
-from hexloop.app.arguments.choices import DebugOption, HubStrategy, IntervalStrategy, SaveStrategy
+from hexloop.app.arguments.choices import (
+    DebugOption,
+    HubStrategy,
+    HubText,
+    IntervalStrategy,
+    IntervalText,
+    LogLevelText,
+    SaveStrategy,
+    SaveText,
+    TokenCountText,
+)
 from hexloop.app.arguments.conversion import at_least, converter, one_of, steps_or_ratio
 from hexloop.app.arguments.declaration import ArgumentGroup, argument, argument_group, rule
 from hexloop.domain.wording import RefusalError
@@ -42,7 +52,7 @@ def _token_counting(value: Any) -> Any:
 class LoggingArguments(ArgumentGroup):
     """Logging."""
 
-    logging_strategy: IntervalStrategy | str = argument(
+    logging_strategy: IntervalStrategy | IntervalText = argument(
         default="steps",
         help="when to log training metrics: no (never), steps (every logging_steps), epoch (at the end of each epoch)",
     )
@@ -53,7 +63,7 @@ class LoggingArguments(ArgumentGroup):
     logging_nan_inf_filter: bool = argument(
         default=True, help="in logs only, replace a non-finite loss by the mean of the others since the last log"
     )
-    include_num_input_tokens_seen: str | bool = argument(
+    include_num_input_tokens_seen: TokenCountText | bool = argument(
         default="no",
         prepare=_token_counting,
         check=one_of("all", "non_padding", "no"),
@@ -69,12 +79,12 @@ class LoggingArguments(ArgumentGroup):
     disable_tqdm: bool | None = argument(
         default=None, help="hide the progress bar; if unset, only if the level of hexloop's logger is above WARNING"
     )
-    log_level: str = argument(
+    log_level: LogLevelText = argument(
         default="passive",
         check=one_of(*LOG_LEVELS),
         help="level of hexloop's logger: debug, info, warning, error, critical, or passive to keep the current one",
     )
-    log_level_replica: str = argument(
+    log_level_replica: LogLevelText = argument(
         default="warning", check=one_of(*LOG_LEVELS), help="the same in all processes of a run but the first"
     )
     log_on_each_node: bool = argument(default=True, help="let one process per machine log, not only one of the run")
@@ -138,7 +148,7 @@ class SavingArguments(ArgumentGroup):
     output_dir: str | None = argument(
         default=None, kw_only=False, help="folder for checkpoints and results; trainer_output if unset"
     )
-    save_strategy: SaveStrategy | str = argument(
+    save_strategy: SaveStrategy | SaveText = argument(
         default="steps",
         help="when to write a checkpoint: no (never), steps (every save_steps), epoch (at the end of each epoch), "
         "best (when an evaluation is the best so far)",
@@ -196,7 +206,7 @@ class HubArguments(ArgumentGroup):
     hub_model_id: str | None = argument(
         default=None, help="repository to publish to, such as name/model; named after the output folder if unset"
     )
-    hub_strategy: HubStrategy | str = argument(
+    hub_strategy: HubStrategy | HubText = argument(
         default="every_save",
         help="what to publish: end (the final model), every_save (the model at each save), checkpoint (the newest "
         "checkpoint as well), all_checkpoints, best (the model of each save that is the best so far)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hexloop.app.arguments.choices import PackingText
 from hexloop.app.arguments.conversion import at_least, one_of
 from hexloop.app.arguments.declaration import ArgumentGroup, ArgumentRule, argument, argument_group, rule
 from hexloop.domain.wording import RefusalError
@@ -94,7 +95,7 @@ class PackingArguments(ArgumentGroup):
     """
 
     packing: bool = argument(default=False, help="let several documents share a row of max_length tokens")
-    packing_strategy: str = argument(
+    packing_strategy: PackingText = argument(
         default="bfd",
         check=one_of(*STRATEGIES),
         help="how documents are packed: bfd (whole, cut off at max_length), bfd_split (longer ones in several pieces), "

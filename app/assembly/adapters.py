@@ -8,11 +8,13 @@ devices are in `hexloop.adapters.device.torch.kinds`, engines in `hexloop.app.en
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import prod
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from attrs import define, evolve
 
@@ -37,6 +39,7 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.combinations import Setting, refused_combinations, unanswered
 from hexloop.app.assembly.fp8 import make_fp8
 from hexloop.app.assembly.framework import Framework, torch_framework
+from hexloop.app.assembly.passed_adapters import resolved
 from hexloop.app.assembly.storage import (
     WorkingFolder,
     is_elsewhere,
@@ -55,7 +58,7 @@ from hexloop.app.rules import rules_of
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.fail_safe import FailSafeJournal
 from hexloop.domain.run_folder import JOURNAL, LOG, own_file
-from hexloop.domain.wording import Problem, did_you_mean, shown
+from hexloop.domain.wording import did_you_mean
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.device import Device
 from hexloop.ports.engine import Engine
@@ -77,6 +80,8 @@ LOGGER = logging.getLogger("hexloop")
 class Injected(TypedDict, total=False):
     """The adapters that a caller may pass to the Trainer. None or a missing key lets the arguments choose.
 
+    Names stand for adapters where it is clear which: of a device, a precision, a folder or URL, and trackers.
+
     Args:
         device: what the run computes on.
         precision: the number format of the computation.
@@ -91,13 +96,13 @@ class Injected(TypedDict, total=False):
         framework: the library that computes, by default PyTorch.
     """
 
-    device: Device | None
-    precision: Precision[Any] | None
+    device: Device | str | None
+    precision: Precision[Any] | Literal["fp32", "tf32", "bf16", "fp16"] | None
     parallelism: Parallelism[Any] | None
     collectives: Collectives | None
-    storage: Storage | None
+    storage: Storage | str | os.PathLike[str] | None
     hub: Hub | None
-    loggers: Sequence[Logger] | None
+    loggers: Sequence[Logger | str] | Logger | str | None
     clock: Clock | None
     interrupts: Interrupts | None
     journal: Journal | None
@@ -139,34 +144,36 @@ def choose_adapters(args: TrainingArguments, injected: Injected, started_in: Wor
     if unknown := sorted(injected.keys() - Injected.__annotations__.keys()):
         raise TypeError(f"Trainer() got an unexpected keyword argument {unknown[0]!r}; {_remedy(unknown[0], args)}")
     problems: list[str] = []
-    refuse_wrong_adapters(injected)
-    framework = injected.get("framework") or torch_framework()
-    given_loggers, started_in = injected.get("loggers"), WorkingFolder() if started_in is None else started_in
+    started_in = WorkingFolder() if started_in is None else started_in
     folder = started_in.locate(args.output_dir or "trainer_output")
+    passed = resolved(injected, args, started_in, {name: partial(make, folder) for name, make in LOGGERS.items()})
+    framework, given_loggers = passed.get("framework") or torch_framework(), passed.get("loggers")
     loggers = choose_loggers(args, problems, folder) if given_loggers is None else named_loggers(given_loggers)
     engine = engine_for(args)
     try:
         engine.begin(args)
-        device = injected.get("device") or framework.device(args) or choose_device(args)
-        storage = choose_storage(args, injected.get("storage"), folder)
+        device = passed.get("device") or framework.device(args) or choose_device(args)
+        storage = choose_storage(args, passed.get("storage"), folder)
     except ConfigurationError as error:
         raise ConfigurationError([*error.problems, *_broken_devices(args), *problems]) from error
-    parallelism = injected.get("parallelism") or _parallelism(engine, args, device, problems)
-    precision = injected.get("precision") or choose_precision(args, device, parallelism.capabilities.sharded)
+    parallelism = passed.get("parallelism") or _parallelism(engine, args, device, problems)
+    precision = passed.get("precision") or choose_precision(args, device, parallelism.capabilities.sharded)
+    if isinstance(precision, str):
+        precision = named_precision(precision, device)
     if args.n_gpu > 1 and not parallelism.capabilities.several_devices:
         args.distributed_environment = evolve(args.distributed_environment, n_gpu=1)
     problems += engine.problems(args)
     problems += unanswered(framework, args)
     setting = Setting(args, device.capabilities, precision.name, parallelism.capabilities)
     problems += refused_combinations(setting)
-    clock = injected.get("clock") or SystemClock()
-    interrupts = injected.get("interrupts") or choose_interrupts(args, clock, problems, started_in=started_in)
-    journal = injected.get("journal") or choose_journal(args, storage, problems)
+    clock = passed.get("clock") or SystemClock()
+    interrupts = passed.get("interrupts") or choose_interrupts(args, clock, problems, started_in=started_in)
+    journal = passed.get("journal") or choose_journal(args, storage, problems)
     if problems:
         raise ConfigurationError(problems)
     if sagemaker_data_parallel() and args.should_log:
         LOGGER.warning(SAGEMAKER, args.world_size)
-    collectives = injected.get("collectives") or join(args)
+    collectives = passed.get("collectives") or join(args)
     mesh = _mesh(engine, args, collectives)
     return Adapters(
         device=device,
@@ -176,7 +183,7 @@ def choose_adapters(args: TrainingArguments, injected: Injected, started_in: Wor
         data_collectives=collectives if mesh.data.size == mesh.size else collectives.among(mesh.ranks(*DATA)),
         mesh=mesh,
         storage=storage,
-        hub=injected.get("hub") or HuggingFaceHub(token=args.hub_token),
+        hub=passed.get("hub") or HuggingFaceHub(token=args.hub_token),
         loggers=loggers,
         clock=clock,
         background=ThreadBackground(),
@@ -205,52 +212,6 @@ def _remedy(name: str, args: TrainingArguments) -> str:
     if hasattr(args, name):
         return f"it is one of the training arguments, so pass it to {type(args).__name__}."
     return did_you_mean(name, (*CONSTRUCTOR, *Injected.__annotations__), "leave it out.", similarity=0.75)
-
-
-PORTS: Mapping[str, tuple[Any, str]] = {
-    "device": (Device, "set use_cpu, or choose the devices that the process sees, e.g. by CUDA_VISIBLE_DEVICES"),
-    "precision": (Precision, "set bf16=True or fp16=True in the arguments"),
-    "parallelism": (Parallelism, "set fsdp or deepspeed in the arguments"),
-    "collectives": (Collectives, "start the processes with torchrun or hexloop launch"),
-    "storage": (Storage, "set output_dir, which may be a URL"),
-    "hub": (Hub, "set hub_model_id and hub_token in the arguments"),
-    "loggers": (Logger, "set report_to in the arguments for trackers by name"),
-    "clock": (Clock, "leave it out"),
-    "interrupts": (Interrupts, "leave it out"),
-    "journal": (Journal, "leave it out"),
-}
-"""The port of each adapter that can be passed, and how to choose one without passing it."""
-
-
-def refuse_wrong_adapters(injected: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError, with all problems, for adapters that have none of the methods of their port."""
-    problems = []
-    for name, (port, remedy) in PORTS.items():
-        value: Any = injected.get(name)
-        several = name == "loggers" and isinstance(value, Iterable) and not isinstance(value, str)
-        for each in value if several else [value]:
-            methods = [method for method in vars(port) if not method.startswith("_")]
-            is_one = not isinstance(each, type) and any(hasattr(each, method) for method in methods)
-            if value is None or (is_one and (several or name != "loggers")):
-                continue
-            expected = f"a list of {port.__name__} objects" if name == "loggers" else f"a {port.__name__} object"
-            problems.append(
-                Problem(
-                    f"{name} takes {expected} (with the methods {', '.join(methods)}), and got {shown(value)}; "
-                    f"{remedy}, or pass {expected}.",
-                    kind=TypeError,
-                )
-            )
-            break
-    framework: Any = injected.get("framework")
-    if framework is not None and not isinstance(framework, Framework):
-        problem = (
-            f"framework takes an object whose class derives from {Framework.__module__}.Framework, and got "
-            f"{shown(framework)}; leave it out for a model of torch."
-        )
-        problems.append(Problem(problem, kind=TypeError))
-    if problems:
-        raise ConfigurationError(problems)
 
 
 def _parallelism(
@@ -356,8 +317,13 @@ def choose_precision(args: TrainingArguments, device: Device, shards: bool = Fal
         return PlainPrecision()  # transformers ignores fp16 on a CPU
     if name == "fp8" and (recipe := args.fp8_recipe) is not None:
         return make_fp8(recipe, device, args.should_log, shards)
+    return named_precision(name, device)
+
+
+def named_precision(name: str, device: Device) -> Precision[Any]:
+    """Return the precision of that name on a device."""
     make = PRECISIONS.get(name)
-    return PlainPrecision(name) if make is None else make(device_type)
+    return PlainPrecision(name) if make is None else make(device.name.partition(":")[0])
 
 
 def _bf16(device_type: str) -> Precision[Any]:

@@ -24,6 +24,7 @@ from hexloop.app.devices import runtime_report
 from hexloop.app.engines import ENGINES, is_requested
 from hexloop.app.environment import is_on, sagemaker_model_parallel
 from hexloop.app.rules import OWN, TRANSFORMERS, rules_of
+from hexloop.domain.installation import Installations
 from hexloop.ports.device import DeviceCapabilities
 from hexloop.ports.engine import EngineRow
 from hexloop.ports.parallelism import ParallelismCapabilities
@@ -196,7 +197,7 @@ REFUSALS = (
         lambda setting: setting.uses("deepspeed") and importlib.util.find_spec("deepspeed") is None,
         "DeepSpeed (deepspeed, or the environment variable ACCELERATE_USE_DEEPSPEED)",
         "the package deepspeed is not installed",
-        "pip install 'hexloop[deepspeed]'",
+        "{install[deepspeed]}",
     ),
     Refusal(
         lambda setting: setting.uses("deepspeed") and setting.uses("fsdp"),
@@ -499,6 +500,7 @@ def refused_combinations(setting: Setting) -> list[str]:
     """Return a sentence for each row of the table that applies."""
     precisions = ", ".join(sorted(setting.device.precisions))
     fields = asdict(setting, recurse=False) | {"precisions": precisions, "optimizer": setting.optimizer}
+    fields["install"] = Installations()
     return [
         f"You chose {row.chosen}, but {row.because}; {row.instead}.".format_map(fields) for row in refusals_of(setting)
     ]

@@ -13,8 +13,8 @@ from hexloop.ports.learner import Precision
 LOGGER = logging.getLogger("hexloop")
 
 INSTALL = {
-    TORCHAO: "pip install 'hexloop[fp8]'",
-    TRANSFORMER_ENGINE: "install it (pip install 'transformer-engine[pytorch]'), or choose fp8='torchao'",
+    TORCHAO: "{install[fp8]}",
+    TRANSFORMER_ENGINE: "run `pip install 'transformer-engine[pytorch]'`, or choose fp8='torchao'",
 }
 """How to get the package of each back end."""
 

@@ -18,6 +18,7 @@ from attrs import frozen
 from hexloop.adapters.search import SearchOptions, ServiceOptions
 from hexloop.app.engines import find_plugin, plugin_names
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.installation import how_to_install
 from hexloop.domain.wording import Problem, did_you_mean, enumeration
 from hexloop.ports.search import Search, SearchService
 
@@ -108,8 +109,8 @@ def choose_backend(name: str | None) -> ChosenBackend:
     if not _is_installed(row):
         raise ConfigurationError(
             Problem(
-                f"backend={name!r} cannot be used: the package {row.module} is not installed. Run `pip install "
-                f"'hexloop[{name}]'`, or choose backend='random', which needs nothing.",
+                f"backend={name!r} cannot be used: the package {row.module} is not installed; "
+                f"{how_to_install(name)}, or choose backend='random', which needs nothing.",
                 kind=RuntimeError,
             )
         )
@@ -122,7 +123,7 @@ def _default() -> str:
     candidates = {name: row for name, row in BACKENDS.items() if row.by_default}
     installed = [name for name, row in candidates.items() if _is_installed(row)]
     if not installed:
-        packages = "; ".join(f"for {name}, run `pip install 'hexloop[{name}]'`" for name in candidates)
+        packages = "; ".join(f"for {name}, {how_to_install(name)}" for name in candidates)
         raise ConfigurationError(
             Problem(
                 f"No hyperparameter search backend is installed: {packages}. Or choose backend='random' or 'grid', "

@@ -29,6 +29,7 @@ from hexloop.app.engines import find_plugin, plugin_names
 from hexloop.domain.checkpoints.manifest import checkpoint_name, step_of
 from hexloop.domain.checkpoints.signatures import CRYPTOGRAPHIC, SIGNING_DIGEST
 from hexloop.domain.errors import ConfigurationError, StorageError
+from hexloop.domain.installation import how_to_install
 from hexloop.domain.redaction import user_of, without_user
 from hexloop.domain.regular_files import read_file
 from hexloop.domain.run_folder import EARLIER, OUTBOX
@@ -188,7 +189,7 @@ def _problem_of_fsspec(scheme: str) -> str | None:
     try:
         from fsspec import available_protocols, get_filesystem_class
     except ImportError:
-        return "fsspec is not installed; install hexloop[object-stores]."
+        return f"fsspec is not installed; {how_to_install('object-stores')}."
     if scheme not in available_protocols():
         offered = f" ({', '.join(plugin_names('storages'))})" if plugin_names("storages") else ""
         return (
@@ -198,7 +199,8 @@ def _problem_of_fsspec(scheme: str) -> str | None:
     try:
         get_filesystem_class(scheme)
     except ImportError as error:
-        advice = "install hexloop[object-stores]" if scheme in ("s3", "s3a") else "install the package that it names"
+        known = scheme in ("s3", "s3a")
+        advice = f"{how_to_install('object-stores', 's3fs')}" if known else "install the package that it names"
         return f"the package that fsspec needs for {scheme}:// is not installed ({error}); {advice}."
     return None
 

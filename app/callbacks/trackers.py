@@ -20,6 +20,7 @@ from attrs import frozen
 from hexloop.app.callbacks.base import TrainerCallback, passive
 from hexloop.app.engines import plugin_names
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.installation import how_to_install
 from hexloop.domain.wording import Problem
 from hexloop.ports.logger import Logger, Record
 
@@ -79,8 +80,8 @@ def missing_package(name: str, subject: str) -> Problem | None:
         return None
     package = " or ".join(TRACKERS[name].modules)
     problem = (
-        f"{subject} cannot be used: the package {package} is not installed. Run `pip install "
-        f"'hexloop[{name}]'`, choose another tracker, or pass loggers=[...] to the Trainer."
+        f"{subject} cannot be used: the package {package} is not installed; "
+        f"{how_to_install(name)}, choose another tracker, or pass loggers=[...] to the Trainer."
     )
     return Problem(problem, ("report_to",), ImportError if name == "flyte" else RuntimeError)
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pkgutil
 import platform
 import re
-import shlex
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
-from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, distributions, requires, version
+from importlib.metadata import EntryPoint, PackageNotFoundError, distributions, version
 from importlib.util import find_spec
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 from attrs import asdict, frozen
 
@@ -23,6 +19,7 @@ import hexloop.adapters
 from hexloop.app.command_line import ExitCode
 from hexloop.app.devices import device_kinds
 from hexloop.app.printing import print_document, print_lines
+from hexloop.domain.installation import Installation, installation, requirements
 from hexloop.ports.device import Device
 
 NOT_ADAPTERS = frozenset({"arguments", "digests", "fp8"})
@@ -33,8 +30,6 @@ GET_TORCH = "https://pytorch.org/get-started/locally"
 
 DEVELOPMENT = frozenset({"test", "docs", "bench", "fuzz"})
 """The extras for developing hexloop itself, which are not reported."""
-
-REQUIREMENT = re.compile(r"""(?P<name>[\w.-]+)(\[.*?])?(?P<wanted>[^;]*)(;.*extra == ["'](?P<extra>[\w-]+)["'])?""")
 
 
 @frozen
@@ -188,13 +183,10 @@ def _packages() -> list[PackageFound]:
     """Return the packages in hexloop's metadata, each once: what hexloop needs, then what its extras need."""
     wanted: dict[str, str] = {}
     extras: dict[str, list[str]] = {}
-    for line in requires("hexloop") or ():
-        found = REQUIREMENT.match(line)
-        if found is None or found["extra"] in DEVELOPMENT:
-            continue
-        name = found["name"]
-        wanted.setdefault(name, found["wanted"].strip())
-        extras.setdefault(name, []).extend(filter(None, [found["extra"]]))
+    for each in requirements():
+        if each.extra not in DEVELOPMENT:
+            wanted.setdefault(each.name, each.wanted)
+            extras.setdefault(each.name, []).extend(filter(None, [each.extra]))
     names, how = sorted(wanted, key=lambda each: bool(extras[each])), installation()
     return [_package(name, wanted[name], extras[name], how) for name in names]
 
@@ -207,49 +199,6 @@ def _package(name: str, wanted: str, extras: Iterable[str], how: Installation) -
         present = None
     lacking = present is None or not _satisfies(present, wanted)
     return PackageFound(name, wanted, extras, present, how.command(name, wanted, extras) if lacking else None)
-
-
-@frozen
-class Installation:
-    """How hexloop was installed.
-
-    installer: "pip", "uv", "conda" or another one. source: the folder or URL that it came from; None for a package
-    index. editable: whether the source is a folder whose files are used in place.
-    """
-
-    installer: str = "pip"
-    source: str | None = None
-    editable: bool = False
-
-    def command(self, name: str, wanted: str, extras: Sequence[str]) -> str:
-        """Return the command that installs a package which hexloop or the first fitting of its extras needs."""
-        if self.installer == "conda":  # which has no extras
-            return f"conda install {shlex.quote(name + wanted)}"
-        tool = "uv pip install" if self.installer == "uv" else "pip install"
-        if not extras:
-            return f"{tool} --upgrade {shlex.quote(name + wanted)}"
-        chosen = f"[{name if name in extras else extras[0]}]"
-        if self.editable and self.source is not None:
-            return f"{tool} --upgrade -e {shlex.quote(self.source + chosen)}"
-        if self.source is not None:
-            return f"{tool} --upgrade {shlex.quote(f'hexloop{chosen} @ {self.source}')}"
-        return f"{tool} --upgrade {shlex.quote(f'hexloop{chosen}')}"
-
-
-def installation() -> Installation:
-    """Return how hexloop was installed, as far as its metadata says."""
-    try:
-        found = distribution("hexloop")
-        installer = (found.read_text("INSTALLER") or "pip").strip().lower()
-        origin = json.loads(found.read_text("direct_url.json") or "{}")
-    except (PackageNotFoundError, ValueError):
-        return Installation()
-    url, editable = origin.get("url"), bool(origin.get("dir_info", {}).get("editable"))
-    if editable and url is not None:
-        return Installation(installer, url2pathname(urlsplit(url).path), editable)
-    if "vcs_info" in origin:
-        url = f"{origin['vcs_info']['vcs']}+{url}"
-    return Installation(installer, url)
 
 
 def _satisfies(present: str, wanted: str) -> bool:

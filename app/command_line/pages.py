@@ -21,6 +21,7 @@ from hexloop.app.pages.trials import ShownSearch, holds_search, shown_search
 from hexloop.app.printing import print_lines
 from hexloop.domain.checkpoints.survey import FolderStatus
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.installation import how_to_install
 from hexloop.domain.regular_files import write_atomically
 
 REPORT = "report.html"
@@ -112,5 +113,5 @@ def _board_problems(folder: str) -> list[str]:
     elif not os.path.isdir(folder):
         found.append(f"You chose the folder {folder}, but there is no such folder; check its name.")
     if find_spec("aiohttp") is None:
-        found.append("The board needs the package aiohttp, which is not installed; pip install 'hexloop[board]'.")
+        found.append(f"The board needs the package aiohttp, which is not installed; {how_to_install('board')}.")
     return found

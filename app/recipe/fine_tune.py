@@ -19,6 +19,7 @@ from hexloop.app.arguments.fine_tuning import SFTConfig
 from hexloop.app.arguments.losses import LossArguments
 from hexloop.app.arguments.packing import PackingArguments
 from hexloop.app.recipe.parts import CALL, PartKind, PartReader, RecipePart
+from hexloop.domain.installation import how_to_install
 from hexloop.domain.wording import RefusalError, did_you_mean, enumeration, problem
 
 FINE_TUNE = "fine_tune"
@@ -109,7 +110,7 @@ def _read_adapters(reader: PartReader, path: KeyPath, kind: PartKind) -> RecipeP
     if not isinstance(value, Mapping) or CALL in value:
         return reader.part(path, kind)
     if find_spec("peft") is None:
-        return reader.refuse(path, value, RefusalError("adapters need the package peft", "pip install peft"))
+        return reader.refuse(path, value, RefusalError("adapters need the package peft", how_to_install("peft")))
     from peft import PEFT_TYPE_TO_CONFIG_MAPPING
 
     kinds = {str(getattr(name, "value", name)): found for name, found in PEFT_TYPE_TO_CONFIG_MAPPING.items()}
@@ -126,7 +127,11 @@ def _read_quantization(reader: PartReader, path: KeyPath, kind: PartKind) -> Rec
     if not isinstance(value, Mapping) or CALL in value:
         return reader.part(path, kind)
     if find_spec("transformers") is None:
-        return reader.refuse(path, value, RefusalError("it needs the package transformers", "pip install transformers"))
+        return reader.refuse(
+            path,
+            value,
+            RefusalError("it needs the package transformers", how_to_install("transformers", "transformers")),
+        )
     from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
     method = value.get("quant_method")

@@ -196,7 +196,7 @@ def memory_stages_for(
         return MemoryStages()
     if found("psutil") is None:
         raise ConfigurationError(
-            "skip_memory_metrics=False needs the package psutil, which is not installed; install psutil, or remove "
-            "the argument."
+            "skip_memory_metrics=False needs the package psutil, which is not installed; run `pip install psutil`, or "
+            "remove the argument."
         )
     return MeasuredMemory(device)

@@ -24,6 +24,7 @@ from hexloop.app.overrides.stages import Report, Stages, after_each_step, choose
 from hexloop.app.run import checks, messages
 from hexloop.app.run.checkpoint_folders import changes_in_on_save
 from hexloop.app.run.checkpoints import RunCheckpoints, callbacks_state, mark_finished, refuse_unwritable, restore
+from hexloop.app.run.failed_steps import explain_failed_steps
 from hexloop.app.run.guarding import guard_messages, make_guard
 from hexloop.app.run.journal import RunJournal, journal_for, totals_over_ranks
 from hexloop.app.run.memory_metrics import MemoryStages
@@ -248,6 +249,7 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
             counters.each_batch,
             partial(_further_figures, host.memory, parts, run, counters),
         )
+        explain_failed_steps(parts, run, prepared.loader)
         after_step.first(checkpoints.prepare)  # allocates the snapshots once the optimizer has its state
         parts.control.should_training_stop = False  # an earlier run left it on
         parts.adapters.precision.discard_update()  # an earlier run may have failed before a step

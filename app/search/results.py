@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.installation import how_to_install
 from hexloop.domain.wording import Problem
 
 
@@ -93,7 +94,7 @@ def default_hp_space_ray(trial: Any) -> dict[str, Any]:
     try:
         from ray import tune
     except ImportError as error:
-        message = "default_hp_space_ray needs ray, which is not installed; run `pip install 'hexloop[ray]'`."
+        message = f"default_hp_space_ray needs ray, which is not installed; {how_to_install('ray')}."
         raise ConfigurationError(Problem(message, kind=ImportError)) from error
     return {
         "learning_rate": tune.loguniform(1e-6, 1e-4),

@@ -25,6 +25,7 @@ from hexloop.app.takeover.recording import HEXLOOP, TEMPORARY, TRANSFORMERS
 from hexloop.app.takeover.scripts import Program
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.evaluation import CLOCK_READINGS
+from hexloop.domain.installation import how_to_install
 
 AGREED, DIFFERENT = 0, 1
 
@@ -72,8 +73,8 @@ def check(program: Program) -> int:
     program.refuse_missing()
     if find_spec(TRANSFORMERS) is None:
         raise ConfigurationError(
-            "hexloop run --check needs transformers, which is not installed; install it with `pip install "
-            "'hexloop[transformers]'`."
+            "hexloop run --check needs transformers, which is not installed; run "
+            f"{how_to_install('transformers', 'transformers')}."
         )
     launch = Launch.of_environment()
     with launch.shared_folder() as folder:

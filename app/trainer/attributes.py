@@ -28,6 +28,7 @@ from hexloop.app.run.quantized_models import cannot_be_replicated, stays_on_its_
 from hexloop.app.run.session import RunOutcome, Session
 from hexloop.app.trainer.attribute_kinds import made
 from hexloop.domain.errors import RunStateError
+from hexloop.domain.redaction import redact
 from hexloop.domain.requests import Requests
 from hexloop.domain.search.trial import LiveTrial
 
@@ -56,7 +57,7 @@ class TrainerAttributes:
 
     # What was passed to the constructor
 
-    model = made[Any](_none)
+    model: Any = made[Any](_none)
     model_init = made[Callable[..., Any] | None](_none)
     train_dataset = made[Any](_none)
     eval_dataset = made[Any](_none)
@@ -305,6 +306,23 @@ class TrainerAttributes:
         """Return whether this process is the first of its machine."""
         return self.args.local_process_index == 0
 
+    def __repr__(self) -> str:
+        """Return the class, the model, the data and the step of the run, as far as they are known; nothing is made."""
+        known, said = vars(self), []
+        if known.get("model") is not None:
+            said.append(f"model={type(known['model']).__name__}")
+        for name in ("train_dataset", "eval_dataset"):
+            if known.get(name) is not None:
+                said.append(f"{name}={_sized(known[name])}")
+        if "args" in known:
+            said.append(f"output_dir={redact(repr(self.args.output_dir))}")
+        if "adapters" in known:
+            said.append(f"device={self.adapters.device.name!r}")
+        state = known.get("state")
+        if state is not None and state.max_steps:
+            said.append(f"step={state.global_step} of {state.max_steps}")
+        return f"<{type(self).__name__}: {', '.join(said) or 'not constructed'}>"
+
     def _live(self, method: str) -> Session:
         if self._session is None:
             raise RunStateError(f"{method} needs a live run; call train() or stream() instead.")
@@ -389,6 +407,16 @@ class TrainerAttributes:
         from hexloop.app.trainer.accelerator import Accelerator
 
         return accelerator.assigned(name) if isinstance(accelerator, Accelerator) else getattr(accelerator, name, None)
+
+
+def _sized(dataset: Any) -> str:
+    """Return the class of a data set, and its length if it has one; of several by name, each."""
+    if isinstance(dataset, dict):
+        return f"{{{', '.join(f'{name!r}: {_sized(each)}' for name, each in dataset.items())}}}"
+    try:
+        return f"{type(dataset).__name__} of {len(dataset):,}"
+    except Exception:  # a user's class may raise anything
+        return type(dataset).__name__
 
 
 _SOURCES = {

@@ -17,7 +17,7 @@ from hexloop.app.fine_tuning.model import Base, adopt_template, adopt_tokens, re
 from hexloop.app.fine_tuning.samples import Choices, Tokenization
 from hexloop.app.hooks import standard
 from hexloop.app.run.checks import Refusals
-from hexloop.app.trainer.trainer import Trainer
+from hexloop.app.trainer.trainer import ModelT, Trainer
 from hexloop.domain.errors import ConfigurationError
 
 OWN_DEFAULTS = ("learning_rate", "logging_steps")
@@ -27,7 +27,7 @@ CUTTING = ("bfd",)
 """Packing strategies that cut off what is beyond `max_length`; the others train on it."""
 
 
-class SFTTrainer(Trainer):
+class SFTTrainer(Trainer[ModelT]):
     """A Trainer that fine-tunes a causal language model on texts, prompts with completions, or conversations.
 
     Samples are mappings: with a text (`dataset_text_field`), with `prompt` and `completion`, with `messages`, or with

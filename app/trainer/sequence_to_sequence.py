@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 from torch import Tensor, no_grad
 from torch.nn.functional import pad
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.sequence_to_sequence import Seq2SeqTrainingArguments
+from hexloop.app.assembly.adapters import Injected
 from hexloop.app.assembly.torch.losses import loss_of_generation
 from hexloop.app.hooks import is_overridden, standard
 from hexloop.app.rules import rules_of
-from hexloop.app.trainer.trainer import Trainer
+from hexloop.app.trainer.trainer import ModelT, Trainer
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.evaluation import PredictionOutput
 from hexloop.domain.run import Evaluation
@@ -27,7 +28,7 @@ DEFAULT_LENGTH = 20
 """The maximum length in tokens that transformers uses by default."""
 
 
-class Seq2SeqTrainer(Trainer):
+class Seq2SeqTrainer(Trainer[ModelT]):
     """A Trainer that evaluates and predicts generated sequences, if `predict_with_generate` is set.
 
     The constructor is `Trainer`'s; `args` are `Seq2SeqTrainingArguments`. A `generation_config` among them replaces the
@@ -57,19 +58,22 @@ class Seq2SeqTrainer(Trainer):
 
     def __init__(
         self,
-        model: Any = None,
+        model: ModelT | None = None,
         args: TrainingArguments | None = None,
         data_collator: Callable[[list[Any]], Any] | None = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
         processing_class: Any = None,
-        model_init: Callable[..., Any] | None = None,
+        model_init: Callable[..., ModelT] | None = None,
         compute_loss_func: Callable[..., Any] | None = None,
         compute_metrics: Callable[..., dict[str, Any]] | None = None,
         callbacks: Sequence[Any] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
         preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
-        **injected: Any,
+        *,
+        optimizer_cls_and_kwargs: tuple[type[Any], dict[str, Any]] | None = None,
+        tokenizer: Any = None,
+        **injected: Unpack[Injected],
     ) -> None:
         if isinstance(args, TrainingArguments) and not isinstance(args, Seq2SeqTrainingArguments):
             raise ConfigurationError(
@@ -88,7 +92,9 @@ class Seq2SeqTrainer(Trainer):
             compute_metrics,
             callbacks,
             optimizers,
-            preprocess_logits_for_metrics=preprocess_logits_for_metrics,
+            optimizer_cls_and_kwargs,
+            preprocess_logits_for_metrics,
+            tokenizer=tokenizer,
             **injected,
         )
         self._gen_kwargs = _with_defaults(self.args, {})
@@ -184,12 +190,17 @@ class Seq2SeqTrainer(Trainer):
         finally:
             self.gather_function = None
 
+    @property
+    def _generating(self) -> Any:
+        """The model, which has `generate` and a `generation_config` if `predict_with_generate` is set."""
+        return self.model
+
     def evaluation_in_training(self) -> Evaluation:
         """Return the evaluation of a run, which generates as the arguments specify."""
         self._gen_kwargs = _with_defaults(self.args, {})
         changes_config = self.args.predict_with_generate and not rules_of(self.args).generation_config_stays
         if changes_config and _has_evaluated(self.state.log_history):
-            _state_defaults(self.model.generation_config)  # as the evaluation before a resume did
+            _state_defaults(self._generating.generation_config)  # as the evaluation before a resume did
         if not is_overridden(self, "evaluate"):
             self.gather_function = self.accelerator.gather
         try:
@@ -224,10 +235,10 @@ class Seq2SeqTrainer(Trainer):
         labels = inputs.get(LABELS)
         given, optional = gen_kwargs or self._gen_kwargs, ("max_length", "num_beams")
         keywords = {name: value for name, value in given.items() if value is not None or name not in optional}
-        generate = self.adapters.precision.wrap(self.model.generate)
+        generate = self.adapters.precision.wrap(self._generating.generate)
         tokens = generate(**_without_labels(inputs), **keywords)
         if not rules_of(self.args).generation_config_stays:
-            _state_defaults(self.model.generation_config)
+            _state_defaults(self._generating.generation_config)
         generated = self._padded(tokens)
         loss = None
         if labels is not None and rules_of(self.args).own_losses:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequen
 from concurrent.futures import Executor
 from contextlib import closing
 from functools import partial
-from typing import Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Unpack, overload
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.arguments import from_transformers
@@ -58,6 +58,15 @@ from hexloop.domain.redaction import remember_secrets, secret_values
 from hexloop.domain.requests import SaveRequest
 from hexloop.domain.search.trial import LiveTrial
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    ModelT = TypeVar("ModelT", default=Any)
+else:
+    from typing import TypeVar
+
+    ModelT = TypeVar("ModelT")  # only type checkers need the default, which typing has from Python 3.13 on
+
 MADE_AGAIN = frozenset(
     {"adapters", "_averages", "_requests", "_dispatcher", "_memory", "_kept_loaders", "_own_publisher"}
     | {"push_in_progress"}
@@ -87,6 +96,7 @@ class Trainer(
     TrainerSearch,
     TransformersAttributes,
     LegacyNames,
+    Generic[ModelT],
 ):
     """Trains, evaluates and predicts, with the constructor, methods and hooks of transformers' Trainer.
 
@@ -120,6 +130,9 @@ class Trainer(
     arguments_class: ClassVar[type[TrainingArguments]] = TrainingArguments
     """The class of the arguments if no `args` are passed, and of a recipe's `arguments`."""
 
+    model: ModelT
+    """The model, as it was passed or as `model_init` returned it, with the type that it has there."""
+
     _passed: PassedAdapters
     """The adapters that were passed to the constructor."""
 
@@ -130,13 +143,13 @@ class Trainer(
 
     def __init__(
         self,
-        model: Any = None,
+        model: ModelT | None = None,
         args: TrainingArguments | None = None,
         data_collator: Callable[[list[Any]], Any] | None = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
         processing_class: Any = None,
-        model_init: Callable[..., Any] | None = None,
+        model_init: Callable[..., ModelT] | None = None,
         compute_loss_func: Callable[..., Any] | None = None,
         compute_metrics: Callable[..., dict[str, Any]] | None = None,
         callbacks: Sequence[Any] | None = None,
@@ -176,7 +189,8 @@ class Trainer(
         log_retired_internals(type(self), Trainer)
         framework.begin(self.args)
         with seeded(self.adapters.device, self.args.seed):
-            self.model = self.call_model_init() if model_init is not None else model
+            given: Any = self.call_model_init() if model_init is not None else model
+            self.model = given
         refuse_untrainable_model(self.model, framework, self.args)
         warn_of_unsmoothed_labels(framework.unwrapped(self.model), self.args, self._notices)
         self.model_wrapped = self.model
@@ -307,6 +321,40 @@ class Trainer(
             self._is_in_inner_loop, self._resumes_from = nested, (None, None)
 
     # Hyperparameter search
+
+    @overload
+    def hyperparameter_search(
+        self,
+        hp_space: Callable[[Any], Any] | Mapping[str, Any] | None = ...,
+        compute_objective: Callable[[dict[str, float]], Any] | None = ...,
+        n_trials: int | None = ...,
+        direction: str = ...,
+        backend: str | HPSearchBackend | None = ...,
+        hp_name: Callable[[Any], str] | None = ...,
+        *,
+        resume: bool | str = ...,
+        objective: str | None = ...,
+        keep_trials: int | None = ...,
+        seed: int | None = ...,
+        **kwargs: Any,
+    ) -> BestRun: ...
+
+    @overload
+    def hyperparameter_search(
+        self,
+        hp_space: Callable[[Any], Any] | Mapping[str, Any] | None = ...,
+        compute_objective: Callable[[dict[str, float]], Any] | None = ...,
+        n_trials: int | None = ...,
+        *,
+        direction: list[str],
+        backend: str | HPSearchBackend | None = ...,
+        hp_name: Callable[[Any], str] | None = ...,
+        resume: bool | str = ...,
+        objective: str | None = ...,
+        keep_trials: int | None = ...,
+        seed: int | None = ...,
+        **kwargs: Any,
+    ) -> list[BestRun]: ...
 
     def hyperparameter_search(
         self,

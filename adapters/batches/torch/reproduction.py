@@ -24,6 +24,7 @@ from hexloop.adapters.batches.torch.loader import ShieldedLoader, fitted, length
 from hexloop.adapters.batches.torch.order import rebalances
 from hexloop.adapters.batches.torch.workers import ShieldedIterator
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.installation import how_to_install
 from hexloop.ports.mesh import Place
 
 IMPORTED = ("accelerate", "torch._dynamo", "datasets", "torchdata.stateful_dataloader")
@@ -195,7 +196,7 @@ class ReproducingFactory:
         except (ImportError, AttributeError) as error:
             raise ConfigurationError(
                 f"train_sampling_strategy={self.sampling!r} with reproduce='transformers' uses the {sampler} of "
-                "transformers, which is not installed or too old; pip install -U 'hexloop[transformers]'."
+                f"transformers, which is not installed or too old; {how_to_install('transformers', 'transformers')}."
             ) from error
 
     def fitted(self, dataset: Any) -> tuple[Any, Collate]:

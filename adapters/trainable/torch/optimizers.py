@@ -22,6 +22,7 @@ from hexloop.adapters.trainable.torch.group_rules import RuledGroups, own_names
 from hexloop.adapters.trainable.torch.optimizer_arguments import parse_optim_args
 from hexloop.adapters.trainable.torch.projected import ProjectedGroups, refuse_settings
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.installation import how_to_install
 from hexloop.domain.wording import Problem, did_you_mean, enumeration
 
 
@@ -145,7 +146,7 @@ class Row:
             because = "is not installed" if is_absent else f"cannot be imported ({error})"
         except (ImportError, AttributeError) as error:
             because = f"cannot be imported ({error})"
-        installation = f"install hexloop[{self.extra}]" if self.extra else f"install {self.package}"
+        installation = how_to_install(self.extra or self.package, self.package)
         because = f"is not supported: it is of {self.package}, which {because}"
         _refuse(name, because, f"{installation}, or {self.remedy}", ImportError)
 

@@ -213,7 +213,7 @@ def apply_liger_kernels(model: Any, args: TrainingArguments) -> None:
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # what a PEFT wrapper wraps
     problem = None
     if importlib.util.find_spec("liger_kernel") is None:
-        problem = "needs the package liger-kernel, which is not installed; pip install liger-kernel"
+        problem = "needs the package liger-kernel, which is not installed; run `pip install liger-kernel`"
     elif getattr(getattr(inner, "config", None), "model_type", None) is None:
         problem = f"needs a model of transformers, but the model is a {type(inner).__name__}; remove the option"
     if problem is not None:

@@ -104,6 +104,7 @@ WORDS = {
     "precision": "*format*",
     "precisions": "*other formats*",
     "optimizer": "*name*",
+    "install": {"deepspeed": "install it", "fp8": "install it"},
 }
 """Placeholders for the values of a run."""
 
