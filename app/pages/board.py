@@ -27,11 +27,14 @@ POLICY = (
     "form-action 'self'"
 )
 
-SCRIPTS = ("echarts.min.js", "report.js", "search.js", "board.js")
+SCRIPTS = ("echarts.min.js", "common.js", "report.js", "search.js", "board.js")
 """The scripts of a page with curves, in order."""
 
-OF_A_SEARCH = ("echarts.min.js", "search.js", "trials.js", "board.js")
+OF_A_SEARCH = ("echarts.min.js", "common.js", "search.js", "trials.js", "board.js")
 """Those of the page of a search."""
+
+OF_THE_LIST = ("common.js", "board.js")
+"""Those of the list of runs."""
 
 DRAWN = ("curves", "search", "objective", "slices")
 """The sections whose charts a script keeps up to date."""
@@ -62,7 +65,7 @@ def list_content(
 
 def list_page(content: PageContent, version: str) -> str:
     """Return the page with the list of the runs. version: of what it shows."""
-    return page_of(content, PageFrame(POLICY, "report.css", ["board.js"], attributes=_attributes("updates", version)))
+    return page_of(content, PageFrame(POLICY, "report.css", OF_THE_LIST, attributes=_attributes("updates", version)))
 
 
 def runs_page(content: PageContent, folders: Sequence[str], version: str) -> str:
