@@ -15,8 +15,9 @@ from hexloop.app.checkpoint_rows import format_age
 from hexloop.app.control.files import Action, CommandFolder
 from hexloop.app.pages.history import CommandRecord, RecordedSession, RunEnding
 from hexloop.app.pages.page import PageContent, PageFrame, Section, page_of
+from hexloop.app.pages.progress import RUNNING_FOR
 from hexloop.app.pages.reading import RunRecord
-from hexloop.app.pages.sections import NOT_KNOWN, RUNNING_FOR, moment, state_of
+from hexloop.app.pages.sections import NOT_KNOWN, moment, state_of
 from hexloop.app.pages.templates import section
 from hexloop.app.pages.trials import ShownSearch, objective_of
 from hexloop.app.pages.watching import RunListing, SearchListing, WatchedRuns
