@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from attrs import define, field, frozen
 
+from hexloop.app.pages.information import RecordedInformation, information_in
 from hexloop.app.series import MOST_STEPS, Series
 from hexloop.domain.checkpoints.manifest import step_of
 from hexloop.domain.journal_index import LOSS_OF_STEP, NOT_FINITE, Block
@@ -197,6 +198,7 @@ class RunHistory:
     series: the curves by name. times: at which time, in seconds since the epoch, a step was logged. commands: of the
     board. irregular: steps whose loss was not usable. paused_at: the step at which the run is paused now. time_spent:
     what the time went into, in seconds; empty if that was not measured. profiles: the steps that were recorded.
+    information: on the machine, the code and the sizes of the last start.
     """
 
     name: str
@@ -212,6 +214,7 @@ class RunHistory:
     irregular: Bounded = field(factory=Bounded)
     profiles: Bounded = field(factory=Bounded)
     time_spent: Mapping[Cause, float] = field(factory=dict)
+    information: RecordedInformation = field(factory=RecordedInformation)
     last_step: int = 0
     paused_at: int | None = None
     total_steps: int | None = None
@@ -249,6 +252,8 @@ class RunHistory:
             self._command(note, time)
         elif kind == "goodput":
             self.time_spent = times_in(note.get("seconds")) or self.time_spent
+        elif kind == "information":
+            self.information = information_in(note)
         elif kind == "profile" and (profile := profile_in(note)) is not None:
             self.profiles.append(profile)
         elif kind == "irregular" and (found := irregular_step(note)) is not None:

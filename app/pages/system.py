@@ -21,7 +21,7 @@ MOST_RANKS = 64
 """How many ranks of a run are shown, the first ones."""
 
 MOST_LINES = 4 * MOST_SAMPLES
-"""Samples that are read of a file, the last ones."""
+"""Lines that are read of a file."""
 
 _FILE = re.compile(r"system-(\d{1,6})\.jsonl")
 
