@@ -2,13 +2,12 @@
 
 `system-<rank>.jsonl` has one JSON object a line. A session of a run starts with `kind` "began" and `run`, `rank`,
 `host`, `process`, `step` and `time`. Each further line is a sample: the `time` in seconds since the epoch, the `step`,
-and numbers by the names of `METRICS`; those of several GPUs have the number of the GPU in front, as in "1/gpu_use".
+and numbers by the names of `METRICS`.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -18,12 +17,10 @@ MOST_SAMPLES = 2_000
 """Samples of a file. Once it has as many, every second one is left out, and the time between two is doubled."""
 
 LONGEST_LINE = 16 << 10
-"""Bytes of a line. A sample of 16 GPUs has fewer than 4,000."""
+"""Bytes of a line. One that a run writes has fewer than 1,000."""
 
 MOST_BYTES = 8 << 20
 """Bytes of a file that are read. One that was thinned has fewer than 1 MiB."""
-
-MOST_GPUS = 64
 
 LARGEST = float(1 << 63)
 """A measured value beyond it is not one."""
@@ -61,9 +58,7 @@ METRICS: Mapping[str, Metric] = {
     "gpu_power": Metric("GPU power", "watts", "GPU"),
     "gpu_temperature": Metric("GPU temperature", "degrees Celsius", "GPU"),
 }
-"""The metrics by name. `cpu`, `memory`, `disk_*` and `network_*` are of the whole machine."""
-
-_NAME = re.compile(r"(?:(\d{1,3})/)?([a-z_]{1,40})")
+"""The metrics by name. `cpu`, `memory`, `disk_*` and `network_*` are of the whole machine, `gpu_*` of the rank's GPU."""
 
 
 @frozen
@@ -85,15 +80,6 @@ class Sample:
     time: float
     step: int
     values: Mapping[str, float]
-
-
-def metric_named(name: str) -> tuple[Metric, int | None] | None:
-    """Return a metric and the number of its GPU, if the name has one; None if there is no such metric."""
-    match = _NAME.fullmatch(name)
-    if match is None or match[2] not in METRICS:
-        return None
-    number = None if match[1] is None else int(match[1])
-    return None if number is not None and number >= MOST_GPUS else (METRICS[match[2]], number)
 
 
 def start_entry(start: SessionStart) -> dict[str, Any]:
@@ -126,7 +112,7 @@ def line_of(entry: object) -> SessionStart | Sample | None:
     values = {
         name: number
         for name, value in entry.items()
-        if name not in ("time", "step") and metric_named(name) is not None and (number := _number(value)) is not None
+        if name in METRICS and (number := _number(value)) is not None
     }
     return Sample(time, step, values)
 
