@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 from attrs import frozen
 
 MOST_SAMPLES = 2_000
-"""Samples of a file. Once it has as many, every second one is left out, and the time between two is doubled."""
+"""Lines of a file. Once it has as many, half of the samples are left out; see `thinned`."""
 
 LONGEST_LINE = 16 << 10
 """Bytes of a line. One that a run writes has fewer than 1,000."""
@@ -117,17 +117,34 @@ def line_of(entry: object) -> SessionStart | Sample | None:
     return Sample(time, step, values)
 
 
-def thinned(lines: Sequence[SessionStart | Sample]) -> list[SessionStart | Sample]:
-    """Return the starts, every second sample, and the last one."""
-    kept, number, last = list[SessionStart | Sample](), 0, len(lines) - 1
-    for place, line in enumerate(lines):
+def thinned(
+    lines: Sequence[SessionStart | Sample], most: int = MOST_SAMPLES
+) -> tuple[list[SessionStart | Sample], float]:
+    """Return the lines to keep, at most `most`, and the seconds between samples that is kept of them.
+
+    The samples that are kept are spread evenly over the time that the sessions took, whatever their intervals were. Of
+    more sessions than that, the last are kept.
+    """
+    spacing = _seconds_in(lines) / (most // 2)
+    kept, last = list[SessionStart | Sample](), -math.inf
+    for line in lines:
         if isinstance(line, SessionStart):
             kept.append(line)
-            continue
-        if number % 2 == 0 or place == last:
+            last = -math.inf
+        elif not 0 <= line.time - last < spacing:  # a clock may be set back
             kept.append(line)
-        number += 1
-    return kept
+            last = line.time
+    return kept[-most:], spacing
+
+
+def _seconds_in(lines: Sequence[SessionStart | Sample]) -> float:
+    """Return the seconds in which samples were taken."""
+    total, before = 0.0, None
+    for line in lines:
+        if isinstance(line, Sample) and before is not None:
+            total += max(line.time - before, 0.0)
+        before = line.time if isinstance(line, Sample) else None
+    return total
 
 
 def _start_of(entry: Mapping[str, Any], time: float, step: int) -> SessionStart | None:

@@ -5,23 +5,19 @@ from __future__ import annotations
 import os
 import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import nan
 from pathlib import Path
 
 from attrs import define, field, frozen
 
 from hexloop.domain.folders import Folder
-from hexloop.domain.json_documents import read_json
-from hexloop.domain.regular_files import lines_in
 from hexloop.domain.run_folder import OWN, system_file
-from hexloop.domain.system_metrics import LONGEST_LINE, MOST_BYTES, MOST_SAMPLES, Sample, SessionStart, line_of
+from hexloop.domain.system_metrics import Sample, SessionStart
+from hexloop.domain.system_sampling import lines_of_rank
 
 MOST_RANKS = 64
 """How many ranks of a run are shown, the first ones."""
-
-MOST_LINES = 4 * MOST_SAMPLES
-"""Lines that are read of a file."""
 
 _FILE = re.compile(r"system-(\d{1,6})\.jsonl")
 
@@ -102,24 +98,3 @@ def _rank_in(place: Folder, rank: int, run: str) -> RankMetrics | None:
             found.add(line)
     found.complete()
     return found if found.times else None
-
-
-def lines_of_rank(place: Folder, rank: int) -> Iterator[SessionStart | Sample]:
-    """Yield the lines in the file of a rank; those that are not sound are left out. Raises OSError."""
-    path = system_file(rank)
-    descriptor = place.open(path)
-    try:
-        start = max(os.fstat(descriptor).st_size - MOST_BYTES, 0)
-        for number, data in enumerate(lines_in(descriptor, place.location(path), start, MOST_BYTES)):
-            if number >= MOST_LINES:
-                return
-            if len(data) > LONGEST_LINE:
-                continue
-            try:
-                line = line_of(read_json(data))
-            except ValueError:
-                continue
-            if line is not None:
-                yield line
-    finally:
-        os.close(descriptor)
