@@ -8,6 +8,7 @@
 | `logged` | `step`, `samples` (trained on so far), `values`, `random` |
 | `save` | `phase`, `checkpoint`; once published also `weights`, a digest for each file of weights |
 | `irregular` | `step`, `what` ("loss", "gradient norm" or "spike"), `value`, `reaction`, and the window; see below |
+| `information` | `host`, `git`, `packages`, `model` and `data` at the start; see `app/run/run_information.py` |
 | `goodput` | `step`, `seconds` of the whole run by cause; see `hexloop.domain.goodput` |
 | `profile` | `first` and `last` (steps that were recorded), `trace` and `table` (files in the folder of the run) |
 | `paused` | `step` |

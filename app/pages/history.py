@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from attrs import define, field, frozen
 
+from hexloop.app.pages.information import RecordedInformation, information_in
 from hexloop.app.series import MOST_STEPS, Series
 from hexloop.domain.checkpoints.manifest import step_of
 from hexloop.domain.journal_index import LOSS_OF_STEP, NOT_FINITE, POSITIONS, SAMPLES, Block
@@ -199,6 +200,7 @@ class RunHistory:
     whose loss was not usable. paused_at: the step at which the run is paused now. continued_at: the step at which it
     started, resumed or paused last, and when it continued, if that is known. time_spent: what the time went into, in
     seconds; empty if that was not measured. profiles: the steps that were recorded.
+    information: on the machine, the code and the sizes of the last start.
     """
 
     name: str
@@ -215,6 +217,7 @@ class RunHistory:
     irregular: Bounded = field(factory=Bounded)
     profiles: Bounded = field(factory=Bounded)
     time_spent: Mapping[Cause, float] = field(factory=dict)
+    information: RecordedInformation = field(factory=RecordedInformation)
     last_step: int = 0
     paused_at: int | None = None
     continued_at: tuple[int, float | None] = (0, None)
@@ -256,6 +259,8 @@ class RunHistory:
             self._command(note, time)
         elif kind == "goodput":
             self.time_spent = times_in(note.get("seconds")) or self.time_spent
+        elif kind == "information":
+            self.information = information_in(note)
         elif kind == "profile" and (profile := profile_in(note)) is not None:
             self.profiles.append(profile)
         elif kind == "irregular" and (found := irregular_step(note)) is not None:
