@@ -14,7 +14,7 @@ from markupsafe import Markup
 from hexloop.app.checkpoint_rows import format_age
 from hexloop.app.control.files import Action, CommandFolder
 from hexloop.app.pages.history import CommandRecord, RecordedSession, RunEnding
-from hexloop.app.pages.page import PageContent, PageFrame, Section, page_of
+from hexloop.app.pages.page import RUN_SCRIPTS, SEARCH_SCRIPTS, PageContent, PageFrame, Section, page_of
 from hexloop.app.pages.progress import RUNNING_FOR
 from hexloop.app.pages.reading import RunRecord
 from hexloop.app.pages.sections import NOT_KNOWN, moment, state_of
@@ -28,10 +28,10 @@ POLICY = (
     "form-action 'self'"
 )
 
-SCRIPTS = ("echarts.min.js", "common.js", "report.js", "search.js", "board.js")
+SCRIPTS = ("echarts.min.js", *RUN_SCRIPTS, "board.js")
 """The scripts of a page with curves, in order."""
 
-OF_A_SEARCH = ("echarts.min.js", "common.js", "search.js", "trials.js", "board.js")
+OF_A_SEARCH = ("echarts.min.js", *SEARCH_SCRIPTS, "board.js")
 """Those of the page of a search."""
 
 OF_THE_LIST = ("common.js", "board.js")

@@ -2,7 +2,7 @@
 /* What the scripts of all pages share: colours, numbers and durations in words, charts, and files to download. */
 const hexloop = (function () {
   const COLOURS = 8;
-  const MINUTE = 60, HOUR = 3600, UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+  const MINUTE = 60, HOUR = 3600, UNITS = ["B", "kB", "MB", "GB", "TB"];
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const plots = new Map();
 
@@ -39,11 +39,19 @@ const hexloop = (function () {
     return (seconds < 0 ? "-" : "") + clock;
   }
 
-  /* A number of bytes in words, such as "1.5 GiB". */
+  /* A number of bytes in decimal units, as format_bytes writes them: "1.5 GB". */
   function bytes(count) {
     let unit = 0;
-    while (Math.abs(count) >= 1024 && unit < UNITS.length - 1) { count /= 1024; unit += 1; }
-    return Number(count.toPrecision(4)) + " " + UNITS[unit];
+    while (Math.abs(count) >= 999.5 && unit < UNITS.length - 1) { count /= 1000; unit += 1; }
+    return Number(count.toPrecision(3)) + " " + UNITS[unit];
+  }
+
+  /* A value with its unit, as charts have it; a number alone without one. */
+  function withUnit(value, unit) {
+    if (unit === "bytes") return bytes(value);
+    if (unit === "bytes per second") return bytes(value) + "/s";
+    const sign = { percent: " %", watts: " W", "degrees Celsius": " \u00b0C" }[unit] || "";
+    return short(value) + sign;
   }
 
   /* Lines for a tooltip of the charts, in which braces and bars are marks. */
@@ -111,5 +119,6 @@ const hexloop = (function () {
   }
 
   document.body.classList.remove("no-script");
-  return { bytes, colour, colourOf, csv, cut, data, download, duration, isDark, lines, onData, onTheme, plotIn, short, tooltip };
+  return { bytes, colour, colourOf, csv, cut, data, download, duration, isDark, lines, onData, onTheme, plotIn, short, tooltip,
+           withUnit };
 })();
