@@ -20,7 +20,7 @@ const hexloop = (function () {
   function short(value, digits = 5) {
     if (typeof value !== "number") return value === null || value === undefined ? "-" : String(value);
     const size = Math.abs(value);
-    if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(Math.max(digits - 2, 1));
+    if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(Math.max(digits - 2, 1)).replace(/\.?0+e/, "e");
     return String(Number(value.toPrecision(digits)));
   }
 

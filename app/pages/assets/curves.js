@@ -44,11 +44,14 @@ const curves = (function () {
     return axes[axis] ? interpolate(axes[axis][1], axes[axis][0], place) : null;
   }
 
-  /* Means of the points, each weighing less the further back it is. strength: from 0 to 1, the share of the past after
-     the distance between two logged points, of which there are `count`; so points that were left out do not matter. */
-  function smooth(points, strength, count) {
+  /* The mean distance between two logged points, of which there are `count`, also if some of them were left out. */
+  function spacing(points, count) {
+    return points.length < 2 ? Infinity : (points[points.length - 1][0] - points[0][0]) / Math.max(count - 1, 1) || 1;
+  }
+
+  /* Means of the points, each weighing less the further back it is. strength: the share of the past after a distance. */
+  function smooth(points, strength, distance) {
     if (points.length < 2 || strength === 0) return points;
-    const distance = (points[points.length - 1][0] - points[0][0]) / Math.max(count - 1, 1) || 1;
     let mean = 0, weight = 0, before = points[0][0] - distance;
     return points.map(function (point) {
       const kept = Math.pow(strength, Math.max(point[0] - before, 0) / distance);
@@ -83,10 +86,13 @@ const curves = (function () {
       fine, coarse.filter(function (point) { return point[0] > last; }));
   }
 
-  /* The seconds between the labels of an axis of time. */
-  function interval(seconds) {
-    const least = seconds / 6;
-    return TICKS.find(function (tick) { return tick >= least; }) || Math.ceil(least / 604800) * 604800;
+  /* The places of the labels of an axis of time. */
+  function ticks(from, to) {
+    const least = (to - from) / 6, week = TICKS[TICKS.length - 1];
+    const tick = TICKS.find(function (each) { return each >= least; }) || Math.ceil(least / week) * week;
+    const found = [];
+    for (let at = Math.ceil(from / tick) * tick; at <= to && found.length < 20; at += tick) found.push(at);
+    return found;
   }
 
   /* A place on an axis in words. */
@@ -115,5 +121,5 @@ const curves = (function () {
     }));
   }
 
-  return { WORDS, has, interval, over, place, refined, rows, smooth, stepAt, within };
+  return { WORDS, has, over, place, refined, rows, smooth, spacing, stepAt, ticks, within };
 })();

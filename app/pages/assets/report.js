@@ -6,7 +6,7 @@
   const DASHES = ["solid", "dashed", "dotted"];
   const SHOWN_SYMBOLS = 60, KEPT_GAPS = 50, PICTURE = { width: 960, height: 540 }, WAIT = 150;
   const hidden = new Set(), drawn = new Map();
-  const isLive = "updates" in document.body.dataset, canHover = window.matchMedia("(pointer: fine)").matches;
+  const isLive = "updates" in document.body.dataset, canDrag = !window.matchMedia("(pointer: coarse)").matches;
   const kept = "hexloop" + location.pathname + location.search;
   const state = { axis: "step", smoothing: 0, together: true, ...recalled() };
 
@@ -60,7 +60,7 @@
       type: "line", name: label(curve, chart), color: shade, symbol: SYMBOLS[curve.run % SYMBOLS.length], symbolSize: 6,
       showSymbol: points.length <= SHOWN_SYMBOLS, lineStyle: { width: widthOf(curve), type: DASHES[curve.dash % DASHES.length] },
       z: 3 + chart.curves.indexOf(curve), emphasis: { disabled: true },
-      data: state.smoothing > 0 ? cut(curves.smooth(all, state.smoothing, curve.count || all.length)) : points,
+      data: state.smoothing > 0 ? cut(curves.smooth(all, state.smoothing, entry.distance)) : points,
       markLine: gaps.length === 0 ? undefined : {
         silent: true, symbol: "none", animation: false, lineStyle: { color: shade, type: "dotted" },
         label: { formatter: "not finite", color: colour("soft") },
@@ -75,9 +75,11 @@
 
   function extent(entry) {  // of all curves of a chart over its axis
     let first = Infinity, last = -Infinity;
+    entry.distance = Infinity;  // all curves of a chart are smoothed over the same distance
     visible(entry).forEach(function (curve) {
       const points = pointsOf(entry, curve);
       if (points.length === 0) return;
+      entry.distance = Math.min(entry.distance, curves.spacing(points, curve.count));
       first = Math.min(first, points[0][0]);
       last = Math.max(last, points[points.length - 1][0]);
     });
@@ -85,11 +87,11 @@
   }
 
   function horizontal(entry, common) {
-    const axis = axisOf(entry.chart), [first, last] = entry.range || extent(entry);
-    const words = axis === "time" ? { interval: curves.interval(last - first) } : {};
+    const axis = axisOf(entry.chart), whole = extent(entry), [first, last] = entry.range || [axis === "time" ? 0 : whole[0], whole[1]];
+    const ticks = axis === "time" && last - first > 6 ? { customValues: curves.ticks(first, last) } : {};
     return { type: "value", name: curves.WORDS[axis], nameLocation: "middle", nameGap: 26, nameTextStyle: { color: colour("soft") },
-             min: Number.isFinite(first) ? first : undefined, max: Number.isFinite(last) ? last : undefined, ...words, ...common,
-             axisLabel: { ...common.axisLabel, showMinLabel: !entry.range, showMaxLabel: !entry.range,
+             min: Number.isFinite(first) ? first : undefined, max: Number.isFinite(last) ? last : undefined, ...common,
+             axisTick: ticks, axisLabel: { ...common.axisLabel, ...ticks, showMinLabel: !entry.range, showMaxLabel: !entry.range,
                           formatter: function (value) {
                             return axis === "time" ? hexloop.duration(value) : Number(value.toPrecision(6)).toLocaleString("en");
                           } } };
@@ -107,7 +109,8 @@
       yAxis: { type: entry.logarithmic ? "log" : "value", scale: true, min: given(entry.lowest), max: given(entry.highest), ...common,
                axisLabel: { color: soft, hideOverlap: true, formatter: function (value) { return hexloop.withUnit(value, chart.unit); } } },
       tooltip: hexloop.tooltip(function (found) { return words(entry, found); }, { trigger: "axis" }),
-      brush: canHover ? { toolbox: [], xAxisIndex: 0, throttleType: "debounce", throttleDelay: 0,
+      toolbox: { show: false },  // a brush would show one
+      brush: canDrag ? { toolbox: [], xAxisIndex: 0, throttleType: "debounce", throttleDelay: 0,
                           brushStyle: { color: colour("line"), opacity: 0.4, borderColor: soft } } : undefined,
       series: visible(entry).flatMap(function (curve) { return seriesOf(entry, curve); })
     };
@@ -133,7 +136,7 @@
       });
     }
     entry.plot.setOption(optionOf(entry), true);
-    if (canHover) {  // a drag chooses a range
+    if (canDrag) {  // a drag chooses a range
       const brush = { brushType: "lineX", brushMode: "single" };
       entry.plot.dispatchAction({ type: "takeGlobalCursor", key: "brush", brushOption: brush });
     }
