@@ -32,6 +32,7 @@ const hexloop = (function () {
   /* Seconds in the unit that fits them, as duration_text writes them: "2.1 ms", "3.52 s", "1:02:03". */
   function duration(seconds) {
     if (!Number.isFinite(seconds)) return "-";
+    if (seconds === 0) return "0 s";
     if (Math.abs(seconds) < 0.0995) return short(seconds * 1000, 2) + " ms";
     if (Math.abs(seconds) < 120) return short(seconds, 3) + " s";
     const whole = Math.round(Math.abs(seconds)), pair = function (count) { return String(count).padStart(2, "0"); };
