@@ -12,7 +12,7 @@ from hexloop.domain.json_documents import json_part
 from hexloop.domain.random_states import refuse_invalid_python_state
 from hexloop.domain.ranges import Count
 from hexloop.domain.schemas import read_part
-from hexloop.ports.device import DeviceCapabilities, Memory
+from hexloop.ports.device import DeviceCapabilities, DeviceUse, Memory
 from hexloop.ports.state import Part
 
 
@@ -36,7 +36,8 @@ class SimulatedDevice:
 
     Args:
         name: the name of the device.
-        total: its memory in bytes, which `allocate` takes and `free` returns; `memory_now` can be set to any values.
+        total: its memory in bytes, which `allocate` takes and `free` returns; `memory_now` and `use_now` can be set to any
+            values.
         precisions: the number formats that it can compute in.
         pins_memory: whether batches are to be copied to page-locked memory.
     """
@@ -51,6 +52,7 @@ class SimulatedDevice:
         self.name = name
         self.capabilities = DeviceCapabilities(name.partition(":")[0], frozenset(precisions), pins_memory)
         self.memory_now = Memory(0, 0, total)
+        self.use_now = DeviceUse()
         self._seed = 0
         self._drawn = 0
 
@@ -64,6 +66,10 @@ class SimulatedDevice:
     def memory(self) -> Memory:
         """Return what is allocated."""
         return self.memory_now
+
+    def use(self) -> DeviceUse:
+        """Return what was set."""
+        return self.use_now
 
     def allocate(self, size: int) -> None:
         """Allocate `size` bytes.

@@ -17,6 +17,7 @@ from attrs import define, field, frozen
 from hexloop.app.pages.history import RunHistory
 from hexloop.app.pages.journal_lines import RunLines, journal_note, log_note
 from hexloop.app.pages.reading import RunReader, RunRecord, locate, with_unique_labels
+from hexloop.app.pages.system import states_of_system_files
 from hexloop.app.pages.trials import ShownSearch, shown_search
 from hexloop.domain.checkpoints.manifest import MANIFEST, step_of
 from hexloop.domain.errors import ConfigurationError
@@ -45,6 +46,9 @@ MOST_KEPT = 32
 
 MOST_POINTS_KEPT = 6_000_000
 """How many points of curves are kept in memory, of 16 bytes each."""
+
+SYSTEM_INTERVAL = 10 * 10**9
+"""Nanoseconds after which new system metrics alone are shown, such as of a step that hangs."""
 
 MOST_COMPARED = 20
 """How many runs are shown on one page."""
@@ -265,7 +269,7 @@ def _listing(folder: str, path: Path) -> RunListing:
 
 
 def _version(path: Path) -> str:
-    """Return a digest of the sizes and times of a run's journal and log, and of its checkpoints."""
+    """Return a digest of the sizes and times of a run's files of lines, and of its checkpoints."""
     states: list[object] = []
     for name in (own_file(path, JOURNAL), path / LOG):
         try:
@@ -275,6 +279,7 @@ def _version(path: Path) -> str:
         states.append((name.name, status.st_ino, status.st_size, status.st_mtime_ns))
     with suppress(OSError):
         states.append((COMMANDS, os.lstat(path / COMMANDS).st_mtime_ns))
+    states += [(name, changed // SYSTEM_INTERVAL) for name, _, changed in states_of_system_files(path)]
     states.append(_checkpoints_of(path))
     return hashlib.blake2b(repr(states).encode(), digest_size=8).hexdigest()
 

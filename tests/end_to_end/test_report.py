@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from hexloop import TrainerCallback
 from hexloop.app.command_line import main
+from hexloop.app.pages.page import RUN_SCRIPTS
 from hexloop.domain.run_folder import JOURNAL
 from tests.end_to_end.report_page import ReportPage
 from tests.end_to_end.small.models import rows
@@ -71,11 +72,12 @@ def test_page_shows_what_was_logged(
     assert page.title == "Run first - hexloop"
     assert page.headings[0] == "Run first"
     sections = [
-        "The run",
+        "Progress",
         "Curves",
         "Time line",
         "Checkpoints",
         "What saving cost",
+        "The run",
         "Arguments",
         "Reproduce and resume",
     ]
@@ -171,6 +173,7 @@ def test_only_arguments_that_were_changed_are_listed(tmp_path: Path) -> None:
     """Not those that are derived from others or from the machine, and no secret that is not set."""
     changed = {**SAVING, "learning_rate": 0.5, "use_cpu": True, "debug": "underflow_overflow"}
     changed |= {"per_device_train_batch_size": 3, "per_device_eval_batch_size": 5}
+    changed |= {**EVALUATED, "metric_for_best_model": "loss", "load_best_model_at_end": True}
     trained(tmp_path / "run", **changed)
     reported(tmp_path / "run", "--out", tmp_path / "page.html")
     page = ReportPage(tmp_path / "page.html")
@@ -178,9 +181,10 @@ def test_only_arguments_that_were_changed_are_listed(tmp_path: Path) -> None:
     listed = {row[0]: row[1:] for row in page.tables[caption][1:]}
     assert listed["learning_rate"] == ["0.5", "5e-05"]
     assert listed["debug"][0] != listed["debug"][1]
+    assert {"eval_strategy", "load_best_model_at_end"} < {*listed}
     untouched = {"resume_despite", "include_for_metrics", "accelerator_config", "report_to", "loss_weighting"}
     untouched |= {"checkpoint_key", "hub_token", "gradient_checkpointing", "activation_checkpointing"}
-    untouched |= {"train_batch_size", "eval_batch_size"}
+    untouched |= {"train_batch_size", "eval_batch_size", "do_eval", "greater_is_better"}
     assert not {*listed} & (untouched - {"report_to"})
     assert "_MISSING_TYPE" not in page.text
     assert page.row("All arguments", "checkpoint_key") == ["checkpoint_key", "None"]
@@ -373,7 +377,7 @@ def test_nothing_in_a_run_becomes_part_of_the_page(folder: Path, tmp_path: Path)
     reported(evil)
     page = ReportPage(evil / "report.html")
     page.check_policy()
-    assert len(page.scripts) == 4
+    assert len(page.scripts) == len(RUN_SCRIPTS) + 2  # the chart library, and the data
     assert [name for name, _ in page.elements if name == "img"] == []
     assert "\x1b" not in page.source
     assert "\u202e" not in page.source
