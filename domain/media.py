@@ -1,8 +1,9 @@
 """The media of a run: what a line of their index may hold, and which of them are kept under a limit on their size.
 
 The index has one JSON object a line: the fields of `hexloop.ports.logger.Media`, the name of the `run`, and the `time`
-in seconds since the epoch. A file is in the folder of the index. A line replaces an earlier one of the same run, name,
-step and index.
+in seconds since the epoch. The file is in the folder of the index, and named by a digest of what it holds. The content
+of texts, tables and histograms is in their files only. A line replaces an earlier one of the same run, name, step and
+index.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from attrs import asdict, fields, frozen
@@ -19,8 +20,10 @@ from hexloop.ports.logger import Entry, Fact, Media, MediaKind
 
 KINDS: tuple[MediaKind, ...] = ("text", "table", "image", "histogram", "audio")
 
-ENDINGS: Mapping[str, str] = {"image": "png", "audio": "wav"}
-"""How the names of files end, for the kinds that have one."""
+ENDINGS: Mapping[str, str] = {
+    "text": "json", "table": "json", "image": "png", "histogram": "json", "audio": "wav",
+}  # fmt: skip
+"""How the names of files end."""
 
 LONGEST_NAME = 200
 """Characters of a name."""
@@ -46,13 +49,19 @@ MOST_TOGETHER = 100
 MOST_PIXELS = 1 << 24
 """Pixels of an image."""
 
-LONGEST_LINE = 4 << 20
-"""Bytes of a line of the index. A table of the largest size in ordinary text has fewer."""
+LONGEST_LINE = 16 << 10
+"""Bytes of a line of the index."""
+
+LARGEST_DOCUMENT = 4 << 20
+"""Bytes of the content of a text, a table or a histogram, as JSON."""
+
+LARGEST_FILE = 64 << 20
+"""Bytes of a file."""
 
 LARGEST_STEP = 1 << 53
 LARGEST_RATE = 1 << 20
 
-_FILE = re.compile(r"[0-9a-f]{32}\.(png|wav)")
+_FILE = re.compile(r"[0-9a-f]{32}\.(json|png|wav)")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 Key: TypeAlias = tuple[str, str, int, int]
@@ -162,9 +171,15 @@ def _is_sound(media: Media) -> bool:
         and _is_number(media.epoch)
         and media.kind in KINDS
         and isinstance(media.content, Mapping)
-        and (is_file_name(media.file, media.kind) if media.kind in ENDINGS else media.file == "")
-        and _CHECKS[media.kind](media.content)
+        and media.size <= LARGEST_FILE
+        and is_file_name(media.file, media.kind)
+        and (is_sound_content(media.kind, media.content) if ENDINGS[media.kind] != "json" else not media.content)
     )
+
+
+def is_sound_content(kind: MediaKind, content: object) -> bool:
+    """Return whether something is the content of a medium of a kind, within its bounds."""
+    return isinstance(content, Mapping) and _CHECKS[kind](content)
 
 
 def _is_number(value: object) -> bool:
@@ -227,6 +242,6 @@ _CHECKS = {
 }
 
 
-def files_of(lines: Iterable[KeptMedia]) -> Collection[str]:
+def files_of(lines: Iterable[KeptMedia]) -> set[str]:
     """Return the names of the files that lines of an index refer to."""
     return {each.media.file for each in lines if each.media.file}

@@ -189,6 +189,10 @@ class Framework(ABC, Generic[Parts]):
     def parameter_counts(self, parts: Parts) -> tuple[int, int]:
         """Return the number of values in the model's parameters, and of those that are trained."""
 
+    def parameter_bytes(self, parts: Parts) -> int | None:
+        """Return the bytes of the model's parameters; None if it is not known."""
+        return None
+
     def named_parameters(self, model: Any) -> Iterable[tuple[str, Any]]:
         """Return the parameters that may be frozen, by `requires_grad`, with their names."""
         return ()

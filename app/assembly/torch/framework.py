@@ -68,6 +68,11 @@ class TorchFramework(Framework[TrainerParts]):
         count, parameters = parts.adapters.engine.element_count, list(parts.unwrapped_model.parameters())
         return sum(map(count, parameters)), sum(count(each) for each in parameters if each.requires_grad)
 
+    def parameter_bytes(self, parts: TrainerParts) -> int:
+        """See `Framework.parameter_bytes`."""
+        count = parts.adapters.engine.element_count
+        return sum(count(each) * each.element_size() for each in parts.unwrapped_model.parameters())
+
     def is_model(self, candidate: Any) -> bool:
         """Return whether an object has parameters, and is not a class."""
         return not isinstance(candidate, type) and hasattr(candidate, "parameters")
