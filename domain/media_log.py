@@ -23,6 +23,7 @@ from hexloop.domain.media import (
     KeptMedia,
     Key,
     files_of,
+    is_file_name,
     is_sound_content,
     kept_after_resume,
     kept_entry,
@@ -46,6 +47,9 @@ MOST_LINES = 50_000
 
 REDUCED = 0.75
 """The share of the limit that media take after some were left out, so that it does not happen for each new one."""
+
+KIND_OF = {ending: kind for kind, ending in ENDINGS.items()}
+"""A kind whose files have an ending."""
 
 STARTS = {"image": b"\x89PNG\r\n\x1a\n", "audio": b"RIFF"}
 """The first bytes of files."""
@@ -98,7 +102,7 @@ class MediaLog:
         self._changed = threading.Condition()
         self._waiting: deque[PendingMedia] = deque()
         self._waiting_bytes = 0
-        self._is_busy = self._closed = False
+        self._is_busy = self._closed = self._is_read = False
         self._reported = set[str]()
         self._lines: list[KeptMedia] = []
         self._sizes: dict[Key, int] = {}
@@ -117,17 +121,22 @@ class MediaLog:
                 self._waiting.append(media)
                 self._waiting_bytes += media.size
                 self._changed.notify_all()
-                if self._thread is None:  # the first one
-                    self._thread = threading.Thread(target=self._work, name="hexloop keeps media", daemon=True)
-                    self._thread.start()
+                self._start()
         if full:
             self.tell("full", "Media are logged faster than they are written, and some are left out. Log fewer.")
 
-    def drop_later(self) -> None:
-        """Drop what an earlier process of the run logged after the step that it resumes from."""
-        if self._resumed_at > 0 or self._place.exists():
+    def start(self) -> None:
+        """Drop what an earlier process of the run logged after the step at which it resumes, in the background."""
+        with suppress(OSError):
+            self._place.status(MEDIA_INDEX)
             with self._changed:
-                self._ensure_read()
+                self._start()
+
+    def _start(self) -> None:
+        """Start the thread, which a run without media does without."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="hexloop keeps media", daemon=True)
+            self._thread.start()
 
     def close(self, seconds: float) -> None:
         """Work off what is waiting, for at most this time; report how much is left out."""
@@ -154,6 +163,10 @@ class MediaLog:
 
     def _work(self) -> None:
         try:
+            try:
+                self._ensure_read()
+            except OSError as error:
+                self._fail(error)
             while (media := self._next()) is not None:
                 self._keep(media)
                 with self._changed:
@@ -196,12 +209,17 @@ class MediaLog:
         try:
             self._write(KeptMedia(self._run, round(self._clock.wall(), 3), media), data)
         except OSError as error:
-            self.tell("write", f"Media cannot be kept in {self._place.location()} ({error}). The run continues.")
+            self._fail(error)
+            return
+        if self._closed:  # the run did not wait any longer
             return
         try:
             self._pass_on(media)
         except Exception as error:
             self.tell("pass on", f"Media cannot be passed to loggers ({type(error).__name__}: {error}).")
+
+    def _fail(self, error: OSError) -> None:
+        self.tell("write", f"Media cannot be kept in {self._place.location()} ({error}). The run continues.")
 
     def _write(self, kept: KeptMedia, data: bytes) -> None:
         """Write the file and its line in the index, and leave out others if there are too many. Raises OSError."""
@@ -230,7 +248,7 @@ class MediaLog:
 
     def _ensure_read(self) -> None:
         """Read what earlier processes have left, once, and drop what is void. Raises OSError."""
-        if self._sizes:
+        if self._is_read:
             return
         found: list[KeptMedia] = []
         with suppress(FileNotFoundError):
@@ -240,7 +258,8 @@ class MediaLog:
             self._replace(kept)
         else:
             self._take(kept)
-        self._sizes.setdefault(("", "", 0, 0), 0)  # it is read
+        self._is_read = True
+        self._remove_unused()  # a process that was killed may have left such files
 
     def _take(self, lines: list[KeptMedia]) -> None:
         self._lines = lines
@@ -257,21 +276,25 @@ class MediaLog:
 
     def _replace(self, lines: list[KeptMedia]) -> None:
         """Write the index again with these lines, then remove the files that no line refers to."""
-        before = self._lines or []
         self._place.replace(MEDIA_INDEX, b"".join(map(_line, lines)))
         if self._file is not None:
             os.close(self._file)
             self._file = None
         self._is_cut = False
+        before = files_of(self._lines)
         self._take(lines)
-        used = files_of(lines)
-        for name in files_of(before) - used if before else self._names() - used:
+        for name in before - files_of(lines):
             with suppress(OSError):
                 self._place.remove(name)
 
-    def _names(self) -> set[str]:
-        """Return the names of the files of media in the folder."""
-        return {each.name for each in self._place.entries() if each.size is not None and each.name != MEDIA_INDEX}
+    def _remove_unused(self) -> None:
+        """Remove the files of media that no line refers to."""
+        used = files_of(self._lines)
+        for each in self._place.entries(most=MOST_LINES):
+            kind = KIND_OF.get(each.name.rpartition(".")[2])
+            if kind is not None and is_file_name(each.name, kind) and each.name not in used:
+                with suppress(OSError):
+                    self._place.remove(each.name)
 
 
 def _line(kept: KeptMedia) -> bytes:

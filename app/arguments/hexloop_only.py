@@ -209,7 +209,7 @@ class MeterArguments(ArgumentGroup):
         and GPU, and write it to `.hexloop/system-<rank>.jsonl` in the output folder. A thread does so, with at most a
         thousandth of a processor. A run that writes no journal writes none of it.
     media_limit: megabytes that the media of a run, such as images that `log_media` gets, may take in the output folder.
-        Beyond it, steps in the middle are left out. 0 keeps none; trackers get them all the same.
+        Beyond it, steps in the middle are left out.
     """
 
     log_goodput: bool = argument(
@@ -230,7 +230,7 @@ class MeterArguments(ArgumentGroup):
         default=True, help="measure the use of processor, memory, disk, network and GPU in the background"
     )
     media_limit: float = argument(
-        default=1024.0, check=at_least(0), help="megabytes of the images and other media that are kept of a run"
+        default=1000.0, check=above_zero, help="megabytes of the images and other media that are kept of a run"
     )
 
     @rule("peak_flops", "log_goodput")

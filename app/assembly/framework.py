@@ -465,6 +465,14 @@ class Framework(ABC, Generic[Parts]):
         """Return the mean loss of a run that has ended, if it is not that of all processes."""
         return {}
 
+    def array_later(self, value: Any, most: int | None) -> Callable[[], Any] | None:
+        """Return what copies an array of the framework to the host, for numpy, as it is now; None if it is not one.
+
+        It is called in another thread. The call itself does not wait for the device. most: of more values, take so many
+        at even distances.
+        """
+        return None
+
     # Meters
 
     def compiling(self, device: Device, clock: Clock) -> AbstractContextManager[Callable[[], float]]:

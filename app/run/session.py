@@ -70,6 +70,7 @@ class Reporting:
         interrupts.start(self._preempt)  # may raise, so before the loggers
         cleanups.callback(interrupts.stop)
         self.loggers = run_loggers(parts, self.run)
+        parts.state.takes_media = self.loggers.media.take
         cleanups.callback(self._finish, self.loggers)
         cleanups.callback(_close_bars, parts.callback_handler, ProgressDisplay)
         cleanups.push(self._note_failure)
@@ -89,7 +90,7 @@ class Reporting:
         self.run.failure = self.run.failure or error
 
     def _finish(self, loggers: RunLoggers) -> None:
-        self.loggers = None
+        self.loggers = self.parts.state.takes_media = None
         loggers.finish()
 
 

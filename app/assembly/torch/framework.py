@@ -62,6 +62,7 @@ class TorchFramework(Framework[TrainerParts]):
     patched = staticmethod(models.patched)
     compiled = staticmethod(models.compiled)
     kept_on_host = staticmethod(tensors.kept_on_host)
+    array_later = staticmethod(tensors.array_later)
 
     def parameter_counts(self, parts: TrainerParts) -> tuple[int, int]:
         """See `Framework.parameter_counts`."""
