@@ -24,7 +24,6 @@ from hexloop.adapters.media import (
     text,
 )
 from hexloop.domain.media import KINDS, MOST_TOGETHER
-from hexloop.domain.wording import listed
 
 __all__ = ["BINS", "Options", "Prepared"]
 """Adapters' names that the rest of the app gets from here."""
@@ -39,7 +38,7 @@ def prepared(value: Any, kind: str | None, options: Options, array_of: ArrayOf) 
     Raises ValueError with what is wrong with it.
     """
     if kind is not None and kind not in KINDS:
-        raise ValueError(f"the kind {kind!r} is not known; choose one of {listed(list(KINDS))}")
+        raise ValueError(f"the kind {kind!r} is not known; choose one of {', '.join(KINDS)}")
     several = _several(value, kind)
     if several is None:
         return [_prepared(value, kind, options, array_of)]
@@ -88,7 +87,7 @@ def _kind_of(value: Any, shape: Any) -> str:
         return "histogram"
     of_shape = "" if shape is None else f" of the shape {tuple(shape)}"
     raise ValueError(
-        f"a {type(value).__name__}{of_shape} may be several things; pass kind=, one of {listed(list(KINDS))}"
+        f"a value of the type {type(value).__name__}{of_shape} may be several things; pass kind=, one of {', '.join(KINDS)}"
     )
 
 
@@ -100,7 +99,7 @@ def _taken(value: Any, most: int | None, array_of: ArrayOf) -> tuple[Later, int]
         return later, 4 * (count if most is None else min(count, most))
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
-        raise ValueError(f"a {type(value).__name__} is not an array of numbers")
+        raise ValueError(f"a value of the type {type(value).__name__} is not an array of numbers")
     if most is not None and array.size > most:
         array = array.reshape(-1)[:: -(-array.size // most)]
     array = array.copy()
