@@ -14,9 +14,10 @@ from markupsafe import Markup
 from hexloop.app.checkpoint_rows import format_age
 from hexloop.app.control.files import Action, CommandFolder
 from hexloop.app.pages.history import CommandRecord, RecordedSession, RunEnding
-from hexloop.app.pages.page import PageContent, PageFrame, Section, page_of
+from hexloop.app.pages.page import RUN_SCRIPTS, SEARCH_SCRIPTS, PageContent, PageFrame, Section, page_of
+from hexloop.app.pages.progress import RUNNING_FOR
 from hexloop.app.pages.reading import RunRecord
-from hexloop.app.pages.sections import NOT_KNOWN, RUNNING_FOR, moment, state_of
+from hexloop.app.pages.sections import NOT_KNOWN, moment, state_of
 from hexloop.app.pages.templates import section
 from hexloop.app.pages.trials import ShownSearch, objective_of
 from hexloop.app.pages.watching import RunListing, SearchListing, WatchedRuns
@@ -27,11 +28,14 @@ POLICY = (
     "form-action 'self'"
 )
 
-SCRIPTS = ("echarts.min.js", "report.js", "search.js", "board.js")
+SCRIPTS = ("echarts.min.js", *RUN_SCRIPTS, "board.js")
 """The scripts of a page with curves, in order."""
 
-OF_A_SEARCH = ("echarts.min.js", "search.js", "trials.js", "board.js")
+OF_A_SEARCH = ("echarts.min.js", *SEARCH_SCRIPTS, "board.js")
 """Those of the page of a search."""
+
+OF_THE_LIST = ("common.js", "board.js")
+"""Those of the list of runs."""
 
 DRAWN = ("curves", "search", "objective", "slices")
 """The sections whose charts a script keeps up to date."""
@@ -62,7 +66,7 @@ def list_content(
 
 def list_page(content: PageContent, version: str) -> str:
     """Return the page with the list of the runs. version: of what it shows."""
-    return page_of(content, PageFrame(POLICY, "report.css", ["board.js"], attributes=_attributes("updates", version)))
+    return page_of(content, PageFrame(POLICY, "report.css", OF_THE_LIST, attributes=_attributes("updates", version)))
 
 
 def runs_page(content: PageContent, folders: Sequence[str], version: str) -> str:

@@ -17,6 +17,7 @@ from hexloop.app.callbacks.console import duration_text
 from hexloop.app.checkpoint_rows import CheckpointRow, format_age, format_bytes
 from hexloop.app.environment import DistributedEnvironment
 from hexloop.app.pages.history import IrregularStep, RecordedSession, RunEnding, RunHistory, Save, number_of
+from hexloop.app.pages.progress import RUNNING_FOR, progress_of
 from hexloop.app.pages.reading import RunRecord
 from hexloop.app.pages.templates import section
 from hexloop.domain.checkpoints.survey import FolderStatus
@@ -40,9 +41,6 @@ MOST_MARKS = 400
 
 WIDTH, HEIGHT = 1000, 28
 """The size of a run's bar on the time line in units of the drawing."""
-
-RUNNING_FOR = 600.0
-"""Seconds without a report after which a run is taken for lost."""
 
 CLASSES = {
     RunEnding.FINISHED: "finished",
@@ -101,17 +99,19 @@ def state_of(history: RunHistory, total: int | None, now: float) -> str:
 
 def _facts(record: RunRecord, now: float) -> dict[str, str]:
     history, total = record.history, record.total_steps
+    progress = progress_of(history, now, total)
     sessions: list[RecordedSession] = history.sessions.entries
     trained = sum(each.seconds or 0.0 for each in sessions)
     facts = {
         "state": state_of(history, total, now),
-        "steps": f"{history.last_step:,}" + (f" of {total:,} ({history.last_step / total:.0%})" if total else ""),
+        "steps": progress.steps_text,
+        "time left": progress.left_text,
         "started (UTC)": moment(sessions[0].began) if sessions else NOT_KNOWN,
         "last report (UTC)": moment(history.seen),
         "trained for": duration_text(trained) if trained else NOT_KNOWN,
         "restarts": f"{max(len(sessions) - 1, 0) + history.sessions.dropped:,}",
-        "last loss": _last(history, "loss"),
-        "best metric": _best(record),
+        "last loss": last_of(history, "loss"),
+        "best metric": best_of(record),
         "checkpoints": _checkpoint_counts(record.checkpoints),
         "folder": record.folder,
         "run": history.name or NOT_KNOWN,
@@ -123,7 +123,8 @@ def _facts(record: RunRecord, now: float) -> dict[str, str]:
     return facts | {name.replace("_", " "): str(value) for name, value in record.environment.items()}
 
 
-def _last(history: RunHistory, name: str) -> str:
+def last_of(history: RunHistory, name: str) -> str:
+    """Return the value that was logged last under a name, in words."""
     series = history.series.get(name)
     summary = None if series is None else series.summary()
     finite = NOT_KNOWN if summary is None else f"{summary.last[1]:.5g} at step {summary.last[0]:,}"
@@ -132,7 +133,8 @@ def _last(history: RunHistory, name: str) -> str:
     return f"not finite at step {series.gaps[-1]:,}" + (f"; before, {finite}" if summary is not None else "")
 
 
-def _best(record: RunRecord) -> str:
+def best_of(record: RunRecord) -> str:
+    """Return the best metric of a run, in words."""
     best = number_of(record.state.get("best_metric"))
     step = record.state.get("best_global_step")
     if best is None:
