@@ -20,6 +20,7 @@ from hexloop.domain.media import (
     LARGEST_DOCUMENT,
     LARGEST_FILE,
     LONGEST_LINE,
+    MOST_PIXELS,
     KeptMedia,
     Key,
     files_of,
@@ -330,9 +331,15 @@ def file_of(place: Folder, media: Media) -> bytes:
     """Return the bytes of the file of a medium. Raises OSError if there is none, or it is not of its kind."""
     most = LARGEST_DOCUMENT if ENDINGS[media.kind] == "json" else LARGEST_FILE
     data = place.read(media.file, most)
-    if not data.startswith(STARTS.get(media.kind, b"{")):
+    if not data.startswith(STARTS.get(media.kind, b"{")) or (media.kind == "image" and not _is_sized(data)):
         raise OSError(f"{media.file} is not the file of {media.kind}")
     return data
+
+
+def _is_sized(data: bytes) -> bool:
+    """Return whether the header of a PNG has a size that an image may have, before anything unpacks it."""
+    width, height = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))
+    return data[12:16] == b"IHDR" and 0 < width * height <= MOST_PIXELS
 
 
 def content_of(place: Folder, media: Media) -> Mapping[str, Any] | None:
