@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, TypeGuard
 
-from hexloop.adapters.logger.tracker import Tracker, curves_of, name_of_media, table_as_markdown
+from hexloop.adapters.logger.tracker import ALL_MEDIA, Tracker, curves_of, name_of_media, table_as_markdown
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.folders import Folder
 from hexloop.ports.logger import Media, MediaKind, Outcome, Record, RunInformation
@@ -43,7 +43,7 @@ class TensorBoard(Tracker):
     @property
     def media(self) -> frozenset[MediaKind]:  # type: ignore[override]  # tensorboardX needs one more package for audio
         """All kinds; audio only with the package tensorboard."""
-        return KINDS if find_spec("tensorboard") else KINDS - {"audio"}
+        return ALL_MEDIA if find_spec("tensorboard") else ALL_MEDIA - {"audio"}
 
     @property
     def tb_writer(self) -> Any:
@@ -112,9 +112,6 @@ class TensorBoard(Tracker):
     def _opened(self, purge_step: int | None = None) -> Any:
         module = import_module("torch.utils.tensorboard" if find_spec("tensorboard") else "tensorboardX")
         return module.SummaryWriter(self._folder, purge_step=purge_step)
-
-
-KINDS: frozenset[MediaKind] = frozenset({"text", "table", "image", "histogram", "audio"})
 
 
 def _pixels_in(path: str) -> Any:

@@ -14,6 +14,8 @@ from hexloop.ports.logger import FINISHED, Media, MediaKind, Outcome, RunInforma
 
 Models: TypeAlias = Literal["none", "final", "checkpoints"]
 
+ALL_MEDIA: frozenset[MediaKind] = frozenset({"text", "table", "image", "histogram", "audio"})
+
 SINGLE_VALUES = (
     "train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss", "total_flos",
 )  # fmt: skip

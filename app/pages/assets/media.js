@@ -63,7 +63,7 @@
   function image(item, words) {
     const picture = made("img", { src: item.address, alt: words, class: "medium", loading: "lazy" });
     picture.addEventListener("load", function () {
-      if (picture.naturalWidth < SMALL) picture.classList.add("small");
+      if (picture.naturalWidth < SMALL) picture.classList.add("enlarged");
     });
     picture.addEventListener("error", function () { picture.replaceWith(missing()); });
     return picture;
