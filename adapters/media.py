@@ -130,7 +130,7 @@ def _cell(value: Any) -> Fact:
     """Return a value as a cell: numbers, booleans, None and texts as they are, scalars of arrays as numbers."""
     if value is None or isinstance(value, bool):
         return value
-    if not isinstance(value, str) and hasattr(value, "item") and getattr(value, "size", 2) == 1:
+    if hasattr(value, "item") and math.prod(getattr(value, "shape", (0,))) == 1:
         value = value.item()
     if type(value) in (int, float) and abs(value) < LARGEST_STEP:  # not infinite, and not NaN
         return value  # type: ignore[no-any-return]

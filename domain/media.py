@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from attrs import asdict, fields, frozen
@@ -114,7 +114,11 @@ def kept_of(entry: object) -> KeptMedia | None:
 
 def newest(lines: Iterable[KeptMedia]) -> list[KeptMedia]:
     """Return what is valid of the lines of an index: of those with the same key the last, at its place."""
-    return list({each.key: each for each in reversed(list(lines))}.values())[::-1]
+    found: dict[Key, KeptMedia] = {}
+    for each in lines:
+        found.pop(each.key, None)
+        found[each.key] = each
+    return list(found.values())
 
 
 def kept_after_resume(lines: Iterable[KeptMedia], run: str, step: int) -> list[KeptMedia]:
@@ -125,21 +129,33 @@ def kept_after_resume(lines: Iterable[KeptMedia], run: str, step: int) -> list[K
 def within(lines: Sequence[KeptMedia], most: int, sizes: Mapping[Key, int]) -> list[KeptMedia]:
     """Return what to keep so that the sizes add up to at most `most` bytes.
 
-    Of the run and name that take the most, every second step is left out, but not the first and the last; once all have
-    two steps or fewer, the oldest is. So what is kept is spread over the run.
+    Of the run and name that take the most, steps are left out so that the rest is spread evenly over the run, with the
+    first and the last; once all have two steps or fewer, the oldest is.
     """
     total, steps = sum(sizes[each.key] for each in lines), _by_step(lines, sizes)
     dropped = set[tuple[str, str, int]]()
     while total > most and steps:
         largest = max(steps, key=lambda each: (len(steps[each]) > 2, sum(steps[each].values())))
         known = steps[largest]
-        leaving = list(known)[1:-1:2] if len(known) > 2 else list(known)[:1]
-        for step in leaving:
+        staying = set(_spread(list(known)) if len(known) > 2 else list(known)[1:])
+        for step in [each for each in known if each not in staying]:
             total -= known.pop(step)
             dropped.add((*largest, step))
         if not known:
             del steps[largest]
     return [each for each in lines if (each.run, each.media.name, each.media.step) not in dropped]
+
+
+def _spread(steps: Sequence[int]) -> Iterator[int]:
+    """Yield about three quarters of ascending steps, of few half, at even distances, with the first and the last."""
+    count = max(len(steps) * 3 // 4 if len(steps) > 8 else len(steps) // 2, 2)
+    distance = (steps[-1] - steps[0]) / (count - 1)
+    kept = -math.inf
+    for step in steps[:-1]:
+        if step - kept >= distance and (kept == -math.inf or steps[-1] - step >= distance / 2):
+            kept = step
+            yield step
+    yield steps[-1]
 
 
 def _by_step(lines: Iterable[KeptMedia], sizes: Mapping[Key, int]) -> dict[tuple[str, str], dict[int, int]]:

@@ -51,7 +51,7 @@ def _several(value: Any, kind: str | None) -> list[Any] | None:
     """Return the media in a list; None if the value is one medium."""
     if not isinstance(value, list | tuple) or not value or kind in ("table", "histogram"):
         return None
-    if all(isinstance(each, str) for each in value) or all(map(_is_picture, value)):
+    if all(isinstance(each, str) for each in value) or all(_is_picture(each) or _is_figure(each) for each in value):
         return list(value)
     if all(hasattr(each, "shape") and len(each.shape) > 0 for each in value):
         return list(value)
