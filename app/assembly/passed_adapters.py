@@ -24,7 +24,7 @@ from hexloop.ports.hub import Hub
 from hexloop.ports.learner import Precision
 from hexloop.ports.logger import Journal, Logger
 from hexloop.ports.parallelism import Parallelism
-from hexloop.ports.process import Clock, Interrupts
+from hexloop.ports.process import Clock, Interrupts, Machine
 from hexloop.ports.storage import Storage
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
@@ -60,6 +60,7 @@ PORTS: Mapping[str, PassedPort] = {
     "clock": PassedPort(Clock, "leave it out"),
     "interrupts": PassedPort(Interrupts, "leave it out"),
     "journal": PassedPort(Journal, "leave it out"),
+    "machine": PassedPort(Machine, "leave it out"),
 }
 """The port of each adapter that can be passed."""
 
