@@ -16,7 +16,8 @@ from hexloop.app.control.files import Action, CommandFolder
 from hexloop.app.pages.history import CommandRecord, RecordedSession, RunEnding
 from hexloop.app.pages.page import PageContent, PageFrame, Section, page_of
 from hexloop.app.pages.reading import RunRecord
-from hexloop.app.pages.sections import NOT_KNOWN, RUNNING_FOR, moment, state_of
+from hexloop.app.pages.sections import NOT_KNOWN, moment
+from hexloop.app.pages.states import RUNNING_FOR, state_of
 from hexloop.app.pages.templates import section
 from hexloop.app.pages.trials import ShownSearch, objective_of
 from hexloop.app.pages.watching import RunListing, SearchListing, WatchedRuns

@@ -112,7 +112,14 @@ class RunJournal:
         if self._groups:
             known["groups"] = self._groups
         self.journal.note(
-            "began", run=name, step=event.step, settings=self.settings, **known, command=command, random=self._random()
+            "began",
+            run=name,
+            step=event.step,
+            total_steps=self._run.plan.total_steps,
+            settings=self.settings,
+            **known,
+            command=command,
+            random=self._random(),
         )
 
     def _step_ended(self, event: StepEnded) -> None:
