@@ -15,9 +15,10 @@ from hexloop.app.checkpoint_rows import format_age
 from hexloop.app.control.files import Action, CommandFolder
 from hexloop.app.pages.history import CommandRecord, RecordedSession, RunEnding
 from hexloop.app.pages.page import PageContent, PageFrame, Section, page_of
+from hexloop.app.pages.progress import RUNNING_FOR
 from hexloop.app.pages.reading import RunRecord
 from hexloop.app.pages.sections import NOT_KNOWN, moment
-from hexloop.app.pages.states import RUNNING_FOR, state_of
+from hexloop.app.pages.states import state_of
 from hexloop.app.pages.templates import section
 from hexloop.app.pages.trials import ShownSearch, objective_of
 from hexloop.app.pages.watching import RunListing, SearchListing, WatchedRuns
@@ -28,11 +29,14 @@ POLICY = (
     "form-action 'self'"
 )
 
-SCRIPTS = ("echarts.min.js", "report.js", "search.js", "board.js")
+SCRIPTS = ("echarts.min.js", "common.js", "report.js", "search.js", "board.js")
 """The scripts of a page with curves, in order."""
 
-OF_A_SEARCH = ("echarts.min.js", "search.js", "trials.js", "board.js")
+OF_A_SEARCH = ("echarts.min.js", "common.js", "search.js", "trials.js", "board.js")
 """Those of the page of a search."""
+
+OF_THE_LIST = ("common.js", "board.js")
+"""Those of the list of runs."""
 
 DRAWN = ("curves", "search", "objective", "slices")
 """The sections whose charts a script keeps up to date."""
@@ -63,7 +67,7 @@ def list_content(
 
 def list_page(content: PageContent, version: str) -> str:
     """Return the page with the list of the runs. version: of what it shows."""
-    return page_of(content, PageFrame(POLICY, "report.css", ["board.js"], attributes=_attributes("updates", version)))
+    return page_of(content, PageFrame(POLICY, "report.css", OF_THE_LIST, attributes=_attributes("updates", version)))
 
 
 def runs_page(content: PageContent, folders: Sequence[str], version: str) -> str:

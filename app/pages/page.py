@@ -36,7 +36,7 @@ from hexloop.domain.json_documents import finite_json
 ECHARTS = "6.1.0"
 """The version of the chart library that is shipped."""
 
-RUN_SCRIPTS, SEARCH_SCRIPTS = ("report.js", "search.js"), ("search.js", "trials.js")
+RUN_SCRIPTS, SEARCH_SCRIPTS = ("common.js", "report.js", "search.js"), ("common.js", "search.js", "trials.js")
 """The scripts of a report on runs and of one on a search, after the chart library."""
 
 MOST_REMARKS = 50

@@ -16,7 +16,8 @@ from typing import Any
 from attrs import define, field
 
 from hexloop.app.pages.history import RecordedSession, RunEnding
-from hexloop.app.pages.states import RUNNING_FOR, RunState, last_heard, state_in, state_of
+from hexloop.app.pages.progress import RUNNING_FOR, total_steps
+from hexloop.app.pages.states import RunState, last_heard, state_in, state_of
 from hexloop.app.pages.templates import clean
 from hexloop.app.pages.watching import Listing, RunListing
 from hexloop.domain.redaction import redacted
@@ -34,10 +35,10 @@ NOT_LISTED = frozenset({"output_dir", "run_name", "logging_dir"})
 """Arguments that differ between all runs and say nothing about them."""
 
 FACTS = (
-    "folder", "state", "detail", "step", "total", "speed", "started", "seen", "tags", "notes", "hidden", "metrics",
+    "folder", "state", "detail", "step", "total", "pace", "started", "seen", "tags", "notes", "hidden", "metrics",
     "arguments",
 )  # fmt: skip
-"""The cells of a row, in order. Times are in seconds since the epoch, the speed in steps per second."""
+"""The cells of a row, in order. Times are in seconds since the epoch, the pace in seconds per step."""
 
 
 @define
@@ -126,7 +127,7 @@ class RunTable:
 
     def _row(self, run: RunListing, now: float) -> list[Any]:
         """Return the cells of a row; see `FACTS`."""
-        history, total = run.history, total_steps(run)
+        history, total = run.history, total_steps(run.history)
         heard = None
         if now - (history.seen or 0.0) >= RUNNING_FOR:
             heard = last_heard(f"{self.root}/{run.folder}", history)
@@ -141,7 +142,7 @@ class RunTable:
             clean(words) if words != state.value else "",
             history.last_step,
             total,
-            None if run.speed is None else float(f"{run.speed:.3g}"),
+            None if run.pace is None else float(f"{run.pace:.3g}"),
             _time(sessions[0].began if sessions else None),
             _time(history.seen),
             list(map(clean, run.labels.tags)),
@@ -150,12 +151,6 @@ class RunTable:
             [_number(run.last_value(name)) for name in self.metrics],
             [_value(name, history.settings.get(name)) for name in self.arguments],
         ]
-
-
-def total_steps(run: RunListing) -> int | None:
-    """Return how many steps a run is to have, if that is known."""
-    given = run.history.settings.get("max_steps")
-    return run.history.total_steps or (given if type(given) is int and given > 0 else None)
 
 
 def _is_over(run: RunListing) -> bool:

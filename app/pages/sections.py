@@ -17,6 +17,7 @@ from hexloop.app.callbacks.console import duration_text
 from hexloop.app.checkpoint_rows import CheckpointRow, format_age, format_bytes
 from hexloop.app.environment import DistributedEnvironment
 from hexloop.app.pages.history import IrregularStep, RecordedSession, RunEnding, RunHistory, Save, number_of
+from hexloop.app.pages.progress import progress_of
 from hexloop.app.pages.reading import RunRecord
 from hexloop.app.pages.states import last_heard, outcome_of, state_of
 from hexloop.app.pages.templates import section
@@ -74,11 +75,13 @@ def overview_section(records: Sequence[RunRecord], now: float) -> Markup:
 
 def _facts(record: RunRecord, now: float) -> dict[str, str]:
     history, total = record.history, record.total_steps
+    progress = progress_of(history, now, total)
     sessions: list[RecordedSession] = history.sessions.entries
     trained = sum(each.seconds or 0.0 for each in sessions)
     facts = {
         "state": state_of(history, total, now, last_heard(record.folder, history)),
-        "steps": f"{history.last_step:,}" + (f" of {total:,} ({history.last_step / total:.0%})" if total else ""),
+        "steps": progress.steps_text,
+        "time left": progress.left_text,
         "started (UTC)": moment(sessions[0].began) if sessions else NOT_KNOWN,
         "last report (UTC)": moment(history.seen),
         "trained for": duration_text(trained) if trained else NOT_KNOWN,

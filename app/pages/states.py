@@ -9,9 +9,7 @@ from hexloop.app.assembly.storage import as_location, is_elsewhere
 from hexloop.app.checkpoint_rows import format_age
 from hexloop.app.control.files import CommandFolder
 from hexloop.app.pages.history import RecordedSession, RunEnding, RunHistory
-
-RUNNING_FOR = 600.0
-"""Seconds without a report after which a run is taken for lost."""
+from hexloop.app.pages.progress import RUNNING_FOR
 
 
 class RunState(Enum):

@@ -20,6 +20,7 @@ from attrs import define, evolve, field, frozen
 from hexloop.app.pages.history import RunHistory
 from hexloop.app.pages.journal_lines import RunLines, journal_note, log_note
 from hexloop.app.pages.labels import Labels, read_labels
+from hexloop.app.pages.progress import seconds_per_step
 from hexloop.app.pages.reading import RunReader, RunRecord, locate, with_unique_labels
 from hexloop.app.pages.trials import ShownSearch, shown_search
 from hexloop.app.series import Series
@@ -60,14 +61,14 @@ class RunListing:
     """What the ends of a run's files tell. folder: relative to the folder of all runs. times: seconds since the epoch.
 
     history: the newest run in the folder, with the last points of its curves, and without most of its sessions.
-    problem: why it cannot be read. speed: optimizer steps per second between the last logs, None if it is not known.
+    problem: why it cannot be read. pace: seconds of an optimizer step over the last logs, None if it is not known.
     """
 
     folder: str
     history: RunHistory
     problem: str = ""
     labels: Labels = field(factory=Labels)
-    speed: float | None = None
+    pace: float | None = None
 
     @property
     def last_loss(self) -> float | None:
@@ -125,12 +126,12 @@ class SharedSettings:
     def listing(self, listing: RunListing, labels: Labels) -> RunListing:
         """Return a listing that keeps of its run only what a list shows."""
         history = listing.history
-        speed = _speed(history.times)
+        pace = seconds_per_step(history) if history.sessions.entries else None
         history.settings, history.defaults = self._thin(history.settings), None
         history.groups = ()
-        history.times = Series()
+        history.times, history.positions = Series(), {}
         history.series = {sys.intern(name): each.last() for name, each in history.series.items()}
-        return evolve(listing, labels=labels, speed=speed)
+        return evolve(listing, labels=labels, pace=pace)
 
     def _thin(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the settings as those of another run and what differs from them."""
@@ -147,13 +148,6 @@ MOST_SHARED = 1_000
 
 def _equal(one: object, other: object) -> bool:
     return type(one) is type(other) and one == other
-
-
-def _speed(times: Series) -> float | None:
-    """Return the steps per second between the last logs."""
-    if len(times) < 2 or times.values[-1] <= times.values[0]:
-        return None
-    return (times.steps[-1] - times.steps[0]) / (times.values[-1] - times.values[0])
 
 
 @define

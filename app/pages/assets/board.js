@@ -6,9 +6,7 @@
   const shown = new Map();
   let answered = "";
   let version = document.body.dataset.version;
-  let shape = chartsOf(JSON.parse(document.getElementById("report-data").textContent));
-
-  document.body.classList.remove("no-script");
+  const shape = chartsOf(hexloop.data());
 
   function chartsOf(data) {
     const search = data.search && [data.search.arguments, data.search.results].map(function (axes) {
