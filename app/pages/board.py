@@ -30,7 +30,7 @@ POLICY = (
     "form-action 'self'"
 )
 
-SCRIPTS = ("echarts.min.js", "common.js", "report.js", "search.js", "board.js")
+SCRIPTS = ("echarts.min.js", "common.js", "report.js", "compare.js", "search.js", "board.js")
 """The scripts of a page with curves, in order."""
 
 OF_THE_LIST = ("tabulator.min.js", "common.js", "runs.js", "board.js")
@@ -42,7 +42,7 @@ LIST_STYLES = ("tabulator_simple.min.css", "runs.css")
 OF_A_SEARCH = ("echarts.min.js", "common.js", "search.js", "trials.js", "board.js")
 """Those of the page of a search."""
 
-DRAWN = ("curves", "search", "objective", "slices", "list")
+DRAWN = ("curves", "search", "objective", "slices", "list", "means")
 """The sections whose charts a script keeps up to date."""
 
 LISTENING_FOR = 60.0
@@ -172,7 +172,10 @@ def with_controls(
     content: PageContent, folders: Sequence[str], records: Sequence[RunRecord], now: float
 ) -> PageContent:
     """Return what a page shows, with the controls of its runs after the first section."""
-    runs = [_control(folder, record, now) for folder, record in zip(folders, records, strict=True)]
+    runs = [
+        {"number": number, **_control(folder, record, now)}
+        for number, (folder, record) in enumerate(zip(folders, records, strict=True))
+    ]
     first, *rest = content.sections
     return evolve(content, sections=[first, Section("control", "Control", section("control", runs=runs)), *rest])
 
@@ -251,7 +254,7 @@ def _control(folder: str, record: RunRecord, now: float) -> dict[str, Any]:
         "label": record.label,
         "folder": quote(folder, errors="replace"),
         "name": quote(record.history.name, errors="replace"),
-        "obstacle": f"This run cannot be commanded: {problem}." if problem else "",
+        "obstacle": problem,
         "buttons": [
             {"action": each.value, "label": label, "is_disabled": each is (Action.PAUSE if paused else Action.RESUME)}
             for each, label in LABELS.items()

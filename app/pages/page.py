@@ -13,6 +13,7 @@ from markupsafe import Markup
 from hexloop import __version__
 from hexloop.app.pages import templates
 from hexloop.app.pages.charts import COLOURS, GROUPS, MOST_CHARTS, Chart, chart_data, chart_shown, charts_of
+from hexloop.app.pages.comparison import differences_section, means_of, means_section
 from hexloop.app.pages.reading import RunRecord
 from hexloop.app.pages.search import search_data, search_of, search_section
 from hexloop.app.pages.search_sections import search_document, search_sections, search_view
@@ -39,7 +40,7 @@ ECHARTS = "6.1.0"
 TABULATOR = "6.5.3"
 """The version of the table library that is shipped."""
 
-RUN_SCRIPTS, SEARCH_SCRIPTS = ("common.js", "report.js", "search.js"), ("common.js", "search.js", "trials.js")
+RUN_SCRIPTS, SEARCH_SCRIPTS = ("common.js", "report.js", "compare.js", "search.js"), ("common.js", "search.js", "trials.js")
 """The scripts of a report on runs and of one on a search, after the chart library."""
 
 MOST_REMARKS = 50
@@ -123,10 +124,12 @@ def content_of(records: Sequence[RunRecord], now: float) -> PageContent:
     labels = [record.label for record in records]
     charts = charts_of(records)
     named = [(f"chart-{number}", chart) for number, chart in enumerate(charts[:MOST_CHARTS])]
-    search = search_of(records)
+    search, means = search_of(records), means_of(records)
     sections = [
         Section("runs", "Runs" if len(records) > 1 else "The run", overview_section(records, now)),
         Section("curves", "Curves", _curves(records, named, len(charts))),
+        Section("means", "Mean and band", means_section(records, means)),
+        Section("differences", "What differs", differences_section(records)),
         Section("search", "Arguments and results", search_section(search, labels)),
         Section("time", "Where the time went", time_section(records)),
         Section("irregular", "Losses that were not usable", irregular_section(records)),
@@ -140,7 +143,7 @@ def content_of(records: Sequence[RunRecord], now: float) -> PageContent:
         Section("left-out", "Left out", _left_out(records)),
     ]
     drawn = [chart_data(chart, name) for name, chart in named]
-    document = {"runs": list(map(clean, labels)), "charts": drawn, "search": search_data(search)}
+    document = {"runs": list(map(clean, labels)), "charts": drawn, "search": search_data(search), "means": means}
     return PageContent(_title(labels), [each for each in sections if each.content], document)
 
 

@@ -77,15 +77,16 @@
       { name: "run", field: "folder", kind: "fact", text: function (row) { return row.folder; } },
       { name: "state", field: "state", kind: "fact", text: function (row) { return row.state; } },
       { name: "progress", field: "percent", kind: "fact", number: true,
-        text: function (row) { return row.percent === null ? "-" : Math.floor(row.percent * 100) + "%"; } },
-      { name: "steps", field: "step", kind: "fact", number: true,
-        text: function (row) { return row.step.toLocaleString("en") + (row.total ? " of " + row.total.toLocaleString("en") : ""); } },
+        text: function (row) { return row.percent === null ? row.step.toLocaleString("en") : Math.floor(row.percent * 100) + "% of " + row.total.toLocaleString("en"); } },
       { name: "time left", field: "left", kind: "fact", number: true,
-        text: function (row) { return row.left === null ? "-" : hexloop.duration(Math.round(row.left)); } },
-      { name: "tags", field: "tags", kind: "fact", text: function (row) { return row.tags.join(", "); } },
-      { name: "notes", field: "notes", kind: "fact", text: function (row) { return row.notes; } },
+        text: function (row) { return row.left === null ? "-" : hexloop.duration(Math.round(row.left)); } }
+    ];
+    const others = [
+      { name: "steps", field: "step", kind: "fact", number: true, text: function (row) { return row.step.toLocaleString("en"); } },
       { name: "last report", field: "seen", kind: "fact", number: true, text: function (row) { return ago(row.seen); } },
-      { name: "started", field: "started", kind: "fact", number: true, text: function (row) { return moment(row.started); } }
+      { name: "started", field: "started", kind: "fact", number: true, text: function (row) { return moment(row.started); } },
+      { name: "tags", field: "tags", kind: "fact", text: function (row) { return row.tags.join(", "); } },
+      { name: "notes", field: "notes", kind: "fact", text: function (row) { return row.notes; } }
     ];
     const plain = function (field) { return function (row) { return hexloop.short(row[field]); }; };
     fresh.metrics.forEach(function (name, number) {
@@ -94,21 +95,18 @@
     fresh.arguments.forEach(function (name, number) {
       known.push({ name: name, field: "a" + number, kind: "argument", text: plain("a" + number) });
     });
-    return known;
+    return known.concat(others);
   }
 
   function isShown(column) {
     const chosen = view.shown[column.name];
     if (chosen !== undefined) return chosen === true;
-    if (column.kind === "fact") return !["started", "notes"].includes(column.name) || (column.name === "notes" && anyNotes());
+    if (column.name === "time left") return Array.from(runs.values()).some(function (row) { return row.left !== null; });
+    if (column.kind === "fact") return !["started", "steps"].includes(column.name);
     const same = columns.filter(function (each) { return each.kind === column.kind; });
     const place = same.indexOf(column);
     if (column.kind === "metric") return place < DEFAULT_METRICS && !/_runtime$|per_second$|^train_|^total_flos/.test(column.name);
     return place < DEFAULT_ARGUMENTS;
-  }
-
-  function anyNotes() {
-    return Array.from(runs.values()).some(function (row) { return row.notes; });
   }
 
   function columnNamed(name) {
@@ -592,7 +590,7 @@
     const low = Math.min(...values.slice(0, 1e5)), high = Math.max(...values.slice(0, 1e5));
     const type = low > 0 && high / low > 50 ? "log" : "value";
     return { ...common, type: type, scale: true, of: function (value) { return value; },
-             axisLabel: { ...common.axisLabel, formatter: column.field === "seen" || column.field === "started" ? moment : hexloop.short } };
+             axisLabel: { ...common.axisLabel, formatter: column.field === "seen" || column.field === "started" ? moment : function (value) { return hexloop.short(value); } } };
   }
 
   function drawScatter(rows) {
