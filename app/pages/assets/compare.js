@@ -31,7 +31,7 @@
   function seriesOf(group, number) {
     const shade = hexloop.colourOf(number), name = group.name + (group.runs > 1 ? " (" + group.runs + " runs)" : "");
     const stack = "band " + number;
-    const hidden = { type: "line", stack: stack, stackStrategy: "all", symbol: "none", silent: true, lineStyle: { opacity: 0 },
+    const hidden = { type: "line", color: shade, stack: stack, stackStrategy: "all", symbol: "none", silent: true, lineStyle: { opacity: 0 },
                      tooltip: { show: false }, emphasis: { disabled: true }, name: name };
     return [
       { ...hidden, data: group.points.map(function (point) { return [point[0], point[2]]; }) },

@@ -93,7 +93,8 @@
       known.push({ name: name, field: "m" + number, kind: "metric", number: true, text: plain("m" + number) });
     });
     fresh.arguments.forEach(function (name, number) {
-      known.push({ name: name, field: "a" + number, kind: "argument", text: plain("a" + number) });
+      known.push({ name: name, field: "a" + number, kind: "argument",
+                   text: function (row) { const value = row["a" + number]; return value === null || value === undefined ? "-" : String(value); } });
     });
     return known.concat(others);
   }
