@@ -9,13 +9,12 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from attrs import evolve
-from markupsafe import Markup
 
 from hexloop.app.checkpoint_rows import format_age
 from hexloop.app.control.files import Action, CommandFolder
 from hexloop.app.pages.history import CommandRecord, RecordedSession, RunEnding
 from hexloop.app.pages.labels import change_in, change_labels
-from hexloop.app.pages.page import PageContent, PageFrame, Section, page_of
+from hexloop.app.pages.page import RUN_SCRIPTS, SEARCH_SCRIPTS, PageContent, PageFrame, Section, page_of
 from hexloop.app.pages.progress import RUNNING_FOR, total_steps
 from hexloop.app.pages.reading import RunRecord
 from hexloop.app.pages.sections import NOT_KNOWN, moment
@@ -30,7 +29,7 @@ POLICY = (
     "form-action 'self'"
 )
 
-SCRIPTS = ("echarts.min.js", "common.js", "report.js", "compare.js", "search.js", "board.js")
+SCRIPTS = ("echarts.min.js", *RUN_SCRIPTS, "board.js")
 """The scripts of a page with curves, in order."""
 
 OF_THE_LIST = ("tabulator.min.js", "common.js", "runs.js", "board.js")
@@ -39,7 +38,7 @@ OF_THE_LIST = ("tabulator.min.js", "common.js", "runs.js", "board.js")
 LIST_STYLES = ("tabulator_simple.min.css", "runs.css")
 """The style sheets of the list, besides that of all pages."""
 
-OF_A_SEARCH = ("echarts.min.js", "common.js", "search.js", "trials.js", "board.js")
+OF_A_SEARCH = ("echarts.min.js", *SEARCH_SCRIPTS, "board.js")
 """Those of the page of a search."""
 
 DRAWN = ("curves", "search", "objective", "slices", "list", "means")

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from attrs import frozen
 
+from hexloop.app.checkpoint_rows import format_bytes
 from hexloop.app.pages.reading import RunRecord
+from hexloop.app.pages.system import RankMetrics
 from hexloop.app.pages.templates import clean
 from hexloop.app.series import MOST_GAPS, MOST_POINTS, Series, reduced
 from hexloop.domain.evaluation import UTILISATION
-from hexloop.domain.journal_index import LOSS_OF_STEP
+from hexloop.domain.journal_index import EPOCH, LOSS_OF_STEP, SAMPLES, TOKENS
 from hexloop.domain.state import Cause
+from hexloop.domain.system_metrics import METRICS
 
 COLOURS = 8
 """How many colours curves have; those of Okabe and Ito (2008), defined in `report.css` for both themes."""
 
-GROUPS = ("Training", "Evaluation", "Throughput", "Memory", "Other values")
+SYSTEM = "System"
+
+GROUPS = ("Training", "Evaluation", "Throughput", "Memory", SYSTEM, "Other values")
 """The headings of the charts, in order."""
 
 SPEED_OF_STEPS = "steps per second"
@@ -27,8 +34,28 @@ SPEED_OF_STEPS = "steps per second"
 SHARES_OF_TIME = frozenset(cause.logged_as for cause in Cause)
 """The names of what the time between two logs went into, which share a chart."""
 
+SHARES = "share of the time in percent"
+
 MOST_CHARTS = 60
 """How many charts a page has."""
+
+MOST_KEYS = 8
+"""How many curves the legend of a chart names."""
+
+AXES = {"time": "time since the start", "samples": "samples", "tokens": "tokens", "epoch": "epochs"}
+"""What charts are drawn over besides steps, by name, in words."""
+
+AXIS_POINTS = 1_000
+"""How many points of an axis are in a page; between them it is interpolated."""
+
+SYSTEM_POINTS, FEWEST_SYSTEM_POINTS = 40_000, 50
+"""How many points the curves of a system metric have together, and each of them at least, if it has as many."""
+
+OF_THE_MACHINE = ("cpu", "memory", "disk_", "network_")
+"""The starts of the names of metrics that are the same for all ranks on a machine."""
+
+TOTALS = {"memory": "memory_total", "gpu_memory": "gpu_memory_total"}
+"""From a metric to the one that tells how much of it there is."""
 
 DIGITS = 7
 """Significant digits of the values in a page."""
@@ -36,24 +63,35 @@ DIGITS = 7
 
 @frozen
 class Curve:
-    """A curve of a run. run: the index of the run. name: that of the logged value."""
+    """A curve of a run.
+
+    run: the index of the run. name: that of the logged value, or of a rank or a machine. times: of the points, in
+    seconds since the start of the run, if they were not taken at logs.
+    """
 
     run: int
     name: str
     series: Series
+    times: Sequence[float] | None = None
 
 
 @frozen
 class Chart:
-    """Curves that share a chart, under a heading of `GROUPS`."""
+    """Curves that share a chart, under a heading of `GROUPS`. unit: of the values; empty if it has none."""
 
     group: str
     title: str
     curves: Sequence[Curve]
+    unit: str = ""
 
 
 def charts_of(records: Sequence[RunRecord]) -> list[Chart]:
-    """Return the charts for runs: one for each value, with the values of all runs; losses share one."""
+    """Return the charts for runs, in the order of `GROUPS`: of logged values, and of what was measured of machines."""
+    return sorted([*logged_charts(records), *system_charts(records)], key=lambda chart: GROUPS.index(chart.group))
+
+
+def logged_charts(records: Sequence[RunRecord]) -> list[Chart]:
+    """Return a chart for each logged value, with those of all runs; losses share one."""
     found: dict[tuple[int, int, str], list[Curve]] = {}
     for number, record in enumerate(records):
         for name, series in curves_of(record).items():
@@ -83,7 +121,7 @@ def chart_shown(chart: Chart, identifier: str, labels: Sequence[str]) -> dict[st
         "identifier": identifier,
         "title": chart.title,
         "words": f"{chart.title}. {words}.",
-        "legend": [_key(name, number, len(labels) > 1) for number, name in enumerate(names)] if several else [],
+        "legend": list(_keys(list(names), len(labels) > 1)) if several else [],
         "head": ("run" if not several else "run and value", "first", "last", "lowest", "highest", "points"),
         "rows": list(_rows(chart, labels, several)),
     }
@@ -95,23 +133,128 @@ def chart_data(chart: Chart, identifier: str) -> dict[str, Any]:
     return {
         "id": identifier,
         "title": clean(chart.title),
+        "unit": chart.unit,
         "curves": [
             {
                 "run": curve.run,
                 "name": clean(curve.name),
                 "dash": names.index(curve.name),
-                "points": points(curve.series),
+                "points": points(curve.series) if curve.times is None else all_points(curve.series),
+                "count": len(curve.series),
                 "gaps": curve.series.gaps[:MOST_GAPS].tolist(),
+                **({} if curve.times is None else {"times": [round(time, 1) for time in curve.times]}),
             }
             for curve in chart.curves
         ],
     }
 
 
+def finer_points(
+    records: Sequence[RunRecord], title: str, first: int, last: int, most: int = MOST_POINTS
+) -> list[dict[str, Any]]:
+    """Return the points of the curves of a chart between two steps, at most `most` each, with those next to them."""
+    chart = next((each for each in logged_charts(records) if clean(each.title) == title), None)
+    found = []
+    for curve in () if chart is None else chart.curves:
+        steps = curve.series.steps
+        start, end = max(bisect_left(steps, first) - 1, 0), bisect_right(steps, last) + 1
+        part = Series(steps[start:end], curve.series.values[start:end])
+        found.append({"run": curve.run, "name": clean(curve.name), "points": points(part, most)})
+    return found
+
+
+def axes_of(record: RunRecord) -> dict[str, list[list[float]]]:
+    """Return what the charts of a run can be drawn over: by the names of `AXES`, steps and a value for each."""
+    history = record.history
+    times = history.times
+    began = next((each.began for each in history.sessions.entries), None)
+    axes = {"time": ([], [])} if began is None or not len(times) else {"time": _since(began, times)}
+    for name, logged_as in (("samples", SAMPLES), ("tokens", TOKENS), ("epoch", EPOCH)):
+        series = history.positions.get(logged_as, Series())
+        axes[name] = (
+            ([0, *series.steps], [0.0, *series.values])
+            if series.steps[:1] > array("q", [0])
+            else (
+                list(series.steps),
+                list(series.values),
+            )
+        )
+    return {name: _thinned(*axis) for name, axis in axes.items() if len(axis[0]) > 1}
+
+
+def _since(began: float, times: Series) -> tuple[list[int], list[float]]:
+    """Return the steps of logs and the seconds from the start of the run to each of them, the start included."""
+    steps, values = list(times.steps), [time - began for time in times.values]
+    return ([0, *steps], [0.0, *values]) if steps[0] > 0 and values[0] > 0 else (steps, values)
+
+
+def _thinned(steps: Sequence[int], values: Sequence[float]) -> list[list[float]]:
+    """Return some of the points, in equal distances, the last one included. Where values fall, they are left out."""
+    kept = list[int]()
+    chosen = np.linspace(0, len(steps) - 1, min(len(steps), AXIS_POINTS)).astype(np.int64).tolist()
+    for number in chosen:
+        if not kept or values[number] > values[kept[-1]]:
+            kept.append(number)
+    return [[steps[each] for each in kept], [float(f"{values[each]:.9g}") for each in kept]]
+
+
+def system_charts(records: Sequence[RunRecord]) -> list[Chart]:
+    """Return the charts of what was measured of machines, processes and GPUs: a curve for each rank or machine."""
+    charts = []
+    for name, metric in METRICS.items():
+        if name in TOTALS.values():
+            continue
+        measured = [
+            (number, record, rank)
+            for number, record in enumerate(records)
+            for rank in _measured(record.system.ranks, name)
+        ]
+        most = max(SYSTEM_POINTS // max(len(measured), 1), FEWEST_SYSTEM_POINTS)
+        curves = [curve for each in measured if len((curve := _system_curve(*each, name, most)).series)]
+        if curves:
+            charts.append(Chart(SYSTEM, f"{metric.title}{_of_total(records, name)}", curves, metric.unit))
+    return charts
+
+
+def _measured(ranks: Sequence[RankMetrics], name: str) -> list[RankMetrics]:
+    """Return the ranks for which a metric is drawn: of those on one machine the first, if it is of the machine."""
+    found = [rank for rank in ranks if name in rank.values]
+    if not name.startswith(OF_THE_MACHINE):
+        return found
+    return list({rank.host: rank for rank in reversed(found)}.values())[::-1]
+
+
+def _system_curve(number: int, record: RunRecord, rank: RankMetrics, name: str, most: int) -> Curve:
+    values = np.array(rank.values[name])
+    known = np.flatnonzero(np.isfinite(values))
+    places, kept = reduced(known.tolist(), values[known].tolist(), min(most, MOST_POINTS))
+    began = next((each.began for each in record.history.sessions.entries if each.began is not None), rank.times[0])
+    series = Series(array("q", [rank.steps[place] for place in places]), array("d", kept))
+    shown = f"rank {rank.rank}" if not name.startswith(OF_THE_MACHINE) else rank.host or "the machine"
+    return Curve(number, shown, series, [max(rank.times[place] - began, 0.0) for place in places])
+
+
+def _of_total(records: Sequence[RunRecord], name: str) -> str:
+    """Return how much of a metric there is, in words; empty if it is not known, or not the same everywhere."""
+    found: set[float] = {
+        rank.values[total][-1]
+        for record in records
+        for rank in record.system.ranks
+        if (total := TOTALS.get(name)) is not None and total in rank.values
+    }
+    (total,) = found if len(found) == 1 else (0.0,)
+    return f", of {format_bytes(round(total))}" if 0 < total < np.inf else ""
+
+
+def all_points(series: Series) -> list[tuple[int, float]]:
+    """Return all points of a curve, rounded to what a chart can show."""
+    return [(step, float(f"{value:.{DIGITS}g}")) for step, value in zip(series.steps, series.values, strict=True)]
+
+
 def points(series: Series, most: int = MOST_POINTS) -> list[tuple[int, float]]:
     """Return the points of a curve that are drawn, rounded to what a chart can show."""
     steps, values = reduced(series.steps, series.values, most)
-    return [(step, float(f"{value:.{DIGITS}g}")) for step, value in zip(steps, values, strict=True)]
+    return all_points(Series(array("q", steps), array("d", values)))
 
 
 def _place(name: str) -> tuple[int, int, str]:
@@ -129,10 +272,10 @@ def _place(name: str) -> tuple[int, int, str]:
     if name == UTILISATION:
         return 2, 1, name
     if name in SHARES_OF_TIME:
-        return 2, 3, "share of the time in percent"
+        return 2, 3, SHARES
     if name.endswith(("per_second", "per_sec", "_runtime")) or "throughput" in name:
         return 2, 2 if name.endswith("_runtime") else 1, name
-    return (1 if name.startswith(("eval_", "test_")) else 4), 0, name
+    return (1 if name.startswith(("eval_", "test_")) else GROUPS.index("Other values")), 0, name
 
 
 def _speed(times: Series) -> Series:
@@ -144,9 +287,12 @@ def _speed(times: Series) -> Series:
     return speed
 
 
-def _key(name: str, number: int, runs: bool) -> dict[str, Any]:
-    """Return a name in a chart with its line: its pattern where colours stand for runs, else its colour."""
-    return {"name": name, "colour": "ink" if runs else f"c{number % COLOURS}", "dash": number % 3}
+def _keys(names: Sequence[str], runs: bool) -> Iterator[Mapping[str, Any]]:
+    """Yield the names in a chart with their lines: the pattern where colours stand for runs, else the colour."""
+    for number, name in enumerate(names[:MOST_KEYS]):
+        yield {"name": name, "colour": "ink" if runs else f"c{number % COLOURS}", "dash": number % 3}
+    if len(names) > MOST_KEYS:
+        yield {"name": f"and {len(names) - MOST_KEYS:,} more", "colour": "", "dash": 0}
 
 
 def _rows(chart: Chart, labels: Sequence[str], several: bool) -> Iterator[tuple[str, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -235,7 +236,7 @@ class RunHistory:
         sessions: list[RecordedSession] = self.sessions.entries
         idle = sum(
             before.outcome is each.outcome is RunEnding.FINISHED and each.first == each.last == before.last
-            for before, each in zip(sessions, sessions[1:], strict=False)
+            for before, each in pairwise(sessions)
         )
         return max(len(sessions) - 1, 0) + self.sessions.dropped - idle
 

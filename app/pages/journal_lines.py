@@ -168,8 +168,9 @@ class RunLines:
             size = os.fstat(descriptor).st_size
             start = 0
             for end in (min(size, SHORT_HEAD), min(size, HEAD)):
-                for line, start in lines_between(descriptor, start, end, self.read):
+                for line, reached in lines_between(descriptor, start, end, self.read):
                     self._take(line)
+                    start = reached
                     if self._current is not None:
                         break
                 if self._current is not None:

@@ -98,7 +98,7 @@ def change_in(document: Mapping[str, Any]) -> LabelChange:
                 "choose a short text."
             )
     if notes is not None and len(notes) > LONGEST_NOTES:
-        raise ConfigurationError(f"The notes have {len(notes):,} characters, more than {LONGEST_NOTES:,}; shorten them.")
+        raise ConfigurationError(f"The notes have {len(notes):,} characters, more than {LONGEST_NOTES:,}; cut them.")
     added, removed = (tuple(each.strip() for each in tags or []) for tags in (add, remove))
     return LabelChange(added, removed, notes, hidden)
 

@@ -12,8 +12,19 @@ from markupsafe import Markup
 
 from hexloop import __version__
 from hexloop.app.pages import templates
-from hexloop.app.pages.charts import COLOURS, GROUPS, MOST_CHARTS, Chart, chart_data, chart_shown, charts_of
+from hexloop.app.pages.charts import (
+    AXES,
+    COLOURS,
+    GROUPS,
+    MOST_CHARTS,
+    Chart,
+    axes_of,
+    chart_data,
+    chart_shown,
+    charts_of,
+)
 from hexloop.app.pages.comparison import differences_section, means_of, means_section
+from hexloop.app.pages.overview import information_section, progress_section
 from hexloop.app.pages.reading import RunRecord
 from hexloop.app.pages.search import search_data, search_of, search_section
 from hexloop.app.pages.search_sections import search_document, search_sections, search_view
@@ -40,7 +51,8 @@ ECHARTS = "6.1.0"
 TABULATOR = "6.5.3"
 """The version of the table library that is shipped."""
 
-RUN_SCRIPTS, SEARCH_SCRIPTS = ("common.js", "report.js", "compare.js", "search.js"), ("common.js", "search.js", "trials.js")
+RUN_SCRIPTS = ("common.js", "curves.js", "report.js", "compare.js", "search.js")
+SEARCH_SCRIPTS = ("common.js", "search.js", "trials.js")
 """The scripts of a report on runs and of one on a search, after the chart library."""
 
 MOST_REMARKS = 50
@@ -52,11 +64,15 @@ MOST_NAMED = 5
 
 @frozen
 class Section:
-    """What is under a heading of a page. identifier: its place in addresses."""
+    """What is under a heading of a page. identifier: its place in addresses.
+
+    is_quiet: whether the heading is for screen readers only, because the content is seen to be what it is.
+    """
 
     identifier: str
     heading: str
     content: Markup
+    is_quiet: bool = False
 
 
 @frozen
@@ -126,7 +142,7 @@ def content_of(records: Sequence[RunRecord], now: float) -> PageContent:
     named = [(f"chart-{number}", chart) for number, chart in enumerate(charts[:MOST_CHARTS])]
     search, means = search_of(records), means_of(records)
     sections = [
-        Section("runs", "Runs" if len(records) > 1 else "The run", overview_section(records, now)),
+        Section("runs", "Progress", progress_section(records, now), is_quiet=True),
         Section("curves", "Curves", _curves(records, named, len(charts))),
         Section("means", "Mean and band", means_section(records, means)),
         Section("differences", "What differs", differences_section(records)),
@@ -137,13 +153,21 @@ def content_of(records: Sequence[RunRecord], now: float) -> PageContent:
         Section("checkpoints", "Checkpoints", checkpoints_section(records, now)),
         Section("saves", "What saving cost", saves_section(records)),
         Section("results", "Results", results_section(records)),
+        Section("about", "Runs" if len(records) > 1 else "The run", overview_section(records, now)),
+        Section("information", "Machine, code and data", information_section(records)),
         Section("arguments", "Arguments", arguments_section(records)),
         Section("groups", "Parameter groups", groups_section(records)),
         Section("reproduce", "Reproduce and resume", reproducing_section(records)),
         Section("left-out", "Left out", _left_out(records)),
     ]
     drawn = [chart_data(chart, name) for name, chart in named]
-    document = {"runs": list(map(clean, labels)), "charts": drawn, "search": search_data(search), "means": means}
+    document = {
+        "runs": list(map(clean, labels)),
+        "charts": drawn,
+        "axes": list(map(axes_of, records)),
+        "search": search_data(search),
+        "means": means,
+    }
     return PageContent(_title(labels), [each for each in sections if each.content], document)
 
 
@@ -196,6 +220,7 @@ def _curves(records: Sequence[RunRecord], charts: Sequence[tuple[str, Chart]], a
         "curves",
         runs=labels,
         colours=COLOURS,
+        axes=[(name, words) for name, words in AXES.items() if any(name in axes_of(record) for record in records)],
         silent=f"No values were logged by {', '.join(silent)}." if silent else "",
         groups=[(group, inside) for group, inside in shown if inside],
         left_out=f"{all_charts - len(charts):,} further charts are left out." if all_charts > len(charts) else "",

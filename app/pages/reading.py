@@ -16,6 +16,7 @@ from hexloop.app.pages.history import RunHistory, step_in
 from hexloop.app.pages.journal_lines import Convert, RunLines, journal_note, log_note
 from hexloop.app.pages.progress import total_steps
 from hexloop.app.pages.results import Results, results_in
+from hexloop.app.pages.system import SystemMetrics, states_of_system_files, system_metrics_in
 from hexloop.domain.checkpoints.manifest import checkpoint_name, step_of
 from hexloop.domain.checkpoints.reading import checkpoint_steps
 from hexloop.domain.checkpoints.survey import FolderStatus, survey
@@ -35,7 +36,7 @@ class RunRecord:
     given: the run as the user named it. label: a short name. folder: its output folder or URL.
     source: the file that its curves are from; empty if there is none. state: the newest trainer_state.json.
     environment: what the newest checkpoint was written with. others: further runs in the same folder.
-    remarks: sentences about what could not be read.
+    remarks: sentences about what could not be read. system: what was measured of the machines.
     """
 
     given: str
@@ -49,6 +50,7 @@ class RunRecord:
     environment: Mapping[str, str] = field(factory=dict)
     others: Sequence[str] = ()
     remarks: Sequence[str] = ()
+    system: SystemMetrics = field(factory=SystemMetrics)
 
     @property
     def total_steps(self) -> int | None:
@@ -125,6 +127,7 @@ class RunReader:
     _kept: dict[Path, RunLines] = field(factory=dict, init=False)
     _saved: tuple[object, Storage, list[CheckpointRow]] | None = field(default=None, init=False)
     _states: dict[str, Mapping[str, Any]] = field(factory=dict, init=False)
+    _measured: tuple[object, SystemMetrics] = field(default=(None, SystemMetrics()), init=False)
 
     @property
     def points(self) -> int:
@@ -157,6 +160,7 @@ class RunReader:
         if history.left_out:
             remarks.append(f"Curves beyond {len(history.series)} are left out, such as {sorted(history.left_out)[0]}.")
         results = Results() if is_elsewhere(folder.location) else results_in(folder.location)
+        system = self._system(history.name)
         return RunRecord(
             folder.given,
             os.path.basename(os.path.normpath(folder.location)) or folder.location,
@@ -168,8 +172,18 @@ class RunReader:
             self._states[name],
             next((row.found.manifest.environment for row in reversed(own) if row.found.manifest is not None), {}),
             [each for each in names if each != name],
-            [*remarks, *results.remarks],
+            [*remarks, *results.remarks, *system.remarks],
+            system,
         )
+
+    def _system(self, run: str) -> SystemMetrics:
+        """Return the system metrics of a run, read again only if a file of them has changed."""
+        if is_elsewhere(self.folder.location):
+            return SystemMetrics()
+        version = (run, states_of_system_files(self.folder.location))
+        if self._measured[0] != version:
+            self._measured = version, system_metrics_in(self.folder.location, run)
+        return self._measured[1]
 
     def _lines(self, path: Path | None, convert: Convert, remarks: list[str]) -> RunLines | None:
         """Read a journal or log; None if it does not exist, or, with a remark, if it cannot be read."""

@@ -86,8 +86,8 @@ def _facts(record: RunRecord, now: float) -> dict[str, str]:
         "last report (UTC)": moment(history.seen),
         "trained for": duration_text(trained) if trained else NOT_KNOWN,
         "restarts": f"{history.restarts:,}",
-        "last loss": _last(history, "loss"),
-        "best metric": _best(record),
+        "last loss": last_of(history, "loss"),
+        "best metric": best_of(record),
         "checkpoints": _checkpoint_counts(record.checkpoints),
         "folder": record.folder,
         "run": history.name or NOT_KNOWN,
@@ -99,7 +99,8 @@ def _facts(record: RunRecord, now: float) -> dict[str, str]:
     return facts | {name.replace("_", " "): str(value) for name, value in record.environment.items()}
 
 
-def _last(history: RunHistory, name: str) -> str:
+def last_of(history: RunHistory, name: str) -> str:
+    """Return the value that was logged last under a name, in words."""
     series = history.series.get(name)
     summary = None if series is None else series.summary()
     finite = NOT_KNOWN if summary is None else f"{summary.last[1]:.5g} at step {summary.last[0]:,}"
@@ -108,7 +109,8 @@ def _last(history: RunHistory, name: str) -> str:
     return f"not finite at step {series.gaps[-1]:,}" + (f"; before, {finite}" if summary is not None else "")
 
 
-def _best(record: RunRecord) -> str:
+def best_of(record: RunRecord) -> str:
+    """Return the best metric of a run, in words."""
     best = number_of(record.state.get("best_metric"))
     step = record.state.get("best_global_step")
     if best is None:

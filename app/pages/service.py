@@ -39,11 +39,13 @@ from hexloop.app.pages.board import (
     update_of,
     with_controls,
 )
+from hexloop.app.pages.charts import finer_points
 from hexloop.app.pages.lines import files_with_lines, last_lines, lines_content, with_last_lines
 from hexloop.app.pages.page import PageContent, asset, asset_path, content_of, report_page, search_content
 from hexloop.app.pages.reading import RunRecord
 from hexloop.app.pages.run_table import RunTable
 from hexloop.app.pages.watching import MOST_COMPARED, Listing, WatchedRuns
+from hexloop.app.series import MOST_POINTS, MOST_STEPS
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.json_documents import read_json
 
@@ -77,6 +79,9 @@ LONGEST_NAME = 100
 
 PIECE = 0.2
 """Seconds for which runs are read before a list is answered with what is known."""
+
+MOST_POINTS_IN_FILE = 200_000
+"""How many points of a curve a file for a spreadsheet has."""
 
 LARGEST_REQUEST = 16 << 10
 """Bytes of a command in a request; it has the name of a folder."""
@@ -170,6 +175,7 @@ class Board:
                 web.get("/{token}/runs", self._show),
                 web.get("/{token}/searches", self._show_search),
                 web.get("/{token}/updates", self._update),
+                web.get("/{token}/points", self._points),
                 web.get("/{token}/assets/{name}", self._asset),
                 web.get("/{token}/lines", self._lines),
                 web.get("/{token}/report", self._report),
@@ -240,10 +246,21 @@ class Board:
             return web.Response(status=UNCHANGED)
         return web.Response(body=answer.body, content_type="application/json", charset="utf-8")
 
+    async def _points(self, request: web.Request) -> web.Response:
+        """Answer with the points of a chart between two steps, or with all that a file may have."""
+        first, last = (request.query.get(name, "") for name in ("from", "to"))
+        everything = "all" in request.query
+        if not everything and not (_is_count(first) and _is_count(last)):
+            raise web.HTTPBadRequest(text="There are no points there: from and to are steps.")
+        between = (0, MOST_STEPS) if everything else (int(first), int(last))
+        most = MOST_POINTS_IN_FILE if everything else MOST_POINTS
+        make = partial(self._points_of, self._chosen(request), request.query.get("chart", ""), *between, most)
+        return web.Response(body=await asyncio.to_thread(make), content_type="application/json", charset="utf-8")
+
     async def _lines(self, request: web.Request) -> web.Response:
         """Answer with a part of a file of lines: the last, or the one that ends before a byte."""
         folder, name, before = (request.query.get(each, "") for each in ("run", "file", "before"))
-        if before and not (before.isascii() and before.isdecimal() and len(before) < 19):
+        if before and not _is_count(before):
             raise web.HTTPBadRequest(text="There are no lines before that.")
         page = await asyncio.to_thread(partial(self._lines_page, folder, name, int(before) if before else None))
         return _html(page.encode("utf-8", "replace"))
@@ -313,9 +330,7 @@ class Board:
 
     def _list_update(self, known: str) -> tuple[str, str]:
         listing = self._listing()
-        sections = {
-            each.identifier: str(each.content) for each in searches_sections(self.root, listing, time.time())
-        }
+        sections = {each.identifier: str(each.content) for each in searches_sections(self.root, listing, time.time())}
         version = f"{self._table.version}.{_digest(sections)}"
         if version == known:
             return version, ""
@@ -375,6 +390,11 @@ class Board:
         content = self._runs.show(folders, build)
         return with_last_lines(content, folders[0], self._runs.path(folders[0])) if len(folders) == 1 else content
 
+    def _points_of(self, folders: list[str], title: str, first: int, last: int, most: int) -> bytes:
+        self._know(folders)
+        found = self._runs.show(folders, lambda records: finer_points(records, title, first, last, most))
+        return json.dumps({"curves": found}).encode("utf-8", "replace")
+
     def _know(self, folders: list[str]) -> None:
         """Look for the runs in these folders, as one may have started, or not be listed yet."""
         for folder in folders[: MOST_COMPARED + 1]:
@@ -401,6 +421,10 @@ async def serve(board: Board, port: int, started: Callable[[str], None]) -> None
         await asyncio.Event().wait()
     finally:
         await runner.cleanup()
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 19
 
 
 def _html(page: bytes) -> web.Response:

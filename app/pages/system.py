@@ -6,6 +6,8 @@ import os
 import re
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
+from itertools import islice
 from math import nan
 from pathlib import Path
 
@@ -18,6 +20,9 @@ from hexloop.domain.system_sampling import lines_of_rank
 
 MOST_RANKS = 64
 """How many ranks of a run are shown, the first ones."""
+
+MOST_ENTRIES = 10_000
+"""How many names of the folder are looked at."""
 
 _FILE = re.compile(r"system-(\d{1,6})\.jsonl")
 
@@ -83,6 +88,18 @@ def system_metrics_in(folder: str | os.PathLike[str], run: str) -> SystemMetrics
     if len(numbers) > MOST_RANKS:
         remarks.append(f"The system metrics of {len(numbers) - MOST_RANKS:,} ranks are left out.")
     return SystemMetrics(ranks, remarks)
+
+
+def states_of_system_files(folder: str | os.PathLike[str]) -> tuple[tuple[str, int, int], ...]:
+    """Return the name, size and time of change, in ns, of each file of system metrics: equal if nothing changed."""
+    states = []
+    with suppress(OSError), os.scandir(Path(folder, OWN)) as entries:
+        for entry in islice(entries, MOST_ENTRIES):
+            if _FILE.fullmatch(entry.name):
+                with suppress(OSError):
+                    status = entry.stat(follow_symlinks=False)
+                    states.append((entry.name, status.st_size, status.st_mtime_ns))
+    return tuple(sorted(states))
 
 
 def _rank_in(place: Folder, rank: int, run: str) -> RankMetrics | None:

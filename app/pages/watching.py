@@ -22,6 +22,7 @@ from hexloop.app.pages.journal_lines import RunLines, journal_note, log_note
 from hexloop.app.pages.labels import Labels, read_labels
 from hexloop.app.pages.progress import seconds_per_step
 from hexloop.app.pages.reading import RunReader, RunRecord, locate, with_unique_labels
+from hexloop.app.pages.system import states_of_system_files
 from hexloop.app.pages.trials import ShownSearch, shown_search
 from hexloop.app.series import Series
 from hexloop.domain.checkpoints.manifest import MANIFEST, step_of
@@ -51,6 +52,9 @@ MOST_KEPT = 32
 
 MOST_POINTS_KEPT = 6_000_000
 """How many points of curves are kept in memory, of 16 bytes each."""
+
+SYSTEM_INTERVAL = 10 * 10**9
+"""Nanoseconds after which new system metrics alone are shown, such as of a step that hangs."""
 
 MOST_COMPARED = 20
 """How many runs are shown on one page."""
@@ -197,7 +201,7 @@ class RunIndex:
         return self._work is None
 
     def find(self, folder: str) -> RunListing | None:
-        """Return the run in a folder that may not have been listed yet; None if there is none that `runs` would find."""
+        """Return the run in a folder that may not have been listed yet; None if `runs` would not find one."""
         names = folder.split("/") if folder != "." else []
         if len(names) > DEEPEST or any(_is_left_out(name) for name in names):
             return None
@@ -469,7 +473,7 @@ def _listing(folder: str, path: Path) -> RunListing:
 
 
 def _version(path: Path) -> str:
-    """Return a digest of the sizes and times of a run's journal and log, and of its checkpoints."""
+    """Return a digest of the sizes and times of a run's files of lines, and of its checkpoints."""
     states: list[object] = []
     for place in (own_file(path, JOURNAL), path / LOG):
         try:
@@ -480,6 +484,7 @@ def _version(path: Path) -> str:
     for name in (COMMANDS, LABELS):
         with suppress(OSError):
             states.append((name, os.lstat(path / name).st_mtime_ns))
+    states += [(name, changed // SYSTEM_INTERVAL) for name, _, changed in states_of_system_files(path)]
     states.append(_checkpoints_of(path))
     return hashlib.blake2b(repr(states).encode(), digest_size=8).hexdigest()
 

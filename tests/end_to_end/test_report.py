@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from hexloop import TrainerCallback
 from hexloop.app.command_line import main
+from hexloop.app.pages.page import RUN_SCRIPTS
 from hexloop.domain.run_folder import JOURNAL
 from tests.end_to_end.report_page import ReportPage
 from tests.end_to_end.small.models import rows
@@ -71,11 +72,12 @@ def test_page_shows_what_was_logged(
     assert page.title == "Run first - hexloop"
     assert page.headings[0] == "Run first"
     sections = [
-        "The run",
+        "Progress",
         "Curves",
         "Time line",
         "Checkpoints",
         "What saving cost",
+        "The run",
         "Arguments",
         "Reproduce and resume",
     ]
@@ -373,7 +375,7 @@ def test_nothing_in_a_run_becomes_part_of_the_page(folder: Path, tmp_path: Path)
     reported(evil)
     page = ReportPage(evil / "report.html")
     page.check_policy()
-    assert len(page.scripts) == 4
+    assert len(page.scripts) == len(RUN_SCRIPTS) + 2  # the chart library, and the data
     assert [name for name, _ in page.elements if name == "img"] == []
     assert "\x1b" not in page.source
     assert "\u202e" not in page.source

@@ -2,7 +2,7 @@
 /* What the scripts of all pages share: colours, numbers and durations in words, charts, and files to download. */
 const hexloop = (function () {
   const COLOURS = 8;
-  const MINUTE = 60, HOUR = 3600, UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+  const MINUTE = 60, HOUR = 3600, UNITS = ["B", "kB", "MB", "GB", "TB"];
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const plots = new Map();
 
@@ -20,7 +20,7 @@ const hexloop = (function () {
   function short(value, digits = 5) {
     if (typeof value !== "number") return value === null || value === undefined ? "-" : String(value);
     const size = Math.abs(value);
-    if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(Math.max(digits - 2, 1));
+    if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(Math.max(digits - 2, 1)).replace(/\.?0+e/, "e");
     return String(Number(value.toPrecision(digits)));
   }
 
@@ -32,6 +32,7 @@ const hexloop = (function () {
   /* Seconds in the unit that fits them, as duration_text writes them: "2.1 ms", "3.52 s", "1:02:03". */
   function duration(seconds) {
     if (!Number.isFinite(seconds)) return "-";
+    if (seconds === 0) return "0 s";
     if (Math.abs(seconds) < 0.0995) return short(seconds * 1000, 2) + " ms";
     if (Math.abs(seconds) < 120) return short(seconds, 3) + " s";
     const whole = Math.round(Math.abs(seconds)), pair = function (count) { return String(count).padStart(2, "0"); };
@@ -39,11 +40,19 @@ const hexloop = (function () {
     return (seconds < 0 ? "-" : "") + clock;
   }
 
-  /* A number of bytes in words, such as "1.5 GiB". */
+  /* A number of bytes in decimal units, as format_bytes writes them: "1.5 GB". */
   function bytes(count) {
     let unit = 0;
-    while (Math.abs(count) >= 1024 && unit < UNITS.length - 1) { count /= 1024; unit += 1; }
-    return Number(count.toPrecision(4)) + " " + UNITS[unit];
+    while (Math.abs(count) >= 999.5 && unit < UNITS.length - 1) { count /= 1000; unit += 1; }
+    return Number(count.toPrecision(3)) + " " + UNITS[unit];
+  }
+
+  /* A value with its unit, as charts have it; a number alone without one. */
+  function withUnit(value, unit) {
+    if (unit === "bytes") return bytes(value);
+    if (unit === "bytes per second") return bytes(value) + "/s";
+    const sign = { percent: " %", watts: " W", "degrees Celsius": " \u00b0C" }[unit] || "";
+    return short(value) + sign;
   }
 
   /* Lines for a tooltip of the charts, in which braces and bars are marks. */
@@ -111,5 +120,6 @@ const hexloop = (function () {
   }
 
   document.body.classList.remove("no-script");
-  return { bytes, colour, colourOf, csv, cut, data, download, duration, isDark, lines, onData, onTheme, plotIn, short, tooltip };
+  return { bytes, colour, colourOf, csv, cut, data, download, duration, isDark, lines, onData, onTheme, plotIn, short, tooltip,
+           withUnit };
 })();
