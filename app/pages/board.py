@@ -56,18 +56,41 @@ MOST_COMMANDS = 20
 LABELS = {Action.PAUSE: "Pause", Action.RESUME: "Resume", Action.SAVE: "Save", Action.STOP: "Save and stop"}
 
 
-def list_content(root: Path, listing: Listing, now: float) -> PageContent:
-    """Return the list of the runs in a folder, and of its searches. now: in seconds since the epoch."""
-    rows = [_row(number, each, root, now) for number, each in enumerate(listing.runs[:MOST_PLAIN])]
+Address = Callable[[str], str | None]
+"""Returns the address of the page of a run or search, by its folder; None if it has no page."""
+
+
+def run_address(folder: str) -> str:
+    """Return the address of the page of a run on the board."""
+    return f"runs?{address_of([folder])}"
+
+
+def search_address(folder: str) -> str:
+    """Return the address of the page of a search on the board."""
+    return f"searches?{search_address_of(folder)}"
+
+
+def list_content(
+    root: Path, listing: Listing, now: float, address: Address = run_address, searches: Sequence[Section] | None = None
+) -> PageContent:
+    """Return the list of the runs in a folder, and of its searches. now: in seconds since the epoch.
+
+    searches: the section with the searches, if it is not that of the board.
+    """
+    rows = [
+        _row(number, each, root, now, address(each.folder)) for number, each in enumerate(listing.runs[:MOST_PLAIN])
+    ]
     cut = listing.cut or len(rows) < len(listing.runs) or not listing.is_complete
-    listed = Section("list", "Runs", section("run_list", folder=str(root), runs=rows, cut=cut))
-    sections = [listed, *searches_sections(root, listing, now)]
+    can_compare = address is run_address
+    shown = section("run_list", folder=str(root), runs=rows, cut=cut, can_compare=can_compare)
+    found = searches_sections(root, listing, now) if searches is None else searches
+    sections = [Section("list", "Runs", shown), *found]
     return PageContent(f"Runs in {root.name or root}", sections, {"runs": [], "charts": []})
 
 
-def searches_sections(root: Path, listing: Listing, now: float) -> list[Section]:
+def searches_sections(root: Path, listing: Listing, now: float, address: Address = search_address) -> list[Section]:
     """Return the section with the searches in a folder, if there are any."""
-    found = [_search_row(number, each, now) for number, each in enumerate(listing.searches)]
+    found = [_search_row(number, each, now, address(each.folder)) for number, each in enumerate(listing.searches)]
     shown = section("searches", folder=str(root), searches=found)
     return [Section("searches", "Searches", shown)] if found else []
 
@@ -81,7 +104,8 @@ def list_page(content: PageContent, version: str) -> str:
 def runs_page(content: PageContent, folders: Sequence[str], version: str) -> str:
     """Return the page of runs. folders: by which the board knows them."""
     attributes = _attributes(f"updates?{address_of(folders)}", version)
-    return page_of(content, PageFrame(POLICY, "report.css", SCRIPTS, links=[("All runs", ".")], attributes=attributes))
+    links = [("All runs", "."), ("Share as one HTML file", f"report?{address_of(folders)}")]
+    return page_of(content, PageFrame(POLICY, "report.css", SCRIPTS, links=links, attributes=attributes))
 
 
 def trial_addresses(folder: str, search: ShownSearch, is_listed: Callable[[str], bool]) -> dict[int, str]:
@@ -119,14 +143,14 @@ def address_of(folders: Sequence[str]) -> str:
     return urlencode([("run", each) for each in folders], errors="replace")
 
 
-def _row(number: int, run: RunListing, root: Path, now: float) -> dict[str, Any]:
+def _row(number: int, run: RunListing, root: Path, now: float, address: str | None) -> dict[str, Any]:
     history, total = run.history, total_steps(run.history)
     of_total = f" of {total:,}" if total else ""
     return {
         "number": number,
         "folder": run.folder,
         "name": run.folder if run.folder != "." else "this folder",
-        "address": f"runs?{address_of([run.folder])}",
+        "address": address or "",
         "cells": (
             run.problem or state_of(history, total, now, last_heard(f"{root}/{run.folder}", history)),
             f"{history.last_step:,}{of_total}",
@@ -136,7 +160,7 @@ def _row(number: int, run: RunListing, root: Path, now: float) -> dict[str, Any]
     }
 
 
-def _search_row(number: int, listing: SearchListing, now: float) -> dict[str, Any]:
+def _search_row(number: int, listing: SearchListing, now: float, address: str | None) -> dict[str, Any]:
     search = listing.search
     trials = NOT_KNOWN
     best = None
@@ -147,7 +171,7 @@ def _search_row(number: int, listing: SearchListing, now: float) -> dict[str, An
     return {
         "number": number,
         "name": listing.folder if listing.folder != "." else "this folder",
-        "address": f"searches?{search_address_of(listing.folder)}",
+        "address": address or "",
         "cells": (
             trials,
             NOT_KNOWN if value is None else f"{value:.6g}",

@@ -1,4 +1,14 @@
 "use strict";
+/* On an exported page: shows the curves of the runs that the address names. */
+(function () {
+  const folders = hexloop.data().folders, named = new URLSearchParams(location.search).getAll("run");
+  if (!folders || !named.length) return;
+  document.querySelectorAll(".run-shown").forEach(function (box) {
+    if (named.includes(folders[Number(box.dataset.run)]) || !box.checked) return;
+    box.click();
+  });
+})();
+
 /* Mean and band of a value over groups of runs: by default over repetitions that differ in their seeds. */
 (function () {
   const place = document.getElementById("means-chart");

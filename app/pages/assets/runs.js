@@ -250,7 +250,8 @@
     return function (cell) {
       const row = cell.getData();
       if (column.field === "folder") {
-        return el("a", { href: addressOf(row.folder), class: "run-name" }, row.folder === "." ? "this folder" : row.folder);
+        const words = row.folder === "." ? "this folder" : row.folder;
+        return addressOf(row.folder) ? el("a", { href: addressOf(row.folder), class: "run-name" }, words) : text(words);
       }
       if (column.field === "state") {
         return el("span", { class: "run-state run-" + row.state, title: row.detail || row.state }, row.state);
@@ -532,7 +533,9 @@
     if (facts && facts.complete && !runs.size) texts.push("there are no runs in " + facts.folder + " yet; they appear here when they start");
     if (words) texts.push(words);
     status.textContent = texts.join("; ") + (words ? "" : ".");
-    compareButton.disabled = number < 1 || number > MOST_COMPARED;
+    const apart = pages ? chosen().filter(function (folder) { return !given.compared.includes(folder); }).length : 0;
+    compareButton.disabled = number < 1 || number > MOST_COMPARED || apart > 0 || Boolean(pages && given.compared.length < 2);
+    compareButton.title = apart ? "The exported comparison has the " + given.compared.length + " runs that reported last." : "";
     compareButton.textContent = number > 1 ? "Compare " + number : "Compare";
     place.querySelectorAll("button.of-chosen").forEach(function (each) { each.disabled = number === 0; });
     const tags = new Set(Array.from(runs.values()).flatMap(function (row) { return row.tags; }));
