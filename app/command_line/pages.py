@@ -90,7 +90,10 @@ def _remarks(record: RunRecord) -> list[str]:
 
 
 def board(options: Namespace) -> ExitCode:
-    """Serve the pages until Ctrl-C, or write them to a folder. Raises ConfigurationError for a folder or port that cannot be used."""
+    """Serve the pages until Ctrl-C, or write them to a folder.
+
+    Raises ConfigurationError for a folder or port that cannot be used.
+    """
     if problems := list(_board_problems(options.folder, options.export)):
         raise ConfigurationError(problems)
     if options.export is not None:
