@@ -63,6 +63,28 @@ class Browser:
         actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
         self._send("POST", "/actions", {"actions": [{"type": "key", "id": "keys", "actions": actions}]})
 
+    def drag(self, selector: str, start: float, end: float) -> None:
+        """Drag with the mouse over an element, from one part of its width to another, each between 0 and 1."""
+        place = (
+            "const element = document.querySelector(arguments[0]); element.scrollIntoView({block: 'center'});"
+            "const box = element.getBoundingClientRect(); return [box.left, box.top + box.height / 2, box.width];"
+        )
+        self.run(place, selector)
+        self.settle()
+        left, middle, width = self.run(place, selector)
+        moves = [
+            {"type": "pointerMove", "x": round(left + part * width), "y": round(middle), "duration": 50}
+            for part in (start, (start + end) / 2, end)
+        ]
+        actions = [moves[0], {"type": "pointerDown", "button": 0}, *moves[1:], {"type": "pointerUp", "button": 0}]
+        mouse = {"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}, "actions": actions}
+        self._send("POST", "/actions", {"actions": [mouse]})
+        self.settle()
+
+    def save_downloads_in(self, folder: Path) -> None:
+        """Save what pages offer to download in a folder."""
+        self._devtools("Page.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(folder)})
+
     def resize(self, width: int, height: int) -> None:
         """Give the page this size in CSS pixels, as a phone has it."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}

@@ -30,7 +30,8 @@ def _unredacted(args: Any) -> dict[str, Any]:
 def changed_defaults(args: Any, settings: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the defaults of the arguments that differ from them; None if they cannot be known.
 
-    What `to_sanitized_dict` adds to the arguments, such as `train_batch_size`, is not one.
+    What `to_sanitized_dict` adds to the arguments, such as `train_batch_size`, is not one. Neither is what the other
+    arguments imply, such as `do_eval` with an `eval_strategy`.
     """
     try:
         defaults = _unredacted(untouched(type(args), vars(args)))
@@ -38,7 +39,22 @@ def changed_defaults(args: Any, settings: Mapping[str, Any]) -> dict[str, Any] |
         return None
     names = type(args).__dataclass_fields__.keys() & settings.keys()
     different = {name: value for name, value in defaults.items() if name in names and settings[name] != value}
-    return {name: value for name, value in redacted(different).items() if settings[name] != value}
+    return {
+        name: value
+        for name, value in redacted(different).items()
+        if settings[name] != value and not _is_implied(args, name, settings[name])
+    }
+
+
+def _is_implied(args: Any, name: str, value: object) -> bool:
+    """Return whether an argument would have its value, as recorded, with its default and all others as they are."""
+    made = object.__new__(type(args))
+    try:
+        vars(made).update(vars(args) | {name: default_of(type(args), name)})
+        Arguments.check(made)
+        return bool(_unredacted(made)[name] == value)
+    except (ConfigurationError, TypeError):  # the default does not go with the others
+        return False
 
 
 def untouched(cls: type[Arguments], given: Mapping[str, Any]) -> Any:

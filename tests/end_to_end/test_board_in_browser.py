@@ -6,13 +6,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import HTTPError
 
 import pytest
 
-from tests.browser import Browser, browser, needs_browser
+from tests.browser import Browser, needs_browser
 from tests.end_to_end.test_board import begin, board, note
 from tests.warm_python import warm_python
 
@@ -25,13 +24,6 @@ const plot = echarts.getInstanceByDom(document.getElementById('chart-0'));
 const points = plot.getOption().series[0].data;
 return points[points.length - 1];
 """
-
-
-@pytest.fixture(scope="module")
-def one_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """Return a browser for all tests of this file."""
-    with browser(tmp_path_factory.mktemp("browser")) as started:
-        yield started
 
 
 @pytest.fixture

@@ -173,6 +173,7 @@ def test_only_arguments_that_were_changed_are_listed(tmp_path: Path) -> None:
     """Not those that are derived from others or from the machine, and no secret that is not set."""
     changed = {**SAVING, "learning_rate": 0.5, "use_cpu": True, "debug": "underflow_overflow"}
     changed |= {"per_device_train_batch_size": 3, "per_device_eval_batch_size": 5}
+    changed |= {**EVALUATED, "metric_for_best_model": "loss", "load_best_model_at_end": True}
     trained(tmp_path / "run", **changed)
     reported(tmp_path / "run", "--out", tmp_path / "page.html")
     page = ReportPage(tmp_path / "page.html")
@@ -180,9 +181,10 @@ def test_only_arguments_that_were_changed_are_listed(tmp_path: Path) -> None:
     listed = {row[0]: row[1:] for row in page.tables[caption][1:]}
     assert listed["learning_rate"] == ["0.5", "5e-05"]
     assert listed["debug"][0] != listed["debug"][1]
+    assert {"eval_strategy", "load_best_model_at_end"} < {*listed}
     untouched = {"resume_despite", "include_for_metrics", "accelerator_config", "report_to", "loss_weighting"}
     untouched |= {"checkpoint_key", "hub_token", "gradient_checkpointing", "activation_checkpointing"}
-    untouched |= {"train_batch_size", "eval_batch_size"}
+    untouched |= {"train_batch_size", "eval_batch_size", "do_eval", "greater_is_better"}
     assert not {*listed} & (untouched - {"report_to"})
     assert "_MISSING_TYPE" not in page.text
     assert page.row("All arguments", "checkpoint_key") == ["checkpoint_key", "None"]

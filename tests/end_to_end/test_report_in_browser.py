@@ -6,14 +6,13 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hexloop.app.command_line import main
 from hexloop.app.pages.page import RUN_SCRIPTS
-from tests.browser import Browser, browser, needs_browser
+from tests.browser import Browser, needs_browser
 
 pytestmark = needs_browser
 
@@ -55,11 +54,10 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "report.html"
 
 
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """Return a browser for all tests of this file."""
-    with browser(tmp_path_factory.mktemp("browser")) as started:
-        yield started
+@pytest.fixture
+def chromium(one_browser: Browser) -> Browser:
+    """Return the browser."""
+    return one_browser
 
 
 @pytest.fixture

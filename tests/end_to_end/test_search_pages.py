@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from hexloop.app.command_line import main
 from hexloop.domain.folders import Folder
 from hexloop.domain.search.records import LINES, RecordedTrial, SearchDefinition, SearchLog
 from hexloop.ports.search import TrialState
-from tests.browser import Browser, browser, needs_browser
+from tests.browser import Browser, needs_browser
 from tests.end_to_end.report_page import ReportPage
 from tests.end_to_end.test_board import begin, board, get
 
@@ -96,13 +95,6 @@ def test_the_board_lists_searches(tmp_path: Path) -> None:
             assert get(address, f"searches?search={wrong}")[0] == 404
             assert get(address, f"updates?search={wrong}")[0] == 404
         assert get(address, "searches")[0] == 303
-
-
-@pytest.fixture(scope="module")
-def one_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """Return a browser for all tests of this file."""
-    with browser(tmp_path_factory.mktemp("browser")) as started:
-        yield started
 
 
 @pytest.fixture
