@@ -30,8 +30,13 @@ COLOURS = {
 
 
 def progress_section(records: Sequence[RunRecord], now: float) -> Markup:
-    """Return one line for each run: its state, percent, steps, time left, and how good it is."""
-    return section("progress", runs=[_progress(record, now) for record in records], several=len(records) > 1)
+    """Return the state of each run, percent, steps, time left, and how good it is: of several in a table of few lines."""
+    runs = [_progress(record, now) for record in records]
+    if len(runs) == 1:
+        return section("progress", runs=runs)
+    names = list(dict.fromkeys(name for run in runs for name, _ in run["facts"]))
+    rows = [{**run, "cells": [dict(run["facts"]).get(name, NOT_KNOWN) for name in names]} for run in runs]
+    return section("progress_of_several", names=names, runs=rows)
 
 
 def _progress(record: RunRecord, now: float) -> dict[str, Any]:

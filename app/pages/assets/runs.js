@@ -90,7 +90,8 @@
     ];
     const plain = function (field) { return function (row) { return hexloop.short(row[field]); }; };
     fresh.metrics.forEach(function (name, number) {
-      known.push({ name: name, field: "m" + number, kind: "metric", number: true, text: plain("m" + number) });
+      const words = fresh.arguments.includes(name) ? name + " (logged)" : name;
+      known.push({ name: words, field: "m" + number, kind: "metric", number: true, text: plain("m" + number) });
     });
     fresh.arguments.forEach(function (name, number) {
       known.push({ name: name, field: "a" + number, kind: "argument",
