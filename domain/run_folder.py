@@ -31,6 +31,9 @@ FINISHED = f"{OWN}/finished.json"
 COMMANDS = f"{OWN}/commands"
 """The commands of a board to the run."""
 
+LABELS = f"{OWN}/labels.json"
+"""The tags and notes that users gave the run."""
+
 OUTBOX = f"{OWN}/outbox"
 """What has not reached a hub, a tracker or a slow storage yet, and what was removed before it did."""
 

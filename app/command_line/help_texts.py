@@ -37,7 +37,7 @@ USAGES = {
     "run": "hexloop run [--check] [--reproduce transformers] SCRIPT.py|-m MODULE [argument ...]",
     "launch": "hexloop launch [--processes N | --tpu N] [--restarts K] [option ...] RECIPE-or-SCRIPT.py [argument ...]",
     "report": "hexloop report RUN [RUN ...] [--out FILE] [--quick]",
-    "board": "hexloop board [FOLDER] [--port PORT] [--open]",
+    "board": "hexloop board [FOLDER] [--port PORT] [--open] [--export FOLDER]",
 }
 """The usages of commands that argparse does not show as they are."""
 
@@ -214,11 +214,16 @@ Every byte of each checkpoint is read, unless --quick is given.""",
     "board": """\
 Show the runs below a folder in a browser, while they train: a list of all, and the
 curves, checkpoints, restarts and arguments of one run or several. Pages keep themselves
-up to date. Nothing in the folder is changed, and only its runs are read.
+up to date. Only the runs of the folder are read; of them, commands, tags and notes that
+you give are written to the folder of their run.
 
 The address has a token that is new with each start, and can be reached from this machine
 only. From another one, forward the port: ssh -L 8377:127.0.0.1:8377 HOST. Checkpoints
-are listed but not verified: `hexloop checkpoints verify` does that.""",
+are listed but not verified: `hexloop checkpoints verify` does that.
+
+With --export, the pages are written to a folder, as files that open without a server and
+can be put on any web server. They show arguments, so look at them before you share them.
+Hidden runs are left out.""",
     "doctor": """\
 Report what this machine has: devices and the precisions that each supports, the
 adapters of each port including those of installed packages, and versions; and what to

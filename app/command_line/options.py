@@ -255,6 +255,7 @@ OPTIONS = (
     Option(["board"], "--port", "PORT", "the port on this machine; 0 chooses a free one (default: 8377)",
            {"type": _port, "default": 8377}),
     Option(["board"], "--open", "", "open a browser"),
+    Option(["board"], "--export", "FOLDER", "write a static site of the runs to a new folder, and serve nothing"),
 
     Option(["outbox list", "outbox drop", *FLUSHING], "folder", "FOLDER", "the output folder of a run, or its URL"),
     Option(FLUSHING, "--hub", "HUB", "a hub that may get what is left there and your token: its URL, or a folder; the "

@@ -91,9 +91,14 @@ def _remarks(record: RunRecord) -> list[str]:
 
 
 def board(options: Namespace) -> ExitCode:
-    """Serve the pages until Ctrl-C. Raises ConfigurationError for a folder or port that cannot be used."""
-    if problems := list(_board_problems(options.folder)):
+    """Serve the pages until Ctrl-C, or write them to a folder.
+
+    Raises ConfigurationError for a folder or port that cannot be used.
+    """
+    if problems := list(_board_problems(options.folder, options.export)):
         raise ConfigurationError(problems)
+    if options.export is not None:
+        return _export(options.folder, Path(options.export))
     from hexloop.app.pages.service import Board, serve
 
     def started(address: str) -> None:
@@ -106,12 +111,21 @@ def board(options: Namespace) -> ExitCode:
     return ExitCode.DONE
 
 
-def _board_problems(folder: str) -> list[str]:
+def _export(folder: str, target: Path) -> ExitCode:
+    from hexloop.app.pages.export import export_board
+
+    site = export_board(Path(os.path.abspath(folder)), target, time.time())
+    pages = "1 run" if site.runs == 1 else f"{site.runs:,} runs"
+    print_lines(*site.remarks, f"The site of {pages} is in {target}; open {site.index}")
+    return ExitCode.DONE
+
+
+def _board_problems(folder: str, export: str | None) -> list[str]:
     found = []
     if is_elsewhere(folder):
         found.append(f"You chose the folder {folder}; the board shows runs in folders of this machine only.")
     elif not os.path.isdir(folder):
         found.append(f"You chose the folder {folder}, but there is no such folder; check its name.")
-    if find_spec("aiohttp") is None:
+    if export is None and find_spec("aiohttp") is None:
         found.append(f"The board needs the package aiohttp, which is not installed; {how_to_install('board')}.")
     return found

@@ -9,18 +9,19 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from attrs import evolve
-from markupsafe import Markup
 
 from hexloop.app.checkpoint_rows import format_age
 from hexloop.app.control.files import Action, CommandFolder
 from hexloop.app.pages.history import CommandRecord, RecordedSession, RunEnding
+from hexloop.app.pages.labels import change_in, change_labels
 from hexloop.app.pages.page import RUN_SCRIPTS, SEARCH_SCRIPTS, PageContent, PageFrame, Section, page_of
-from hexloop.app.pages.progress import RUNNING_FOR
+from hexloop.app.pages.progress import RUNNING_FOR, total_steps
 from hexloop.app.pages.reading import RunRecord
-from hexloop.app.pages.sections import NOT_KNOWN, moment, state_of
+from hexloop.app.pages.sections import NOT_KNOWN, moment
+from hexloop.app.pages.states import last_heard, state_of
 from hexloop.app.pages.templates import section
 from hexloop.app.pages.trials import ShownSearch, objective_of
-from hexloop.app.pages.watching import RunListing, SearchListing, WatchedRuns
+from hexloop.app.pages.watching import Listing, RunListing, SearchListing, WatchedRuns
 from hexloop.domain.errors import ConfigurationError
 
 POLICY = (
@@ -31,17 +32,23 @@ POLICY = (
 SCRIPTS = ("echarts.min.js", *RUN_SCRIPTS, "board.js")
 """The scripts of a page with curves, in order."""
 
+OF_THE_LIST = ("tabulator.min.js", "common.js", "runs.js", "board.js")
+"""Those of the list of the runs, whose charts load the chart library when they are opened."""
+
+LIST_STYLES = ("tabulator_simple.min.css", "runs.css")
+"""The style sheets of the list, besides that of all pages."""
+
 OF_A_SEARCH = ("echarts.min.js", *SEARCH_SCRIPTS, "board.js")
 """Those of the page of a search."""
 
-OF_THE_LIST = ("common.js", "board.js")
-"""Those of the list of runs."""
-
-DRAWN = ("curves", "media", "search", "objective", "slices")
+DRAWN = ("curves", "media", "search", "objective", "slices", "list", "means")
 """The sections whose charts a script keeps up to date."""
 
 LISTENING_FOR = 60.0
 """Seconds after which a run that has not reported that it reads commands is taken for lost."""
+
+MOST_PLAIN = 500
+"""How many runs the list has without JavaScript, those that reported last."""
 
 MOST_COMMANDS = 20
 """How many commands of a run are listed, the last ones."""
@@ -49,30 +56,56 @@ MOST_COMMANDS = 20
 LABELS = {Action.PAUSE: "Pause", Action.RESUME: "Resume", Action.SAVE: "Save", Action.STOP: "Save and stop"}
 
 
-def list_content(
-    root: Path, runs: Sequence[RunListing], cut: bool, now: float, searches: Sequence[SearchListing] = ()
-) -> PageContent:
-    """Return the list of the runs in a folder, and of its searches. cut: whether there are more.
+Address = Callable[[str], str | None]
+"""Returns the address of the page of a run or search, by its folder; None if it has no page."""
 
-    now: in seconds since the epoch.
+
+def run_address(folder: str) -> str:
+    """Return the address of the page of a run on the board."""
+    return f"runs?{address_of([folder])}"
+
+
+def search_address(folder: str) -> str:
+    """Return the address of the page of a search on the board."""
+    return f"searches?{search_address_of(folder)}"
+
+
+def list_content(
+    root: Path, listing: Listing, now: float, address: Address = run_address, searches: Sequence[Section] | None = None
+) -> PageContent:
+    """Return the list of the runs in a folder, and of its searches. now: in seconds since the epoch.
+
+    searches: the section with the searches, if it is not that of the board.
     """
-    rows = [_row(number, each, now) for number, each in enumerate(runs)]
-    found = [_search_row(number, each, now) for number, each in enumerate(searches)]
-    shown = section("searches", folder=str(root), searches=found) if found else Markup()
-    listed = section("runs", folder=str(root), runs=rows, cut=cut)
-    sections = [Section("runs", "Runs", Markup("").join([shown, listed]))]
+    rows = [
+        _row(number, each, root, now, address(each.folder)) for number, each in enumerate(listing.runs[:MOST_PLAIN])
+    ]
+    cut = listing.cut or len(rows) < len(listing.runs) or not listing.is_complete
+    can_compare = address is run_address
+    shown = section("run_list", folder=str(root), runs=rows, cut=cut, can_compare=can_compare)
+    found = searches_sections(root, listing, now) if searches is None else searches
+    sections = [Section("list", "Runs", shown), *found]
     return PageContent(f"Runs in {root.name or root}", sections, {"runs": [], "charts": []})
+
+
+def searches_sections(root: Path, listing: Listing, now: float, address: Address = search_address) -> list[Section]:
+    """Return the section with the searches in a folder, if there are any."""
+    found = [_search_row(number, each, now, address(each.folder)) for number, each in enumerate(listing.searches)]
+    shown = section("searches", folder=str(root), searches=found)
+    return [Section("searches", "Searches", shown)] if found else []
 
 
 def list_page(content: PageContent, version: str) -> str:
     """Return the page with the list of the runs. version: of what it shows."""
-    return page_of(content, PageFrame(POLICY, "report.css", OF_THE_LIST, attributes=_attributes("updates", version)))
+    attributes = _attributes("updates", version)
+    return page_of(content, PageFrame(POLICY, "report.css", OF_THE_LIST, attributes=attributes, styles=LIST_STYLES))
 
 
 def runs_page(content: PageContent, folders: Sequence[str], version: str) -> str:
     """Return the page of runs. folders: by which the board knows them."""
     attributes = _attributes(f"updates?{address_of(folders)}", version)
-    return page_of(content, PageFrame(POLICY, "report.css", SCRIPTS, links=[("All runs", ".")], attributes=attributes))
+    links = [("All runs", "."), ("Share as one HTML file", f"report?{address_of(folders)}")]
+    return page_of(content, PageFrame(POLICY, "report.css", SCRIPTS, links=links, attributes=attributes))
 
 
 def trial_addresses(folder: str, search: ShownSearch, is_listed: Callable[[str], bool]) -> dict[int, str]:
@@ -110,16 +143,16 @@ def address_of(folders: Sequence[str]) -> str:
     return urlencode([("run", each) for each in folders], errors="replace")
 
 
-def _row(number: int, run: RunListing, now: float) -> dict[str, Any]:
-    history, total = run.history, run.history.total_steps
+def _row(number: int, run: RunListing, root: Path, now: float, address: str | None) -> dict[str, Any]:
+    history, total = run.history, total_steps(run.history)
     of_total = f" of {total:,}" if total else ""
     return {
         "number": number,
         "folder": run.folder,
         "name": run.folder if run.folder != "." else "this folder",
-        "address": f"runs?{address_of([run.folder])}",
+        "address": address or "",
         "cells": (
-            run.problem or state_of(history, total, now),
+            run.problem or state_of(history, total, now, last_heard(f"{root}/{run.folder}", history)),
             f"{history.last_step:,}{of_total}",
             _loss_text(run.last_loss),
             NOT_KNOWN if history.seen is None else f"{format_age(max(now - history.seen, 0.0))} ago",
@@ -127,7 +160,7 @@ def _row(number: int, run: RunListing, now: float) -> dict[str, Any]:
     }
 
 
-def _search_row(number: int, listing: SearchListing, now: float) -> dict[str, Any]:
+def _search_row(number: int, listing: SearchListing, now: float, address: str | None) -> dict[str, Any]:
     search = listing.search
     trials = NOT_KNOWN
     best = None
@@ -138,7 +171,7 @@ def _search_row(number: int, listing: SearchListing, now: float) -> dict[str, An
     return {
         "number": number,
         "name": listing.folder if listing.folder != "." else "this folder",
-        "address": f"searches?{search_address_of(listing.folder)}",
+        "address": address or "",
         "cells": (
             trials,
             NOT_KNOWN if value is None else f"{value:.6g}",
@@ -162,9 +195,33 @@ def with_controls(
     content: PageContent, folders: Sequence[str], records: Sequence[RunRecord], now: float
 ) -> PageContent:
     """Return what a page shows, with the controls of its runs after the first section."""
-    runs = [_control(folder, record, now) for folder, record in zip(folders, records, strict=True)]
+    runs = [
+        {"number": number, **_control(folder, record, now)}
+        for number, (folder, record) in enumerate(zip(folders, records, strict=True))
+    ]
     first, *rest = content.sections
     return evolve(content, sections=[first, Section("control", "Control", section("control", runs=runs)), *rest])
+
+
+def label_runs(runs: WatchedRuns, document: Any) -> int:
+    """Change the tags or notes of the runs in a request, and return how many were. Raises ConfigurationError.
+
+    If some cannot be changed, the others are.
+    """
+    folders = document.get("folders") if isinstance(document, dict) else None
+    if not isinstance(folders, list) or not folders or not all(isinstance(each, str) for each in folders):
+        raise ConfigurationError("The change of labels has no list of folders.")
+    change = change_in({name: value for name, value in document.items() if name != "folders"})
+    problems, changed = list[str](), 0
+    for folder in dict.fromkeys(folders):
+        try:
+            change_labels(runs.path(folder), change)
+            changed += 1
+        except ConfigurationError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigurationError(problems)
+    return changed
 
 
 def give_command(runs: WatchedRuns, document: Any, now: float) -> int:
@@ -220,7 +277,7 @@ def _control(folder: str, record: RunRecord, now: float) -> dict[str, Any]:
         "label": record.label,
         "folder": quote(folder, errors="replace"),
         "name": quote(record.history.name, errors="replace"),
-        "obstacle": f"This run cannot be commanded: {problem}." if problem else "",
+        "obstacle": problem,
         "buttons": [
             {"action": each.value, "label": label, "is_disabled": each is (Action.PAUSE if paused else Action.RESUME)}
             for each, label in LABELS.items()

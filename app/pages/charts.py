@@ -171,9 +171,13 @@ def axes_of(record: RunRecord) -> dict[str, list[list[float]]]:
     axes = {"time": ([], [])} if began is None or not len(times) else {"time": _since(began, times)}
     for name, logged_as in (("samples", SAMPLES), ("tokens", TOKENS), ("epoch", EPOCH)):
         series = history.positions.get(logged_as, Series())
-        axes[name] = ([0, *series.steps], [0.0, *series.values]) if series.steps[:1] > array("q", [0]) else (
-            list(series.steps),
-            list(series.values),
+        axes[name] = (
+            ([0, *series.steps], [0.0, *series.values])
+            if series.steps[:1] > array("q", [0])
+            else (
+                list(series.steps),
+                list(series.values),
+            )
         )
     return {name: _thinned(*axis) for name, axis in axes.items() if len(axis[0]) > 1}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -41,12 +42,12 @@ DONE = {
 
 
 class RunEnding(Enum):
-    """How a session of a run ended; the values are shown to users."""
+    """How a session of a run ended. A lost one did not report its end, or has not ended yet."""
 
     FINISHED = "finished"
     STOPPED = "stopped"
     FAILED = "failed"
-    LOST = "did not report its end"
+    LOST = "lost"
 
 
 @define
@@ -228,6 +229,16 @@ class RunHistory:
     def seen(self) -> float | None:
         """When the run reported last, in seconds since the epoch."""
         return next((each.seen for each in reversed(self.sessions.entries) if each.seen is not None), None)
+
+    @property
+    def restarts(self) -> int:
+        """How often the run was started again, without the times at which a finished run had nothing left to train."""
+        sessions: list[RecordedSession] = self.sessions.entries
+        idle = sum(
+            before.outcome is each.outcome is RunEnding.FINISHED and each.first == each.last == before.last
+            for before, each in pairwise(sessions)
+        )
+        return max(len(sessions) - 1, 0) + self.sessions.dropped - idle
 
     def take(self, note: Mapping[str, Any]) -> None:
         """Add a note of the journal. Facts of an unexpected type are ignored."""

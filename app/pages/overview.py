@@ -9,41 +9,47 @@ from markupsafe import Markup
 
 from hexloop.app.callbacks.console import duration_text
 from hexloop.app.checkpoint_rows import format_bytes
-from hexloop.app.pages.history import RecordedSession, RunEnding
 from hexloop.app.pages.information import RecordedInformation
-from hexloop.app.pages.progress import is_training, progress_of
+from hexloop.app.pages.progress import progress_of
 from hexloop.app.pages.reading import RunRecord
-from hexloop.app.pages.sections import NOT_KNOWN, best_of, last_of, state_of
+from hexloop.app.pages.sections import NOT_KNOWN, best_of, last_of
+from hexloop.app.pages.states import RunState, last_heard, state_in, state_of
 from hexloop.app.pages.templates import section
 from hexloop.domain.state import Cause
 
+COLOURS = {
+    RunState.RUNNING: "verified",
+    RunState.FINISHED: "verified",
+    RunState.PAUSED: "unfinished",
+    RunState.STOPPED: "unfinished",
+    RunState.FAILED: "damaged",
+    RunState.LOST: "damaged",
+    RunState.UNKNOWN: "unknown",
+}
+"""The class of each state: good, bad, or neither."""
+
 
 def progress_section(records: Sequence[RunRecord], now: float) -> Markup:
-    """Return one line for each run: its state, percent, steps, time left, and how good it is."""
-    return section("progress", runs=[_progress(record, now) for record in records], several=len(records) > 1)
+    """Return the state of each run, percent, steps, time left, and how good it is: of several in a table of few lines."""
+    runs = [_progress(record, now) for record in records]
+    if len(runs) == 1:
+        return section("progress", runs=runs)
+    names = list(dict.fromkeys(name for run in runs for name, _ in run["facts"]))
+    rows = [{**run, "cells": [dict(run["facts"]).get(name, NOT_KNOWN) for name in names]} for run in runs]
+    return section("progress_of_several", names=names, runs=rows)
 
 
 def _progress(record: RunRecord, now: float) -> dict[str, Any]:
     history, progress = record.history, progress_of(record.history, now, record.total_steps)
-    state = state_of(history, record.total_steps, now)
+    heard = last_heard(record.folder, history)
+    state = state_of(history, record.total_steps, now, heard)
     return {
         "label": record.label,
         "state": state,
-        "colour": _colour(record, now),
+        "colour": COLOURS[state_in(history, now, heard)],
         "percent": None if progress.fraction is None else int(progress.fraction * 100),
         "facts": [(name, value) for name, value in _facts(record, progress.steps_text, progress.left_text) if value],
     }
-
-
-def _colour(record: RunRecord, now: float) -> str:
-    """Return the class of a state: good, bad, or neither."""
-    sessions: list[RecordedSession] = record.history.sessions.entries
-    if not sessions:
-        return "unknown"
-    ending = sessions[-1].outcome
-    if ending is RunEnding.FAILED or (ending is RunEnding.LOST and record.history.paused_at is None):
-        return "verified" if is_training(record.history, now) else "damaged"
-    return "verified" if ending is RunEnding.FINISHED else "unfinished"
 
 
 def _facts(record: RunRecord, steps: str, left: str) -> Iterator[tuple[str, str]]:
@@ -79,7 +85,9 @@ def _information(known: RecordedInformation) -> Iterator[tuple[str, str]]:
     cores = "" if known.cpus is None else f"{known.cpus:,} cores"
     memory = "" if known.memory is None else f"{format_bytes(known.memory)} of memory"
     devices = f" ({known.devices:,} ranks)" if known.devices and known.devices > 1 else ""
-    trained = "" if known.trainable_parameters in (None, known.parameters) else f"{known.trainable_parameters:,} trained"
+    trained = (
+        "" if known.trainable_parameters in (None, known.parameters) else f"{known.trainable_parameters:,} trained"
+    )
     parameters = "" if known.parameters is None else f"{known.parameters:,} parameters"
     size = "" if known.model_bytes is None else format_bytes(known.model_bytes)
     samples = (("training", known.training_samples), ("evaluation", known.evaluation_samples))

@@ -12,7 +12,18 @@ from markupsafe import Markup
 
 from hexloop import __version__
 from hexloop.app.pages import templates
-from hexloop.app.pages.charts import AXES, COLOURS, GROUPS, MOST_CHARTS, Chart, axes_of, chart_data, chart_shown, charts_of
+from hexloop.app.pages.charts import (
+    AXES,
+    COLOURS,
+    GROUPS,
+    MOST_CHARTS,
+    Chart,
+    axes_of,
+    chart_data,
+    chart_shown,
+    charts_of,
+)
+from hexloop.app.pages.comparison import differences_section, means_of, means_section
 from hexloop.app.pages.media_section import Addresses, media_data, media_section, shown_media
 from hexloop.app.pages.overview import information_section, progress_section
 from hexloop.app.pages.reading import RunRecord
@@ -38,7 +49,10 @@ from hexloop.domain.json_documents import finite_json
 ECHARTS = "6.1.0"
 """The version of the chart library that is shipped."""
 
-RUN_SCRIPTS = ("common.js", "curves.js", "report.js", "media.js", "search.js")
+TABULATOR = "6.5.3"
+"""The version of the table library that is shipped."""
+
+RUN_SCRIPTS = ("common.js", "curves.js", "report.js", "media.js", "compare.js", "search.js")
 SEARCH_SCRIPTS = ("common.js", "search.js", "trials.js")
 """The scripts of a report on runs and of one on a search, after the chart library."""
 
@@ -77,7 +91,7 @@ class PageFrame:
 
     is_alone: whether `style` and `scripts` are sources, which become part of the page, or names of files beside it.
     written: a sentence of when. links: words and address of each. attributes: those of the body; a page that has them
-    is kept up to date.
+    is kept up to date. styles: names of further style sheets.
     """
 
     policy: str
@@ -86,6 +100,7 @@ class PageFrame:
     is_alone: bool = False
     written: str = ""
     links: Sequence[tuple[str, str]] = ()
+    styles: Sequence[str] = ()
     attributes: Mapping[str, str] = field(factory=dict)
 
 
@@ -129,11 +144,13 @@ def content_of(records: Sequence[RunRecord], now: float, addresses: Addresses | 
     labels = [record.label for record in records]
     charts = charts_of(records)
     named = [(f"chart-{number}", chart) for number, chart in enumerate(charts[:MOST_CHARTS])]
-    search, media = search_of(records), shown_media(records, addresses is None)
+    search, means, media = search_of(records), means_of(records), shown_media(records, addresses is None)
     sections = [
         Section("runs", "Progress", progress_section(records, now), is_quiet=True),
         Section("curves", "Curves", _curves(records, named, len(charts))),
+        Section("means", "Mean and band", means_section(records, means)),
         Section("media", "Media", media_section(media)),
+        Section("differences", "What differs", differences_section(records)),
         Section("search", "Arguments and results", search_section(search, labels)),
         Section("time", "Where the time went", time_section(records)),
         Section("irregular", "Losses that were not usable", irregular_section(records)),
@@ -155,6 +172,7 @@ def content_of(records: Sequence[RunRecord], now: float, addresses: Addresses | 
         "axes": list(map(axes_of, records)),
         "search": search_data(search),
         "media": media_data(media, addresses),
+        "means": means,
     }
     return PageContent(_title(labels), [each for each in sections if each.content], document)
 
@@ -162,6 +180,9 @@ def content_of(records: Sequence[RunRecord], now: float, addresses: Addresses | 
 def page_of(content: PageContent, frame: PageFrame) -> str:
     """Return a whole page."""
     licences = [asset(f"echarts/{name}") for name in ("NOTICE", "LICENSE-zrender", "LICENSE-d3")]
+    has_tables = "tabulator.min.js" in frame.scripts
+    if has_tables:
+        licences.append(asset("tabulator/LICENSE"))
     return templates.page(
         content=content,
         frame=frame,
@@ -169,6 +190,7 @@ def page_of(content: PageContent, frame: PageFrame) -> str:
         licences=licences,
         version=__version__,
         echarts=ECHARTS,
+        tabulator=TABULATOR if has_tables else "",
     )
 
 
@@ -177,6 +199,12 @@ def _title(labels: Sequence[str]) -> str:
         return f"Run {labels[0]}"
     more = f" and {len(labels) - MOST_NAMED} more" if len(labels) > MOST_NAMED else ""
     return f"{len(labels)} runs: {', '.join(labels[:MOST_NAMED])}{more}"
+
+
+def asset_path(name: str) -> str:
+    """Return the name for `asset` of a file that pages name."""
+    library = next((each for each in ("echarts", "tabulator") if name.startswith(each)), "")
+    return f"{library}/{name}" if library else name
 
 
 @cache

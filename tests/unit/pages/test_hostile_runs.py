@@ -14,7 +14,7 @@ from hexloop.app.pages.lines import LinesPart, lines_content
 from hexloop.app.pages.page import content_of, report_page
 from hexloop.app.pages.reading import RunRecord
 from hexloop.app.pages.results import Results
-from hexloop.app.pages.watching import RunListing
+from hexloop.app.pages.watching import Listing, RunListing
 from hexloop.domain.redaction import printable
 from tests.unit.pages.test_templates import HOSTILE, Elements
 
@@ -55,7 +55,7 @@ def pages(text: str) -> list[str]:
         report_page(records, NOW),
         report_page(records[:1], NOW),
         runs_page(content, [text], text),
-        list_page(list_content(Path(printable(text)), listed, True, NOW), text),
+        list_page(list_content(Path(printable(text)), Listing(listed, [], True, 0, True), NOW), text),
         list_page(lines, text),
     ]
 
