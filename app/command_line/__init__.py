@@ -34,7 +34,7 @@ class ExitCode(IntEnum):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command given by `argv` (default: the arguments of this process) and return its exit code."""
-    from hexloop.app.command_line.options import read_options
+    from hexloop.app.command_line.parser import read_options
 
     try:
         options = read_options(sys.argv[1:] if argv is None else argv)
