@@ -133,7 +133,8 @@ checkpoints in it; no run may write there at the same time.
 Exit code: 0 if all are signed, 1 if one is not good.""",
     "checkpoints show": """\
 Show which run wrote a checkpoint, at which step, the state of that run, and the files
-with their sizes and digests. Nothing is verified: `hexloop checkpoints verify` does that.""",
+with their sizes and digests. Of a folder of checkpoints, the newest one is shown. Nothing is
+verified: `hexloop checkpoints verify` does that.""",
     "checkpoints diff": """\
 Compare two checkpoints: weights, optimizer, other tensors, then every field of the JSON
 documents. Both are verified first. Of tensors that differ, one at a time is in memory.
