@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import attrs
 
 from hexloop.app.arguments.base import Arguments, unknown_name
+from hexloop.app.arguments.choices import further_choices
 from hexloop.app.arguments.conversion import decoded
 from hexloop.app.arguments.declaration import annotations_of, declarations
 from hexloop.app.arguments.legacy import LEGACY_ARGUMENTS
@@ -276,11 +277,13 @@ def _main_type(kind: Any) -> Any:
 
 
 def known_values(kind: Any) -> list[str]:
-    """Return the texts that an option of the type `kind` can have, as shells complete them; [] if they cannot be listed."""
+    """Return the texts that an option of the type `kind` can have, as shells complete them; [] if there is no list."""
     main = _main_type(kind)
     if main is bool:
         return ["true", "false"]
-    return [str(member.value) for member in main] if isinstance(main, type) and issubclass(main, Enum) else []
+    if not (isinstance(main, type) and issubclass(main, Enum)):
+        return []
+    return [*(str(member.value) for member in main), *further_choices(main)]
 
 
 def _text_help(field: Field, kind: Any) -> str:

@@ -223,6 +223,13 @@ are listed but not verified: `hexloop checkpoints verify` does that.""",
 Report what this machine has: devices and the precisions that each supports, the
 adapters of each port including those of installed packages, and versions; and what to
 install for anything missing. Exit code: 1 if something that hexloop needs is missing.""",
+    "completion": """\
+Print the script by which a shell completes commands, options and their values. Load it in
+the configuration of the shell:
+
+  bash   eval "$(hexloop completion bash)"        in ~/.bashrc
+  zsh    eval "$(hexloop completion zsh)"         in ~/.zshrc
+  fish   hexloop completion fish | source         in ~/.config/fish/config.fish""",
 }
 """The descriptions of commands; that of another one is its help as a sentence."""
 

@@ -65,6 +65,7 @@ COMMANDS = (
     Command("report", "pages:report", "write one page that shows runs: curves, checkpoints, restarts, arguments"),
     Command("board", "pages:board", "show the runs of a folder in a browser, while they train"),
     Command("doctor", "doctor:run", "report what this machine supports, and what to install for the rest"),
+    Command("completion", "completion:run", "print the script that lets a shell complete commands and arguments"),
 )  # fmt: skip
 """All commands, in the order of the help."""
 
@@ -237,6 +238,8 @@ OPTIONS = (
            {"dest": "limit_seconds", "type": float, "default": 600.0}),
     Option(["outbox drop"], "entries", "ENTRY", "the numbers that `list` shows", {"nargs": "*", "type": int}),
     Option(["outbox drop"], "--all", "", "drop everything"),
+
+    Option(["completion"], "shell", "SHELL", "bash, zsh or fish", {"choices": ["bash", "zsh", "fish"]}),
 
     Option([LIST, VERIFY, SHOW, DIFF, PRUNE, "runs diff", "outbox list", "doctor"], "--json", "", "print JSON"),
     Option([VERIFY, CONSOLIDATE, EXPORT, MERGE], "--key", "FILE", "a key file: refuse what is not signed by it"),

@@ -233,7 +233,7 @@ class CommandParser(argparse.ArgumentParser):
         """Return the help of the command of that name, or the commands that are about the words."""
         given = f"{self.command} {' '.join(words)}".strip()
         if any(command.name == given for command in COMMANDS):
-            return _made(given.split())[given].format_help()
+            return parsers_for(given.split())[given].format_help()
         within = [each for each in COMMANDS if each.name.startswith(self.command)]
         if list(words) != ["all"]:
             patterns = [re.compile(rf"\b{re.escape(_stem(word))}", re.IGNORECASE) for word in words]
@@ -286,11 +286,11 @@ def _wrapped(text: str) -> str:
 
 def parser_for(argv: Sequence[str]) -> CommandParser:
     """Return the parser for `argv`. The many training arguments are only added to the command that is used."""
-    return _made(argv)[""]
+    return parsers_for(argv)[""]
 
 
-def _made(argv: Sequence[str]) -> dict[str, CommandParser]:
-    """Return the parsers of all commands and groups by their names."""
+def parsers_for(argv: Sequence[str]) -> dict[str, CommandParser]:
+    """Return the parsers of all commands and groups by their names, "" for all; see `parser_for`."""
     top = CommandParser("hexloop", description=TOP, epilog=EXIT_CODES)
     top.set_defaults(traceback=False, limit=[])
     top.add_argument("--version", action="version", version=f"hexloop {__version__}", help="print the version and exit")
