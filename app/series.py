@@ -75,6 +75,10 @@ class Series:
         self.values += later.values
         self.gaps += later.gaps
 
+    def last(self) -> Series:
+        """Return a series of the last point, and of a last gap if that is later."""
+        return Series(self.steps[-1:], self.values[-1:], self.gaps[-1:] if self.ends_in_gap else array("q"))
+
     @property
     def ends_in_gap(self) -> bool:
         """Whether the value that was added last is not finite."""

@@ -2,12 +2,13 @@
 
 | kind | facts |
 |---|---|
-| `began` | `run`, `step` (it starts or resumes at), `settings`, `defaults` of those changed, `command`, `random` |
+| `began` | `run`, `step` (it starts or resumes at), `total_steps`, `settings`, `defaults` of those changed, `command`, ... |
 | `step` | `step`, `batches` (a fingerprint each), `learning_rate`, `random` after it |
 | `losses` | `first` (a step), `losses` of that step and the following ones |
-| `logged` | `step`, `values`, `random` |
+| `logged` | `step`, `samples` (trained on so far), `values`, `random` |
 | `save` | `phase`, `checkpoint`; once published also `weights`, a digest for each file of weights |
 | `irregular` | `step`, `what` ("loss", "gradient norm" or "spike"), `value`, `reaction`, and the window; see below |
+| `information` | `host`, `git`, `packages`, `model` and `data` at the start; see `app/run/run_information.py` |
 | `goodput` | `step`, `seconds` of the whole run by cause; see `hexloop.domain.goodput` |
 | `profile` | `first` and `last` (steps that were recorded), `trace` and `table` (files in the folder of the run) |
 | `paused` | `step` |
@@ -17,7 +18,7 @@
 A window is `epoch`, `first_sample` (its position there), `samples` (how many), and their `indices` in the dataset if
 they are known. If the run left it out, `back_to` is the step that it continued from.
 
-With `param_groups`, `began` also has the `groups` of the optimizer.
+`began` also has `random`, and with `param_groups` the `groups` of the optimizer.
 Every note also has `time`, in seconds since the epoch.
 """
 

@@ -49,8 +49,14 @@ LOSS_OF_STEP = "loss of each step"
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """How journals and logs write what JSON has no number for."""
 
-NO_CURVES = frozenset({"epoch", "step"})
-"""Logged values of which no curve is drawn."""
+SAMPLES, TOKENS, EPOCH = "samples trained on", "num_input_tokens_seen", "epoch"
+"""The names of how far a run is, counted otherwise than in steps."""
+
+POSITIONS = frozenset({SAMPLES, TOKENS, EPOCH})
+"""These are no curves, but axes over which curves are drawn."""
+
+NO_CURVES = frozenset({"step"})
+"""Logged values of which nothing is drawn."""
 
 Column = tuple[array, array]  # type: ignore[type-arg]
 """Steps, ascending, as 64-bit integers, and a value for each, as 64-bit floats."""
@@ -213,6 +219,8 @@ def _block_of(notes: Sequence[Mapping[str, Any]]) -> Block:
                     raise _OddNoteError
                 curves[name] = array("q"), array("d")
             _add(curves[name], step, number)
+        if type(samples := note.get("samples")) is int and 0 <= samples < MOST_EXACT:
+            _add(curves.setdefault(SAMPLES, (array("q"), array("d"))), step, float(samples))
     if last is None:
         raise _OddNoteError
     return Block(len(notes), notes[0]["time"], notes[-1]["time"], last, times, curves)

@@ -31,8 +31,23 @@ FINISHED = f"{OWN}/finished.json"
 COMMANDS = f"{OWN}/commands"
 """The commands of a board to the run."""
 
+LABELS = f"{OWN}/labels.json"
+"""The tags and notes that users gave the run."""
+
 OUTBOX = f"{OWN}/outbox"
 """What has not reached a hub, a tracker or a slow storage yet, and what was removed before it did."""
+
+MEDIA = f"{OWN}/media"
+"""The folder of the media that a run has logged."""
+
+MEDIA_INDEX = "media.jsonl"
+"""The index in that folder: one JSON object a line; see `hexloop.domain.media`."""
+
+
+def system_file(rank: int) -> str:
+    """Return the path of the system metrics of a rank; see `hexloop.domain.system_metrics`."""
+    return f"{OWN}/system-{rank}.jsonl"
+
 
 PROFILE = "profile"
 """The folder of the traces and tables that `profile` asks for, beside the checkpoints."""

@@ -38,6 +38,20 @@ class Memory:
     total: int
 
 
+@frozen
+class DeviceUse:
+    """What a device does now, with all processes that use it; None for what is not measured.
+
+    use: the share of the time in which it computed, in percent. memory: bytes in use. power: in watts. temperature: in
+    degrees Celsius.
+    """
+
+    use: float | None = None
+    memory: float | None = None
+    power: float | None = None
+    temperature: float | None = None
+
+
 class Device(Protocol):
     """One device, named as the framework names it ("cpu", "cuda:0", "mps")."""
 
@@ -60,6 +74,9 @@ class Device(Protocol):
 
     def memory(self) -> Memory:
         """Return the memory in use, without a device synchronization."""
+
+    def use(self) -> DeviceUse:
+        """Return what the device does now, without a device synchronization. Any thread may call it."""
 
     def release_memory(self) -> None:
         """Release the memory that the framework's allocator caches."""

@@ -141,6 +141,49 @@ class LinkedLogger(Logger, Protocol):
         """The tags of model cards that say where the run is tracked; empty before the page exists."""
 
 
+MediaKind: TypeAlias = Literal["text", "table", "image", "histogram", "audio"]
+
+
+@frozen
+class Media:
+    """Something that was logged at a step and is not a number.
+
+    index: its place among those that were logged together under the name. content: what it is, by its kind:
+
+    | kind | content |
+    |---|---|
+    | text | `text` |
+    | table | `columns`, the names, and `rows`, lists of as many plain values |
+    | image | `width`, `height` in pixels |
+    | histogram | `edges` in ascending order, and `counts` between them, one fewer |
+    | audio | `rate` in samples a second, `seconds`, `channels` |
+
+    file: the PNG of an image, the WAV of audio; "" for other kinds. For a logger it is a path on this machine. size: of
+    the file in bytes. caption: a line of text under it.
+    """
+
+    name: str
+    step: int
+    epoch: float
+    kind: MediaKind
+    content: Mapping[str, Fact]
+    index: int = 0
+    caption: str = ""
+    file: str = ""
+    size: int = 0
+
+
+class MediaLogger(Logger, Protocol):
+    """A logger that also takes media."""
+
+    @property
+    def media(self) -> frozenset[MediaKind]:
+        """The kinds that it takes. Others are not passed to it, which is reported once for each kind."""
+
+    def write_media(self, media: Media) -> None:
+        """A medium of such a kind was logged. Its file may be removed once this returns."""
+
+
 class Spool(Protocol):
     """What a run has for its loggers and they do not have yet. Thread-safe.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 
@@ -59,4 +59,18 @@ class Background(Protocol):
         """Start a task that calls `act` once. It runs to its end even if the program ends before it.
 
         name: for debuggers and stack dumps. low_priority: yield processor time to training, which does not wait for it.
+        """
+
+
+class Machine(Protocol):
+    """The computer that a process runs on, as far as its use is measured. One thread calls it.
+
+    It has one method, since what is measured are numbers with names, of which a machine may have some and lack others;
+    `hexloop.domain.system_metrics` lists them.
+    """
+
+    def measure(self) -> Mapping[str, float]:
+        """Return what the machine and this process use now; rates are means since the last call.
+
+        What cannot be measured is left out. It takes about a millisecond, and no lock that other threads wait for.
         """

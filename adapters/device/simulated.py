@@ -12,7 +12,7 @@ from hexloop.domain.json_documents import json_part
 from hexloop.domain.random_states import refuse_invalid_python_state
 from hexloop.domain.ranges import Count
 from hexloop.domain.schemas import read_part
-from hexloop.ports.device import DeviceCapabilities, Memory
+from hexloop.ports.device import DeviceCapabilities, DeviceUse, Memory
 from hexloop.ports.state import Part
 
 
@@ -32,8 +32,8 @@ class SimulatedRandomStates:
 class SimulatedDevice:
     """Device adapter without hardware.
 
-    total: its memory in bytes, which `allocate` takes and `free` returns; `memory_now` can be set to any values. Its
-    random generators are Python's `random` module and `draw`, which stands for the generator of the device.
+    total: its memory in bytes, which `allocate` takes and `free` returns; `memory_now` and `use_now` can be set to any
+    values. Its random generators are Python's `random` module and `draw`, which stands for the generator of the device.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class SimulatedDevice:
         self.name = name
         self.capabilities = DeviceCapabilities(name.partition(":")[0], frozenset(precisions), pins_memory)
         self.memory_now = Memory(0, 0, total)
+        self.use_now = DeviceUse()
         self._seed = 0
         self._drawn = 0
 
@@ -59,6 +60,10 @@ class SimulatedDevice:
     def memory(self) -> Memory:
         """Return what is allocated."""
         return self.memory_now
+
+    def use(self) -> DeviceUse:
+        """Return what was set."""
+        return self.use_now
 
     def allocate(self, size: int) -> None:
         """Allocate `size` bytes. Raises SimulatedOutOfMemoryError if fewer are free."""

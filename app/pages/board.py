@@ -14,12 +14,15 @@ from markupsafe import Markup
 from hexloop.app.checkpoint_rows import format_age
 from hexloop.app.control.files import Action, CommandFolder
 from hexloop.app.pages.history import CommandRecord, RecordedSession, RunEnding
+from hexloop.app.pages.labels import change_in, change_labels
 from hexloop.app.pages.page import PageContent, PageFrame, Section, page_of
+from hexloop.app.pages.progress import RUNNING_FOR, total_steps
 from hexloop.app.pages.reading import RunRecord
-from hexloop.app.pages.sections import NOT_KNOWN, RUNNING_FOR, moment, state_of
+from hexloop.app.pages.sections import NOT_KNOWN, moment
+from hexloop.app.pages.states import last_heard, state_of
 from hexloop.app.pages.templates import section
 from hexloop.app.pages.trials import ShownSearch, objective_of
-from hexloop.app.pages.watching import RunListing, SearchListing, WatchedRuns
+from hexloop.app.pages.watching import Listing, RunListing, SearchListing, WatchedRuns
 from hexloop.domain.errors import ConfigurationError
 
 POLICY = (
@@ -27,17 +30,26 @@ POLICY = (
     "form-action 'self'"
 )
 
-SCRIPTS = ("echarts.min.js", "report.js", "search.js", "board.js")
+SCRIPTS = ("echarts.min.js", "common.js", "report.js", "search.js", "board.js")
 """The scripts of a page with curves, in order."""
 
-OF_A_SEARCH = ("echarts.min.js", "search.js", "trials.js", "board.js")
+OF_THE_LIST = ("tabulator.min.js", "common.js", "runs.js", "board.js")
+"""Those of the list of the runs, whose charts load the chart library when they are opened."""
+
+LIST_STYLES = ("tabulator_simple.min.css", "runs.css")
+"""The style sheets of the list, besides that of all pages."""
+
+OF_A_SEARCH = ("echarts.min.js", "common.js", "search.js", "trials.js", "board.js")
 """Those of the page of a search."""
 
-DRAWN = ("curves", "search", "objective", "slices")
+DRAWN = ("curves", "search", "objective", "slices", "list")
 """The sections whose charts a script keeps up to date."""
 
 LISTENING_FOR = 60.0
 """Seconds after which a run that has not reported that it reads commands is taken for lost."""
+
+MOST_PLAIN = 500
+"""How many runs the list has without JavaScript, those that reported last."""
 
 MOST_COMMANDS = 20
 """How many commands of a run are listed, the last ones."""
@@ -45,24 +57,26 @@ MOST_COMMANDS = 20
 LABELS = {Action.PAUSE: "Pause", Action.RESUME: "Resume", Action.SAVE: "Save", Action.STOP: "Save and stop"}
 
 
-def list_content(
-    root: Path, runs: Sequence[RunListing], cut: bool, now: float, searches: Sequence[SearchListing] = ()
-) -> PageContent:
-    """Return the list of the runs in a folder, and of its searches. cut: whether there are more.
-
-    now: in seconds since the epoch.
-    """
-    rows = [_row(number, each, now) for number, each in enumerate(runs)]
-    found = [_search_row(number, each, now) for number, each in enumerate(searches)]
-    shown = section("searches", folder=str(root), searches=found) if found else Markup()
-    listed = section("runs", folder=str(root), runs=rows, cut=cut)
-    sections = [Section("runs", "Runs", Markup("").join([shown, listed]))]
+def list_content(root: Path, listing: Listing, now: float) -> PageContent:
+    """Return the list of the runs in a folder, and of its searches. now: in seconds since the epoch."""
+    rows = [_row(number, each, root, now) for number, each in enumerate(listing.runs[:MOST_PLAIN])]
+    cut = listing.cut or len(rows) < len(listing.runs) or not listing.is_complete
+    listed = Section("list", "Runs", section("run_list", folder=str(root), runs=rows, cut=cut))
+    sections = [listed, *searches_sections(root, listing, now)]
     return PageContent(f"Runs in {root.name or root}", sections, {"runs": [], "charts": []})
+
+
+def searches_sections(root: Path, listing: Listing, now: float) -> list[Section]:
+    """Return the section with the searches in a folder, if there are any."""
+    found = [_search_row(number, each, now) for number, each in enumerate(listing.searches)]
+    shown = section("searches", folder=str(root), searches=found)
+    return [Section("searches", "Searches", shown)] if found else []
 
 
 def list_page(content: PageContent, version: str) -> str:
     """Return the page with the list of the runs. version: of what it shows."""
-    return page_of(content, PageFrame(POLICY, "report.css", ["board.js"], attributes=_attributes("updates", version)))
+    attributes = _attributes("updates", version)
+    return page_of(content, PageFrame(POLICY, "report.css", OF_THE_LIST, attributes=attributes, styles=LIST_STYLES))
 
 
 def runs_page(content: PageContent, folders: Sequence[str], version: str) -> str:
@@ -106,8 +120,8 @@ def address_of(folders: Sequence[str]) -> str:
     return urlencode([("run", each) for each in folders], errors="replace")
 
 
-def _row(number: int, run: RunListing, now: float) -> dict[str, Any]:
-    history, total = run.history, run.history.total_steps
+def _row(number: int, run: RunListing, root: Path, now: float) -> dict[str, Any]:
+    history, total = run.history, total_steps(run.history)
     of_total = f" of {total:,}" if total else ""
     return {
         "number": number,
@@ -115,7 +129,7 @@ def _row(number: int, run: RunListing, now: float) -> dict[str, Any]:
         "name": run.folder if run.folder != "." else "this folder",
         "address": f"runs?{address_of([run.folder])}",
         "cells": (
-            run.problem or state_of(history, total, now),
+            run.problem or state_of(history, total, now, last_heard(f"{root}/{run.folder}", history)),
             f"{history.last_step:,}{of_total}",
             _loss_text(run.last_loss),
             NOT_KNOWN if history.seen is None else f"{format_age(max(now - history.seen, 0.0))} ago",
@@ -161,6 +175,27 @@ def with_controls(
     runs = [_control(folder, record, now) for folder, record in zip(folders, records, strict=True)]
     first, *rest = content.sections
     return evolve(content, sections=[first, Section("control", "Control", section("control", runs=runs)), *rest])
+
+
+def label_runs(runs: WatchedRuns, document: Any) -> int:
+    """Change the tags or notes of the runs in a request, and return how many were. Raises ConfigurationError.
+
+    If some cannot be changed, the others are.
+    """
+    folders = document.get("folders") if isinstance(document, dict) else None
+    if not isinstance(folders, list) or not folders or not all(isinstance(each, str) for each in folders):
+        raise ConfigurationError("The change of labels has no list of folders.")
+    change = change_in({name: value for name, value in document.items() if name != "folders"})
+    problems, changed = list[str](), 0
+    for folder in dict.fromkeys(folders):
+        try:
+            change_labels(runs.path(folder), change)
+            changed += 1
+        except ConfigurationError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigurationError(problems)
+    return changed
 
 
 def give_command(runs: WatchedRuns, document: Any, now: float) -> int:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from attrs import define, field, frozen
 
+from hexloop.app.pages.information import RecordedInformation, information_in
 from hexloop.app.series import MOST_STEPS, Series
 from hexloop.domain.checkpoints.manifest import step_of
-from hexloop.domain.journal_index import LOSS_OF_STEP, NOT_FINITE, Block
+from hexloop.domain.journal_index import LOSS_OF_STEP, NOT_FINITE, POSITIONS, SAMPLES, Block
 from hexloop.domain.state import LONGEST_TIME, Cause
 
 MOST_SERIES = 300
@@ -40,12 +41,12 @@ DONE = {
 
 
 class RunEnding(Enum):
-    """How a session of a run ended; the values are shown to users."""
+    """How a session of a run ended. A lost one did not report its end, or has not ended yet."""
 
     FINISHED = "finished"
     STOPPED = "stopped"
     FAILED = "failed"
-    LOST = "did not report its end"
+    LOST = "lost"
 
 
 @define
@@ -194,9 +195,12 @@ class RunHistory:
     defaults: of the settings that differ from them; None if the journal does not have them. groups: the parameter
     groups of the last start.
 
-    series: the curves by name. times: at which time, in seconds since the epoch, a step was logged. commands: of the
-    board. irregular: steps whose loss was not usable. paused_at: the step at which the run is paused now. time_spent:
-    what the time went into, in seconds; empty if that was not measured. profiles: the steps that were recorded.
+    series: the curves by name. times: at which time, in seconds since the epoch, a step was logged. positions: how far
+    the run was by other counts at the logged steps, by the names `POSITIONS`. commands: of the board. irregular: steps
+    whose loss was not usable. paused_at: the step at which the run is paused now. continued_at: the step at which it
+    started, resumed or paused last, and when it continued, if that is known. time_spent: what the time went into, in
+    seconds; empty if that was not measured. profiles: the steps that were recorded.
+    information: on the machine, the code and the sizes of the last start.
     """
 
     name: str
@@ -208,12 +212,15 @@ class RunHistory:
     saves: Bounded = field(factory=Bounded)
     series: dict[str, Series] = field(factory=dict)
     times: Series = field(factory=Series)
+    positions: dict[str, Series] = field(factory=dict)
     commands: Bounded = field(factory=Bounded)
     irregular: Bounded = field(factory=Bounded)
     profiles: Bounded = field(factory=Bounded)
     time_spent: Mapping[Cause, float] = field(factory=dict)
+    information: RecordedInformation = field(factory=RecordedInformation)
     last_step: int = 0
     paused_at: int | None = None
+    continued_at: tuple[int, float | None] = (0, None)
     total_steps: int | None = None
     left_out: set[str] = field(factory=set)
 
@@ -221,6 +228,16 @@ class RunHistory:
     def seen(self) -> float | None:
         """When the run reported last, in seconds since the epoch."""
         return next((each.seen for each in reversed(self.sessions.entries) if each.seen is not None), None)
+
+    @property
+    def restarts(self) -> int:
+        """How often the run was started again, without the times at which a finished run had nothing left to train."""
+        sessions: list[RecordedSession] = self.sessions.entries
+        idle = sum(
+            before.outcome is each.outcome is RunEnding.FINISHED and each.first == each.last == before.last
+            for before, each in zip(sessions, sessions[1:], strict=False)
+        )
+        return max(len(sessions) - 1, 0) + self.sessions.dropped - idle
 
     def take(self, note: Mapping[str, Any]) -> None:
         """Add a note of the journal. Facts of an unexpected type are ignored."""
@@ -238,6 +255,8 @@ class RunHistory:
             self.paused_at = None
         if kind == "logged" and step is not None:
             self._log(step, time, note.get("values"))
+            if (samples := step_in(note.get("samples"))) is not None:
+                self.positions.setdefault(SAMPLES, Series()).add(step, samples)
         elif kind == "losses":
             self._losses(note)
         elif kind == "save":
@@ -245,10 +264,13 @@ class RunHistory:
         elif kind == "paused":
             session.last = self.last_step = self.last_step if step is None else step
             self.paused_at = self.last_step
+            self.continued_at = self.last_step, None
         elif kind == "command":
             self._command(note, time)
         elif kind == "goodput":
             self.time_spent = times_in(note.get("seconds")) or self.time_spent
+        elif kind == "information":
+            self.information = information_in(note)
         elif kind == "profile" and (profile := profile_in(note)) is not None:
             self.profiles.append(profile)
         elif kind == "irregular" and (found := irregular_step(note)) is not None:
@@ -265,6 +287,9 @@ class RunHistory:
         session.seen, session.last, self.last_step, self.paused_at = block.last, block.step, block.step, None
         self.times.replace_from(*map(np.array, block.times))
         for name, column in block.curves.items():
+            if name in POSITIONS:
+                self.positions.setdefault(name, Series()).replace_from(*map(np.array, column))
+                continue
             if name not in self.series and len(self.series) >= MOST_SERIES:
                 if len(self.left_out) < MOST_SERIES:
                     self.left_out.add(name)
@@ -283,16 +308,13 @@ class RunHistory:
             step = step_in(entry.get("step"))
             if step is not None and step <= until:
                 earlier.add_logged(step, entry)
-        for name, later in self.series.items():
-            found = earlier.series.setdefault(name, Series())
-            if later.steps or later.gaps:
-                found.forget_after(min([*later.steps[:1], *later.gaps[:1]]) - 1)
-            found.extend(later)
-        self.series = earlier.series
+        self.series = _joined(earlier.series, self.series)
+        self.positions = _joined(earlier.positions, self.positions)
 
     def _begin(self, note: Mapping[str, Any], step: int, time: float | None) -> None:
         """Start a session. What an earlier one reported after its step is void."""
         self.paused_at = None
+        self.continued_at = step, time
         self._forget_after(step)
         repeated = max(self.last_step - step, 0) if self.sessions.entries else 0
         self.sessions.append(RecordedSession(time, step, step, time, repeated=repeated))
@@ -309,7 +331,7 @@ class RunHistory:
         self.total_steps = step_in(note.get("total_steps")) or self.total_steps
 
     def _forget_after(self, step: int) -> None:
-        for each in self.series.values():
+        for each in (self.times, *self.positions.values(), *self.series.values()):
             each.forget_after(step)
 
     def _session(self, time: float | None) -> RecordedSession:
@@ -326,9 +348,11 @@ class RunHistory:
                 number: float | None = value
             else:
                 number = NOT_FINITE.get(value) if isinstance(value, str) else number_of(value)
-            if number is None or name in ("epoch", "step"):
+            if number is None or name == "step":
                 continue
-            if (series := self.series.get(name)) is not None:
+            if name in POSITIONS:
+                self.positions.setdefault(name, Series()).add(step, number)
+            elif (series := self.series.get(name)) is not None:
                 series.add(step, number)
             else:
                 self._curve(name, step, number)
@@ -381,6 +405,7 @@ class RunHistory:
             found.outcome, found.detail = outcome, detail
         if action == "resume" and outcome == "accepted":
             self.paused_at = None
+            self.continued_at = self.last_step, time
         elif action == "pause" and outcome == "done":
             self.paused_at = self.last_step
 
@@ -391,6 +416,16 @@ class RunHistory:
     def _new_save(self, checkpoint: str) -> Save:
         self.saves.append(save := Save(checkpoint))
         return save
+
+
+def _joined(earlier: dict[str, Series], later: Mapping[str, Series]) -> dict[str, Series]:
+    """Add later series to earlier ones of the same names, which end where these start."""
+    for name, series in later.items():
+        found = earlier.setdefault(name, Series())
+        if series.steps or series.gaps:
+            found.forget_after(min([*series.steps[:1], *series.gaps[:1]]) - 1)
+        found.extend(series)
+    return earlier
 
 
 PHASES = ("began", "taken", "first_byte", "written", "published")

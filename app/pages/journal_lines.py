@@ -11,7 +11,7 @@ from typing import Any
 
 from attrs import define, field
 
-from hexloop.app.pages.history import RunHistory
+from hexloop.app.pages.history import RunHistory, step_in
 from hexloop.domain import journal_index
 from hexloop.domain.folders import open_in_run
 from hexloop.domain.journal_index import INDEX, Block, Window, block_in, blocks_of, digest_of, parts_of, windows_in
@@ -24,6 +24,9 @@ MOST_RUNS = 100
 
 HEAD, TAIL = 256 << 10, 16 << 10
 """Bytes of the start and of the end of a file that are read to tell what a run is doing."""
+
+SHORT_HEAD = 16 << 10
+"""Bytes of the start that are read first, as the first note is seldom longer."""
 
 LONGEST_NAME = 100
 """Characters of a run's name that are kept."""
@@ -157,25 +160,42 @@ class RunLines:
     def read_edges(self) -> None:
         """Read only the first note and the last lines, in a time that does not depend on the length of the file.
 
-        Curves and sessions are then incomplete, but what the last run is doing is known. Raises OSError as `refresh`
-        does.
+        Curves and sessions are then incomplete, but what the last run is doing is known, and its last evaluation if it
+        is not too far from the end. Raises OSError as `refresh` does.
         """
         descriptor = open_in_run(self.path)
         try:
             size = os.fstat(descriptor).st_size
             start = 0
-            for line, end in lines_between(descriptor, 0, min(size, HEAD), self.read):
-                self._take(line)
-                start = end
+            for end in (min(size, SHORT_HEAD), min(size, HEAD)):
+                for line, start in lines_between(descriptor, start, end, self.read):
+                    self._take(line)
+                    if self._current is not None:
+                        break
                 if self._current is not None:
                     break
             rest = lines_between(descriptor, max(size - TAIL, start), size, self.read)
             if size - TAIL > start:
                 next(rest, None)  # it has lost its start
-            for line, _ in rest:
-                self._take(line)
+            self._take_all([line for line, _ in rest])
+            if self._current is not None and not any(name.startswith("eval_") for name in self._current.series):
+                self._take_evaluation(descriptor, max(size - HEAD, start), max(size - TAIL, start))
         finally:
             os.close(descriptor)
+
+    def _take_evaluation(self, descriptor: int, start: int, end: int) -> None:
+        """Take the values of the last evaluation in a part of a file, if the run evaluates."""
+        assert self._current is not None
+        if str(self._current.settings.get("eval_strategy", "no")) == "no" or end <= start:
+            return
+        data = os.pread(descriptor, end - start, start)
+        found = data.rfind(b'"eval_')
+        line = data[data.rfind(b"\n", 0, max(found, 0)) + 1 : data.find(b"\n", found)]
+        note = self._note(line) if found >= 0 else None
+        step, values = (None, None) if note is None else (step_in(note.get("step")), note.get("values"))
+        if step is not None and isinstance(values, Mapping):
+            evaluated = {name: value for name, value in values.items() if str(name).startswith("eval_")}
+            self._current.add_logged(min(step, self._current.last_step), evaluated)
 
     def _lines(self, descriptor: int, size: int) -> Iterator[tuple[bytes, int]]:
         """Yield the complete lines from the offset on, each with the offset after it."""

@@ -36,7 +36,10 @@ from hexloop.domain.json_documents import finite_json
 ECHARTS = "6.1.0"
 """The version of the chart library that is shipped."""
 
-RUN_SCRIPTS, SEARCH_SCRIPTS = ("report.js", "search.js"), ("search.js", "trials.js")
+TABULATOR = "6.5.3"
+"""The version of the table library that is shipped."""
+
+RUN_SCRIPTS, SEARCH_SCRIPTS = ("common.js", "report.js", "search.js"), ("common.js", "search.js", "trials.js")
 """The scripts of a report on runs and of one on a search, after the chart library."""
 
 MOST_REMARKS = 50
@@ -70,7 +73,7 @@ class PageFrame:
 
     is_alone: whether `style` and `scripts` are sources, which become part of the page, or names of files beside it.
     written: a sentence of when. links: words and address of each. attributes: those of the body; a page that has them
-    is kept up to date.
+    is kept up to date. styles: names of further style sheets.
     """
 
     policy: str
@@ -79,6 +82,7 @@ class PageFrame:
     is_alone: bool = False
     written: str = ""
     links: Sequence[tuple[str, str]] = ()
+    styles: Sequence[str] = ()
     attributes: Mapping[str, str] = field(factory=dict)
 
 
@@ -143,6 +147,9 @@ def content_of(records: Sequence[RunRecord], now: float) -> PageContent:
 def page_of(content: PageContent, frame: PageFrame) -> str:
     """Return a whole page."""
     licences = [asset(f"echarts/{name}") for name in ("NOTICE", "LICENSE-zrender", "LICENSE-d3")]
+    has_tables = "tabulator.min.js" in frame.scripts
+    if has_tables:
+        licences.append(asset("tabulator/LICENSE"))
     return templates.page(
         content=content,
         frame=frame,
@@ -150,6 +157,7 @@ def page_of(content: PageContent, frame: PageFrame) -> str:
         licences=licences,
         version=__version__,
         echarts=ECHARTS,
+        tabulator=TABULATOR if has_tables else "",
     )
 
 
@@ -158,6 +166,12 @@ def _title(labels: Sequence[str]) -> str:
         return f"Run {labels[0]}"
     more = f" and {len(labels) - MOST_NAMED} more" if len(labels) > MOST_NAMED else ""
     return f"{len(labels)} runs: {', '.join(labels[:MOST_NAMED])}{more}"
+
+
+def asset_path(name: str) -> str:
+    """Return the name for `asset` of a file that pages name."""
+    library = next((each for each in ("echarts", "tabulator") if name.startswith(each)), "")
+    return f"{library}/{name}" if library else name
 
 
 @cache

@@ -14,6 +14,7 @@ from hexloop.app.assembly.storage import as_location, is_elsewhere, is_missing, 
 from hexloop.app.checkpoint_rows import CheckpointRow, rows_of, with_digest_of
 from hexloop.app.pages.history import RunHistory, step_in
 from hexloop.app.pages.journal_lines import Convert, RunLines, journal_note, log_note
+from hexloop.app.pages.progress import total_steps
 from hexloop.app.pages.results import Results, results_in
 from hexloop.domain.checkpoints.manifest import checkpoint_name, step_of
 from hexloop.domain.checkpoints.reading import checkpoint_steps
@@ -52,9 +53,7 @@ class RunRecord:
     @property
     def total_steps(self) -> int | None:
         """How many steps the run is to have, if that is known."""
-        given = self.history.settings.get("max_steps")
-        known = (self.history.total_steps, step_in(self.state.get("max_steps")), step_in(given))
-        return next((each for each in known if each), None)
+        return self.history.total_steps or step_in(self.state.get("max_steps")) or total_steps(self.history)
 
     @property
     def newest_good(self) -> CheckpointRow | None:
@@ -131,7 +130,7 @@ class RunReader:
     def points(self) -> int:
         """How many points of curves are kept."""
         runs = [run for lines in self._kept.values() for run in lines.runs.values()]
-        return sum(len(series) for run in runs for series in (*run.series.values(), run.times))
+        return sum(len(series) for run in runs for series in (*run.series.values(), *run.positions.values(), run.times))
 
     def read(self, quick: bool, problems: list[str], checkpoints: object = None) -> RunRecord | None:
         """Read what is new, and return the run; see `read_run`.
@@ -218,9 +217,10 @@ def _history_of(
     history.series = dict(history.series)  # what is added from elsewhere must not grow with the next reading
     for other, source in found:
         if other.series:
-            history.series, history.times = other.series, other.times
+            history.series, history.times, history.positions = other.series, other.times, other.positions
             _add_earlier(history, state)
             return history, source
+    history.positions = {}
     for entry in _entries(state):
         if (step := step_in(entry.get("step"))) is not None:
             history.add_logged(step, entry)

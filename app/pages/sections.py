@@ -17,7 +17,9 @@ from hexloop.app.callbacks.console import duration_text
 from hexloop.app.checkpoint_rows import CheckpointRow, format_age, format_bytes
 from hexloop.app.environment import DistributedEnvironment
 from hexloop.app.pages.history import IrregularStep, RecordedSession, RunEnding, RunHistory, Save, number_of
+from hexloop.app.pages.progress import progress_of
 from hexloop.app.pages.reading import RunRecord
+from hexloop.app.pages.states import last_heard, outcome_of, state_of
 from hexloop.app.pages.templates import section
 from hexloop.domain.checkpoints.survey import FolderStatus
 from hexloop.domain.redaction import is_secret_name, redacted
@@ -41,9 +43,6 @@ MOST_MARKS = 400
 WIDTH, HEIGHT = 1000, 28
 """The size of a run's bar on the time line in units of the drawing."""
 
-RUNNING_FOR = 600.0
-"""Seconds without a report after which a run is taken for lost."""
-
 CLASSES = {
     RunEnding.FINISHED: "finished",
     RunEnding.STOPPED: "stopped",
@@ -65,17 +64,6 @@ def moment(seconds: float | None) -> str:
         return "-"
 
 
-def outcome_of(session: RecordedSession, now: float) -> str:
-    """Return how a session ended, in words, or that it may still run."""
-    if session.outcome is RunEnding.LOST and session.seen is not None and now - session.seen < RUNNING_FOR:
-        return "running, or killed a moment ago"
-    words = {
-        RunEnding.LOST: "killed, or its machine failed: it did not report its end",
-        RunEnding.FAILED: "ended by an error",
-    }.get(session.outcome, session.outcome.value)
-    return f"{words}: {'; '.join(session.reasons)}" if session.reasons else words
-
-
 def overview_section(records: Sequence[RunRecord], now: float) -> Markup:
     """Return the table of the runs: how far each is, how good, and on what it was trained."""
     facts = [_facts(record, now) for record in records]
@@ -85,31 +73,19 @@ def overview_section(records: Sequence[RunRecord], now: float) -> Markup:
     return section("table", head=("", *(record.label for record in records)), rows=rows, caption=caption)
 
 
-def state_of(history: RunHistory, total: int | None, now: float) -> str:
-    """Return what a run is doing, or how it ended, in words."""
-    sessions: list[RecordedSession] = history.sessions.entries
-    if not sessions:
-        return "unknown: there is no journal"
-    words = outcome_of(sessions[-1], now)
-    if history.paused_at is not None and sessions[-1].outcome is RunEnding.LOST:
-        silent = now - (history.seen or 0.0) >= RUNNING_FOR
-        return f"paused at step {history.paused_at:,}{', or killed since' if silent else ''}"
-    if sessions[-1].outcome is RunEnding.FINISHED and total and history.last_step < total:
-        return "finished early"
-    return words
-
-
 def _facts(record: RunRecord, now: float) -> dict[str, str]:
     history, total = record.history, record.total_steps
+    progress = progress_of(history, now, total)
     sessions: list[RecordedSession] = history.sessions.entries
     trained = sum(each.seconds or 0.0 for each in sessions)
     facts = {
-        "state": state_of(history, total, now),
-        "steps": f"{history.last_step:,}" + (f" of {total:,} ({history.last_step / total:.0%})" if total else ""),
+        "state": state_of(history, total, now, last_heard(record.folder, history)),
+        "steps": progress.steps_text,
+        "time left": progress.left_text,
         "started (UTC)": moment(sessions[0].began) if sessions else NOT_KNOWN,
         "last report (UTC)": moment(history.seen),
         "trained for": duration_text(trained) if trained else NOT_KNOWN,
-        "restarts": f"{max(len(sessions) - 1, 0) + history.sessions.dropped:,}",
+        "restarts": f"{history.restarts:,}",
         "last loss": _last(history, "loss"),
         "best metric": _best(record),
         "checkpoints": _checkpoint_counts(record.checkpoints),
@@ -256,14 +232,15 @@ def timeline_section(records: Sequence[RunRecord], now: float) -> Markup:
 
 def _bar(record: RunRecord, start: float, end: float, now: float) -> dict[str, Any]:
     scale = WIDTH / (end - start)
+    entries: list[RecordedSession] = record.history.sessions.entries
     sessions = [
         {
-            "title": f"steps {each.first:,} to {each.last:,}: {outcome_of(each, now)}",
+            "title": f"steps {each.first:,} to {each.last:,}: {_outcome(record, each, now)}",
             "x": f"{(each.began - start) * scale:.1f}",
             "width": f"{max((each.seen - each.began) * scale, 2.0):.1f}",
             "outcome": CLASSES[each.outcome],
         }
-        for each in record.history.sessions.entries[-MOST_MARKS:]
+        for each in entries[-MOST_MARKS:]
         if each.began is not None and each.seen is not None
     ]
     saves = [
@@ -273,6 +250,11 @@ def _bar(record: RunRecord, start: float, end: float, now: float) -> dict[str, A
     ]
     words = f"Time line of {record.label}: {len(record.history.sessions.entries)} sessions; the table below lists them."
     return {"label": record.label, "words": words, "sessions": sessions, "saves": saves}
+
+
+def _outcome(record: RunRecord, session: RecordedSession, now: float) -> str:
+    is_last = session is record.history.sessions.entries[-1]
+    return outcome_of(session, now, is_last, last_heard(record.folder, record.history) if is_last else None)
 
 
 def _session_rows(record: RunRecord, now: float) -> Iterator[tuple[str, ...]]:
@@ -286,7 +268,7 @@ def _session_rows(record: RunRecord, now: float) -> Iterator[tuple[str, ...]]:
             moment(each.began),
             f"{each.first:,} to {each.last:,}",
             "-" if each.seconds is None else duration_text(each.seconds),
-            outcome_of(each, now),
+            _outcome(record, each, now),
             f"{each.repeated:,}" if each.repeated else "-",
             pause,
         )

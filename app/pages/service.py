@@ -5,37 +5,45 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from hmac import compare_digest
 from pathlib import Path
+from threading import Thread
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from attrs import define, field, frozen
 
 from hexloop.app.pages.board import (
+    LIST_STYLES,
     OF_A_SEARCH,
+    OF_THE_LIST,
     POLICY,
     SCRIPTS,
     board_search_page,
     give_command,
+    label_runs,
     lines_page,
     list_content,
     list_page,
     runs_page,
+    searches_sections,
     trial_addresses,
     update_of,
     with_controls,
 )
 from hexloop.app.pages.lines import files_with_lines, last_lines, lines_content, with_last_lines
-from hexloop.app.pages.page import PageContent, asset, content_of, search_content
+from hexloop.app.pages.page import PageContent, asset, asset_path, content_of, report_page, search_content
 from hexloop.app.pages.reading import RunRecord
-from hexloop.app.pages.watching import WatchedRuns
+from hexloop.app.pages.run_table import RunTable
+from hexloop.app.pages.watching import MOST_COMPARED, Listing, WatchedRuns
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.json_documents import read_json
 
@@ -63,6 +71,12 @@ NO_VERSION = ""
 
 MOST_ANSWERS, MOST_ANSWER_BYTES = 64, 32 << 20
 """How many answers are kept, and how many bytes of them."""
+
+LONGEST_NAME = 100
+"""Characters of the name of a file that is downloaded."""
+
+PIECE = 0.2
+"""Seconds for which runs are read before a list is answered with what is known."""
 
 LARGEST_REQUEST = 16 << 10
 """Bytes of a command in a request; it has the name of a folder."""
@@ -140,10 +154,12 @@ class Board:
     root: Path
     token: str = field(factory=lambda: secrets.token_urlsafe(16), repr=False)
     _runs: WatchedRuns = field(init=False)
+    _table: RunTable = field(init=False)
     _answers: SharedAnswers = field(factory=SharedAnswers, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._runs = WatchedRuns(self.root)
+        self._table = RunTable(str(self.root))
 
     def application(self) -> web.Application:
         """Return the application of aiohttp."""
@@ -156,7 +172,9 @@ class Board:
                 web.get("/{token}/updates", self._update),
                 web.get("/{token}/assets/{name}", self._asset),
                 web.get("/{token}/lines", self._lines),
+                web.get("/{token}/report", self._report),
                 web.post("/{token}/commands", self._command),
+                web.post("/{token}/labels", self._label),
             ]
         )
         return made
@@ -211,7 +229,8 @@ class Board:
                 return web.Response(status=UNCHANGED)
             answer = await self._answers.get(("search update", search), version, partial(self._search_update, search))
         elif not folders:
-            answer = await self._answers.get(("list update",), NO_VERSION, self._list_update)
+            make = partial(self._list_update, known)
+            answer = await self._answers.get(("list update", known), NO_VERSION, make)
         else:
             version = await asyncio.to_thread(partial(self._version, folders))
             if version == known:
@@ -229,45 +248,80 @@ class Board:
         page = await asyncio.to_thread(partial(self._lines_page, folder, name, int(before) if before else None))
         return _html(page.encode("utf-8", "replace"))
 
+    async def _report(self, request: web.Request) -> web.Response:
+        """Answer with one HTML file that shows runs, to be sent to others."""
+        folders = self._chosen(request)
+        if not folders:
+            raise web.HTTPSeeOther("./")
+        page = await asyncio.to_thread(partial(self._report_page, folders))
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(folders))[:LONGEST_NAME].strip("-.") or "run"
+        headers = {"Content-Disposition": f'attachment; filename="{name}.html"'}
+        answer = _html(page.encode("utf-8", "replace"))
+        answer.headers.update(headers)
+        return answer
+
     async def _command(self, request: web.Request) -> web.Response:
         """Write a command into the folder of a run, and answer with its number. The run reports what becomes of it."""
-        if request.content_type != "application/json":  # a page of another site cannot send this without asking
-            raise web.HTTPUnsupportedMediaType(text="A command is a JSON document.")
-        try:
-            document = read_json(await request.read())
-        except ValueError as error:
-            raise web.HTTPBadRequest(text=f"The command cannot be read: {error}.") from error
+        document = await self._posted(request)
         try:
             sequence = await asyncio.to_thread(partial(give_command, self._runs, document, time.time()))
         except ConfigurationError as error:
             raise web.HTTPConflict(text=str(error)) from error
         return web.json_response({"sequence": sequence})
 
+    async def _label(self, request: web.Request) -> web.Response:
+        """Change the tags or notes of runs, in their folders, and answer with how many were changed."""
+        document = await self._posted(request)
+        try:
+            changed = await asyncio.to_thread(partial(label_runs, self._runs, document))
+        except ConfigurationError as error:
+            raise web.HTTPConflict(text=str(error)) from error
+        return web.json_response({"changed": changed})
+
+    async def _posted(self, request: web.Request) -> object:
+        """Return the JSON document of a request."""
+        if request.content_type != "application/json":  # a page of another site cannot send this without asking
+            raise web.HTTPUnsupportedMediaType(text="A request to change something is a JSON document.")
+        try:
+            return read_json(await request.read())
+        except ValueError as error:
+            raise web.HTTPBadRequest(text=f"The request cannot be read: {error}.") from error
+
     async def _asset(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
-        if name == "report.css":
-            return web.Response(text=asset(name), content_type="text/css")
-        if name not in (*SCRIPTS, *OF_A_SEARCH):
+        if name not in ("report.css", *LIST_STYLES, *SCRIPTS, *OF_A_SEARCH, *OF_THE_LIST):
             raise web.HTTPNotFound
-        path = f"echarts/{name}" if name.startswith("echarts") else name
-        return web.Response(text=asset(path), content_type="text/javascript")
+        kind = "text/css" if name.endswith(".css") else "text/javascript"
+        return web.Response(text=asset(asset_path(name)), content_type=kind, charset="utf-8")
 
     def _chosen(self, request: web.Request) -> list[str]:
         return list(dict.fromkeys(request.query.getall("run", [])))
 
-    def _listed(self) -> PageContent:
-        runs, searches, cut = self._runs.listing()
-        return list_content(self.root, runs, cut, time.time(), searches)
+    def warm(self) -> None:
+        """Read the ends of all runs, so that the list is complete when it is opened."""
+        with suppress(OSError):
+            while not self._runs.listing(PIECE).is_complete:
+                time.sleep(PIECE / 4)  # pages that are asked for meanwhile
+
+    def _listing(self) -> Listing:
+        listing = self._runs.listing(PIECE)
+        self._table.update(listing, time.time())
+        return listing
 
     def _list_page(self) -> tuple[str, str]:
-        content = self._listed()
-        version = _digest(content)
-        return version, list_page(content, version)
+        return NO_VERSION, list_page(list_content(self.root, self._listing(), time.time()), NO_VERSION)
 
-    def _list_update(self) -> tuple[str, str]:
-        content = self._listed()
-        version = _digest(content)
-        return version, json.dumps(update_of(content, version))
+    def _list_update(self, known: str) -> tuple[str, str]:
+        listing = self._listing()
+        sections = {
+            each.identifier: str(each.content) for each in searches_sections(self.root, listing, time.time())
+        }
+        version = f"{self._table.version}.{_digest(sections)}"
+        if version == known:
+            return version, ""
+        facts = json.dumps({"version": version, "sections": sections})
+        table = self._table.document(known.rpartition(".")[0])
+        return version, f'{facts[:-1]}, "document": {{"runs": [], "charts": [], "table": {table}}}}}'
 
     def _page(self, folders: list[str]) -> tuple[str, str]:
         version = self._version(folders)
@@ -308,6 +362,10 @@ class Board:
             raise ConfigurationError(f"The run {folder} has no file {name!r:.200} with lines to show.")
         return lines_page(lines_content(folder, name, last_lines(path / name, before)), folder)
 
+    def _report_page(self, folders: list[str]) -> str:
+        self._know(folders)
+        return self._runs.show(folders, lambda records: report_page(records, time.time()))
+
     def _content(self, folders: list[str]) -> PageContent:
         now = time.time()
 
@@ -318,11 +376,9 @@ class Board:
         return with_last_lines(content, folders[0], self._runs.path(folders[0])) if len(folders) == 1 else content
 
     def _know(self, folders: list[str]) -> None:
-        """List the runs if one of these is not known, as one may have started meanwhile."""
-        try:
-            self._runs.version(folders)
-        except ConfigurationError:
-            self._runs.listing()
+        """Look for the runs in these folders, as one may have started, or not be listed yet."""
+        for folder in folders[: MOST_COMPARED + 1]:
+            self._runs.know(folder)
 
 
 async def serve(board: Board, port: int, started: Callable[[str], None]) -> None:
@@ -341,6 +397,7 @@ async def serve(board: Board, port: int, started: Callable[[str], None]) -> None
                 f"The board cannot be reached at port {port} ({error.strerror}); choose another one with --port."
             ) from error
         started(f"http://{HOST}:{runner.addresses[0][1]}/{board.token}/")
+        Thread(target=board.warm, daemon=True).start()
         await asyncio.Event().wait()
     finally:
         await runner.cleanup()
@@ -350,6 +407,6 @@ def _html(page: bytes) -> web.Response:
     return web.Response(body=page, content_type="text/html", charset="utf-8")
 
 
-def _digest(content: PageContent) -> str:
-    shown = "".join(str(each.content) for each in content.sections)
+def _digest(sections: Mapping[str, str]) -> str:
+    shown = "".join(sections.values())
     return hashlib.blake2b(shown.encode("utf-8", "replace"), digest_size=8).hexdigest()

@@ -112,7 +112,14 @@ class RunJournal:
         if self._groups:
             known["groups"] = self._groups
         self.journal.note(
-            "began", run=name, step=event.step, settings=self.settings, **known, command=command, random=self._random()
+            "began",
+            run=name,
+            step=event.step,
+            total_steps=self._run.plan.total_steps,
+            settings=self.settings,
+            **known,
+            command=command,
+            random=self._random(),
         )
 
     def _step_ended(self, event: StepEnded) -> None:
@@ -156,7 +163,8 @@ class RunJournal:
         if losses:
             self.journal.note("losses", first=event.step - len(losses) + 1, losses=list(losses))
         values = {name: value for name, value in event.values.items() if isinstance(value, int | float | str)}
-        self.journal.note("logged", step=event.step, values=values, random=self._random())
+        known = {} if self._run is None else {"samples": self._run.state.samples}
+        self.journal.note("logged", step=event.step, **known, values=values, random=self._random())
 
     def _paused(self, event: Paused) -> None:
         """Record a pause once; the event comes again and again while the run is paused."""

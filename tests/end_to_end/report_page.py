@@ -104,7 +104,7 @@ class ReportPage(HTMLParser):
         (policy,) = (each["content"] or "" for each in metas if each.get("http-equiv") == "Content-Security-Policy")
         rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
         run = [source for attributes, source in self.scripts if "type" not in attributes]
-        assert len(run) == 3
+        assert len(run) == 4
         assert rules["script-src"].split() == list(map(digest, run))
         assert rules["style-src"] == digest(self.style)
         assert rules["default-src"] == "'none'"

@@ -17,7 +17,7 @@ from hexloop.domain.json_documents import json_part, json_value
 from hexloop.domain.random_states import numpy_problems, python_problems
 from hexloop.domain.schemas import shown, structured
 from hexloop.domain.wording import listed
-from hexloop.ports.device import DeviceCapabilities, Memory
+from hexloop.ports.device import DeviceCapabilities, DeviceUse, Memory
 from hexloop.ports.state import Part
 
 OUT_OF_MEMORY = (
@@ -75,6 +75,10 @@ class TorchDevice:
     def memory(self) -> Memory:
         """Return zeros: PyTorch does not measure memory on this device."""
         return Memory(0, 0, 0)
+
+    def use(self) -> DeviceUse:
+        """Return nothing: PyTorch does not measure the use of this device."""
+        return DeviceUse()
 
     def release_memory(self) -> None:
         """No-op: PyTorch caches nothing on this device."""
@@ -145,6 +149,9 @@ class CpuDevice(TorchDevice):
         super().__init__("cpu", DeviceCapabilities("cpu", precisions, emulates=frozenset({"fp8"})))
 
 
+READINGS = {"use": "utilization", "memory": "device_memory_used", "power": "power_draw", "temperature": "temperature"}
+"""The functions of torch's module that measure what `DeviceUse` has."""
+
 FORMATS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 """The names of the formats in which torch computes with mixed precision."""
 
@@ -167,6 +174,7 @@ class AcceleratorDevice(TorchDevice):
         name: str | None = None,
     ) -> None:
         self._index, self._module = index, torch.get_device_module(kind) if module is None else module
+        self._measured = dict(READINGS)
         if capabilities is None:
             capabilities = DeviceCapabilities(kind, _precisions(self._module), pins_memory=True)
         super().__init__(name or f"{kind}:{index}", capabilities)
@@ -180,6 +188,23 @@ class AcceleratorDevice(TorchDevice):
         """Return the figures of PyTorch's allocator."""
         used, peak = self._call("memory_allocated", self._index), self._call("max_memory_allocated", self._index)
         return Memory(used or 0, peak or used or 0, total_memory(self._module, self._index))
+
+    def use(self) -> DeviceUse:
+        """Return what the driver's library for monitoring says: NVML, by nvidia-ml-py, or that of AMD.
+
+        A reading that fails, as all do without that library, is not tried again.
+        """
+        found: dict[str, float] = {}
+        for name, function in list(self._measured.items()):
+            try:
+                value = self._call(function, self._index)
+                found[name] = float(value) * (self._watts if name == "power" else 1.0)
+            except Exception:  # each library has its own errors; what is not measured is left out
+                del self._measured[name]
+        return DeviceUse(**found)
+
+    _watts = 1.0
+    """Watts in a unit of the module's `power_draw`."""
 
     def release_memory(self) -> None:
         """Empty the allocator's cache."""
@@ -259,6 +284,7 @@ class CudaDevice(AcceleratorDevice):
             precisions.add("fp8")
         able = DeviceCapabilities(kind, frozenset(precisions), pins_memory=True, captures=True)
         super().__init__("cuda", index, able)
+        self._watts = 1.0 if torch.version.hip else 0.001
         self._captured: Any = None
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:

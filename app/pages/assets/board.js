@@ -1,14 +1,13 @@
 "use strict";
 (function () {
-  const SECOND = 1000;
+  const SECOND = 1000, SOON = 50;
+  let isReading = Boolean(document.getElementById("run-list"));  // the list is asked for at once
   const address = document.body.dataset.updates;
   const status = document.getElementById("live");
   const shown = new Map();
   let answered = "";
   let version = document.body.dataset.version;
-  let shape = chartsOf(JSON.parse(document.getElementById("report-data").textContent));
-
-  document.body.classList.remove("no-script");
+  const shape = chartsOf(hexloop.data());
 
   function chartsOf(data) {
     const search = data.search && [data.search.arguments, data.search.results].map(function (axes) {
@@ -21,7 +20,9 @@
 
   function replace(identifier, html) {
     const place = document.querySelector("#" + CSS.escape(identifier) + " > .content");
-    if (!place || shown.get(identifier) === html) return;
+    if (!place && document.getElementById("run-list")) location.reload();  // the first search of the folder
+    if (!place) return;
+    if (shown.get(identifier) === html) return;
     const chosen = Array.from(place.querySelectorAll("input:checked"), function (box) { return box.value; });
     const open = Array.from(place.querySelectorAll("details"), function (each) { return each.open; });
     const focused = place.contains(document.activeElement) ? document.activeElement.id : "";
@@ -42,7 +43,8 @@
       return;
     }
     Object.entries(fresh.sections).forEach(function (each) { replace(each[0], each[1]); });
-    if (fresh.document.charts.length || fresh.document.trials) {
+    if (fresh.document.charts.length || fresh.document.trials || fresh.document.table) {
+      isReading = Boolean(fresh.document.table) && !fresh.document.table.complete;
       document.dispatchEvent(new CustomEvent("report-data", { detail: fresh.document }));
     }
   }
@@ -89,8 +91,8 @@
     } catch (error) {
       status.textContent = "Not up to date: the board does not answer.";
     }
-    setTimeout(look, SECOND);
+    setTimeout(look, isReading && !document.hidden ? SOON : SECOND);
   }
 
-  setTimeout(look, SECOND);
+  setTimeout(look, isReading ? 0 : SECOND);
 })();

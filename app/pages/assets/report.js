@@ -1,24 +1,13 @@
 "use strict";
 (function () {
-  const data = JSON.parse(document.getElementById("report-data").textContent);
+  const { colour, colourOf, short } = hexloop;
+  const data = hexloop.data();
   const SYMBOLS = ["circle", "rect", "triangle", "diamond", "roundRect", "pin", "arrow", "emptyCircle"];
   const DASHES = ["solid", "dashed", "dotted"];
-  const COLOURS = 8, SHOWN_SYMBOLS = 60, KEPT_GAPS = 50;
+  const SHOWN_SYMBOLS = 60, KEPT_GAPS = 50;
   const hidden = new Set();
   const drawn = new Map();
   const state = { smoothing: 0 };
-
-  document.body.classList.remove("no-script");
-
-  function colour(name) {
-    return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
-  }
-
-  function short(value) {
-    const size = Math.abs(value);
-    if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(3);
-    return String(Number(value.toPrecision(5)));
-  }
 
   function smooth(points) {
     let mean = 0, weight = 0;
@@ -46,7 +35,7 @@
 
   function seriesOf(chart, curve, logarithmic) {
     const one = data.runs.length === 1;
-    const shade = colour("c" + (one ? curve.dash : curve.run) % COLOURS);
+    const shade = colourOf(one ? curve.dash : curve.run);
     let points = curve.points;
     if (logarithmic) points = points.filter(function (point) { return point[1] > 0; });
     const line = {
@@ -75,9 +64,7 @@
                min: "dataMin", max: "dataMax", ...axis },
       yAxis: { type: entry.logarithmic ? "log" : "value", scale: true, ...axis,
                axisLabel: { color: soft, formatter: short, hideOverlap: true } },
-      tooltip: { trigger: "axis", renderMode: "richText", confine: true, backgroundColor: colour("band"),
-                 borderColor: rule, textStyle: { color: ink, fontSize: 12 },
-                 formatter: function (found) { return words(found); } },
+      tooltip: hexloop.tooltip(words, { trigger: "axis" }),
       dataZoom: [{ type: "inside", zoomOnMouseWheel: "shift", moveOnMouseWheel: false, filterMode: "none" }],
       series: visible(chart).flatMap(function (curve) { return seriesOf(chart, curve, entry.logarithmic); })
     };
@@ -85,16 +72,13 @@
 
   function words(found) {
     const lines = found.filter(function (each) { return each.value; }).map(function (each) {
-      return each.seriesName.replace(/[{}|]/g, " ") + ": " + short(each.value[1]);
+      return each.seriesName + ": " + short(each.value[1]);
     });
-    return ["step " + (found.length ? found[0].value[0].toLocaleString("en") : "")].concat(lines).join("\n");
+    return ["step " + (found.length ? found[0].value[0].toLocaleString("en") : "")].concat(lines);
   }
 
   function draw(entry) {
-    if (!entry.plot) {
-      entry.plot = echarts.init(entry.place, null, { renderer: "canvas" });
-      new ResizeObserver(function () { entry.plot.resize(); }).observe(entry.place);
-    }
+    entry.plot = hexloop.plotIn(entry.place);
     entry.plot.setOption(optionOf(entry), true);
   }
 
@@ -184,12 +168,11 @@
     state.smoothing = Number(slider.value) / 100;
     redraw();
   });
-  document.addEventListener("report-data", function (event) {  // of a page that is kept up to date
-    const fresh = event.detail;
+  hexloop.onData(function (fresh) {
     data.runs = fresh.runs;
     fresh.charts.forEach(function (chart) { drawn.get(chart.id).chart = chart; });
     redraw();
   });
-  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  hexloop.onTheme(redraw);
   window.addEventListener("beforeprint", function () { drawn.forEach(draw); });
 })();

@@ -3,26 +3,17 @@
   const CELLS = ["#00224e", "#35456c", "#666970", "#948e77", "#c8b866", "#fee838"];  // cividis
   const LINES = { light: ["#00224e", "#4a5a80", "#8a8678", "#b08f00"], dark: ["#5b8def", "#9aa3b5", "#c9bd8a", "#fee838"] };
   const MOST_CELLS = 12, PARTS = 6;
-  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  const { colour, isDark, plotIn } = hexloop;
   const places = ["parallel", "heat-map"].map(function (name) { return document.getElementById(name); });
-  const plots = new Map();
-  let search = JSON.parse(document.getElementById("report-data").textContent).search;
-  let labels = JSON.parse(document.getElementById("report-data").textContent).runs;
+  let { search, runs: labels } = hexloop.data();
   if (!search || !places[0]) return;
 
-  function colour(name) {
-    return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
-  }
-
   function short(value) {
-    if (typeof value !== "number") return value === null || value === undefined ? "-" : String(value);
-    const size = Math.abs(value);
-    if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2);
-    return String(Number(value.toPrecision(4)));
+    return hexloop.short(value, 4);
   }
 
   function cut(text) {
-    return text.length > 18 ? text.slice(0, 17) + "\u2026" : text;
+    return hexloop.cut(text, 18);
   }
 
   function chosen(name, axes) {
@@ -55,14 +46,12 @@
         return { dim: number, name: cut(axis.name), type: axis.type, scale: true, inverse: false, nameRotate: axes.length > 6 ? 20 : 0,
                  data: axis.type === "category" ? axis.categories : undefined };
       }),
-      visualMap: legend(shown.name, shown.values, dark.matches ? LINES.dark : LINES.light, axes.indexOf(shown)),
-      tooltip: { renderMode: "richText", confine: true, backgroundColor: colour("band"), borderColor: colour("line"),
-                 textStyle: { color: colour("ink"), fontSize: 12 },
-                 formatter: function (found) {
-                   return [labels[found.dataIndex]].concat(axes.map(function (axis, number) {
-                     return axis.name + ": " + short(found.value[number]);
-                   })).join("\n").replace(/[{}|]/g, " ");
-                 } },
+      visualMap: legend(shown.name, shown.values, isDark() ? LINES.dark : LINES.light, axes.indexOf(shown)),
+      tooltip: hexloop.tooltip(function (found) {
+        return [labels[found.dataIndex]].concat(axes.map(function (axis, number) {
+          return axis.name + ": " + short(found.value[number]);
+        }));
+      }),
       series: [{ type: "parallel", smooth: false, lineStyle: { width: 2.5, opacity: 0.85 }, inactiveOpacity: 0.05,
                  data: labels.map(function (_, run) {
                    const values = axes.map(function (axis) { return axis.values[run] === null ? "-" : axis.values[run]; });
@@ -113,14 +102,11 @@
       xAxis: { ...axis, name: across.name, nameGap: 30, data: columns.names, axisLabel: label },
       yAxis: { ...axis, name: cut(down.name), nameGap: Math.max(58, 14 + 5.5 * Math.max.apply(null, rows.names.map(function (each) { return each.length; }))), data: rows.names, axisLabel: label },
       visualMap: legend(measured.name, data.map(function (cell) { return cell[2]; }), CELLS, 2),
-      tooltip: { renderMode: "richText", confine: true, backgroundColor: colour("band"), borderColor: colour("line"),
-                 textStyle: { color: colour("ink"), fontSize: 12 },
-                 formatter: function (found) {
-                   const cell = found.value;
-                   return [across.name + ": " + columns.names[cell[0]], down.name + ": " + rows.names[cell[1]],
-                           measured.name + ": " + short(cell[2]) + (cell[3] > 1 ? " (mean of " + cell[3] + " " + search.noun + "s)" : "")]
-                          .join("\n").replace(/[{}|]/g, " ");
-                 } },
+      tooltip: hexloop.tooltip(function (found) {
+        const cell = found.value;
+        return [across.name + ": " + columns.names[cell[0]], down.name + ": " + rows.names[cell[1]],
+                measured.name + ": " + short(cell[2]) + (cell[3] > 1 ? " (mean of " + cell[3] + " " + search.noun + "s)" : "")];
+      }),
       series: [{ type: "heatmap", data: data, itemStyle: { borderColor: colour("paper"), borderWidth: 1 },
                  label: { show: few, fontSize: 11, color: "#ffffff", textBorderColor: "#000000", textBorderWidth: 2.5,
                           formatter: function (found) { return short(found.value[2]); } } }]
@@ -129,13 +115,7 @@
 
   function draw() {
     [parallel, heat].forEach(function (option, number) {
-      const place = places[number];
-      if (!place) return;
-      if (!plots.has(place)) {
-        plots.set(place, echarts.init(place, null, { renderer: "canvas" }));
-        new ResizeObserver(function () { plots.get(place).resize(); }).observe(place);
-      }
-      plots.get(place).setOption(option(), true);
+      if (places[number]) plotIn(places[number]).setOption(option(), true);
     });
   }
 
@@ -143,12 +123,12 @@
     const box = document.getElementById(name);
     if (box) box.addEventListener("change", draw);
   });
-  document.addEventListener("report-data", function (event) {  // of a page that is kept up to date
-    if (!event.detail.search) return;
-    search = event.detail.search;
-    labels = event.detail.runs;
+  hexloop.onData(function (fresh) {
+    if (!fresh.search) return;
+    search = fresh.search;
+    labels = fresh.runs;
     draw();
   });
-  dark.addEventListener("change", draw);
+  hexloop.onTheme(draw);
   draw();
 })();

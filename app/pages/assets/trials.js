@@ -4,27 +4,9 @@
   const SHADES = { complete: "c0", pruned: "c1", running: "c7" };
   const SLICE = { light: ["#c3c7d1", "#00224e"], dark: ["#4a5160", "#fee838"] };  // ends of cividis, or near them
   const KEPT_FAILED = 50;
-  const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  const plots = new Map();
-  let data = JSON.parse(document.getElementById("report-data").textContent);
+  const { colour, cut, short } = hexloop;
+  let data = hexloop.data();
   if (!data.trials) return;
-
-  document.body.classList.remove("no-script");
-
-  function colour(name) {
-    return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
-  }
-
-  function short(value) {
-    if (typeof value !== "number") return value === null || value === undefined ? "-" : String(value);
-    const size = Math.abs(value);
-    if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2);
-    return String(Number(value.toPrecision(5)));
-  }
-
-  function cut(text) {
-    return text.length > 24 ? text.slice(0, 23) + "\u2026" : text;
-  }
 
   function chosen() {
     const box = document.getElementById("objective-of");
@@ -48,9 +30,7 @@
   }
 
   function tooltip(words) {
-    return { trigger: "item", renderMode: "richText", confine: true, backgroundColor: colour("band"), borderColor: colour("line"),
-             textStyle: { color: colour("ink"), fontSize: 12 },
-             formatter: function (found) { return words(found).join("\n").replace(/[{}|]/g, " "); } };
+    return hexloop.tooltip(words, { trigger: "item" });
   }
 
   function about(index) {
@@ -128,7 +108,7 @@
              yAxis: axisOf(objective.name, type, { nameLocation: "end", nameTextStyle: { align: "left", color: colour("soft") } }),
              grid: { left: 24, right: 20, top: 34, bottom: 34, containLabel: true },
              visualMap: { show: false, type: "continuous", min: 0, max: last, dimension: 2,
-                          inRange: { color: dark.matches ? SLICE.dark : SLICE.light } },
+                          inRange: { color: hexloop.isDark() ? SLICE.dark : SLICE.light } },
              tooltip: tooltip(function (found) { return about(found.data.index); }),
              series: [{ type: "scatter", symbolSize: 9, data: points }] };
   }
@@ -138,12 +118,7 @@
     data.trials.parameters.forEach(function (axis, number) { options["slice-" + number] = function () { return sliceOption(axis); }; });
     Object.keys(options).forEach(function (name) {
       const place = document.getElementById(name);
-      if (!place) return;
-      if (!plots.has(place)) {
-        plots.set(place, echarts.init(place, null, { renderer: "canvas" }));
-        new ResizeObserver(function () { plots.get(place).resize(); }).observe(place);
-      }
-      plots.get(place).setOption(options[name](), true);
+      if (place) hexloop.plotIn(place).setOption(options[name](), true);
     });
   }
 
@@ -151,11 +126,11 @@
     const box = document.getElementById(name);
     if (box) box.addEventListener("change", draw);
   });
-  document.addEventListener("report-data", function (event) {  // of a page that is kept up to date
-    if (!event.detail.trials) return;
-    data = event.detail;
+  hexloop.onData(function (fresh) {
+    if (!fresh.trials) return;
+    data = fresh;
     draw();
   });
-  dark.addEventListener("change", draw);
+  hexloop.onTheme(draw);
   draw();
 })();

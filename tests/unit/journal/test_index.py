@@ -14,14 +14,15 @@ from hexloop.domain.journal_index import Window, WindowsAhead, block_in, parts_o
 
 
 def log(step: Any, time: Any = 1.5, **values: Any) -> bytes:
-    return json.dumps({"kind": "logged", "time": time, "step": step, "values": values}).encode()
+    samples = 2 * step if isinstance(step, int) and step < 100 else 2**60
+    return json.dumps({"kind": "logged", "time": time, "step": step, "samples": samples, "values": values}).encode()
 
 
 LOGS = [log(step, loss=0.5, rate=step, note="text", on=True, epoch=0.1) for step in range(1, 9)]
 
 
 def test_notes_are_added_up() -> None:
-    """Values by name with their steps; texts, truth values and epochs have no curve."""
+    """Values by name with their steps, epochs and samples among them; texts and truth values have no column."""
     losses = b'{"kind": "losses", "time": 2.0, "first": 7, "losses": [1.0, null, "NaN", -3]}'
     ((kind, size, *rest),) = parts_of([*LOGS, losses, b'{"kind": "step", "time": 3.0, "step": 12}'])
     block = block_in([kind, size, *json.loads(json.dumps(rest))])
@@ -29,6 +30,8 @@ def test_notes_are_added_up() -> None:
     assert {name: list(steps) for name, (steps, _) in block.curves.items()} == {
         "loss": list(range(1, 9)),
         "rate": list(range(1, 9)),
+        "epoch": list(range(1, 9)),
+        "samples trained on": list(range(1, 9)),
         "loss of each step": [7, 9, 10],
     }
     assert list(block.curves["rate"][1]) == [float(step) for step in range(1, 9)]

@@ -30,7 +30,7 @@ def test_its_licences_are_shipped() -> None:
 
 def test_own_sources_name_no_address() -> None:
     """Nothing is loaded from a network."""
-    for name in ("report.js", "search.js", "report.css"):
+    for name in ("common.js", "report.js", "search.js", "trials.js", "report.css"):
         assert "http:" not in asset(name)
         assert "https:" not in asset(name)
         assert "@import" not in asset(name)
