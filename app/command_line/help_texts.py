@@ -12,6 +12,7 @@ and its metrics by import path, so that code of any project can be trained.
   hexloop run script.py                           run a script written for transformers
   hexloop launch --processes 2 recipe.yaml        train in several processes
   hexloop checkpoints list runs/a                 list checkpoints and whether they are good
+  hexloop runs list runs                          list runs, their progress and losses
   hexloop runs diff runs/a runs/b                 find the first step at which two runs differ
   hexloop report runs/a                           write a page that shows a run
   hexloop board runs                              watch the runs of a folder in a browser
@@ -190,6 +191,16 @@ rank; --tpu_num_cores N follows the script's arguments.
 When a process dies, all are stopped, and with --restarts they are started again: a
 recipe resumes from its newest checkpoint. Options must precede the recipe.""",
     "runs": "Read the journals that runs keep in their output folders.",
+    "runs list": """\
+List the runs below a folder, as the board does: the state of each, steps and time left,
+the loss that it logged last, when it reported last, and its tags. Nothing is changed.
+
+A run is running, paused, finished, stopped, failed, lost (it did not report its end, and
+has not reported for 10 minutes) or unknown (it has no journal).""",
+    "runs show": """\
+Show what is known about a run from its files: state, progress, logged values, checkpoints,
+the machine and the code, and the arguments that differ from the defaults. Nothing is
+verified: `hexloop checkpoints verify` does that.""",
     "runs diff": """\
 Find the step at which two runs diverge, and what diverges first: the data, the random
 generators, the learning rate, the loss, the gradients, the weights or the metrics.

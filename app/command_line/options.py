@@ -55,7 +55,9 @@ COMMANDS = (
     Command("checkpoints merge", "checkpoints.changing:merge",
             "merge the adapters of a checkpoint into their base, and write the whole model"),
     Command("launch", "launch:run", "run a recipe or a script in several processes"),
-    Command("runs", "", "find where two runs diverge"),
+    Command("runs", "", "list and show runs, and find where two diverge"),
+    Command("runs list", "run_listing:list_runs", "list the runs below a folder: state, progress, what they logged last"),
+    Command("runs show", "run_listing:show", "show what is known about a run"),
     Command("runs diff", "runs:diff", "find the step at which two runs diverge, and what diverges first"),
     Command("outbox", "", "show and finish what runs have not published or logged yet"),
     Command("outbox list", "outbox:list_intents", "list what is left, and why"),
@@ -113,6 +115,7 @@ def _port(text: str) -> int:
 
 REST = {"nargs": argparse.REMAINDER}
 SEVERAL = {"action": "append", "default": []}
+STATES = ("running", "paused", "finished", "stopped", "failed", "lost", "unknown")
 OF_SEVERAL = "FOLDER@NAME selects the run NAME if it contains several (default: the last one)"
 
 OPTIONS = (
@@ -216,6 +219,20 @@ OPTIONS = (
     Option([MERGE], "--despite-digest", "", "merge into a base with other weights than the adapters were trained on"),
     Option([SIGN], "--key", "FILE", "the file with the key: secret, or private in PEM", {"required": True}),
 
+    Option(["runs list"], "folder", "FOLDER", "the folder of the runs (default: this one)",
+           {"nargs": "?", "default": "."}),
+    Option(["runs list"], "--state", "STATE",
+           "only runs in this state: running, paused, finished, stopped, failed, lost or unknown; repeatable",
+           {"dest": "states", "choices": STATES, **SEVERAL}),
+    Option(["runs list"], "--tag", "TAG", "only runs with this tag; repeatable", {"dest": "tags", **SEVERAL}),
+    Option(["runs list"], "--metric", "NAME", "also show this value, as it was logged last; repeatable",
+           {"dest": "metrics", **SEVERAL}),
+    Option(["runs list"], "--sort", "NAME",
+           "sort by run, state, step, left, seen or a logged value (default: seen, the last report first)",
+           {"default": "seen"}),
+    Option(["runs list"], "--reverse", "", "sort in the opposite order"),
+    Option(["runs list"], "--all", "", "also list hidden runs"),
+    Option(["runs show"], "run", "RUN", f"a run's output folder, URL or journal; {OF_SEVERAL}"),
     Option(["runs diff"], "one", "RUN", f"a run's output folder or journal; {OF_SEVERAL}"),
     Option(["runs diff"], "other", "RUN", f"a run's output folder or journal; {OF_SEVERAL}"),
     Option(["report"], "runs", "RUN", f"a run's output folder, URL or journal; {OF_SEVERAL}", {"nargs": "+"}),
@@ -241,7 +258,7 @@ OPTIONS = (
 
     Option(["completion"], "shell", "SHELL", "bash, zsh or fish", {"choices": ["bash", "zsh", "fish"]}),
 
-    Option([LIST, VERIFY, SHOW, DIFF, PRUNE, "runs diff", "outbox list", "doctor"], "--json", "", "print JSON"),
+    Option([LIST, VERIFY, SHOW, DIFF, PRUNE, "runs list", "runs show", "runs diff", "outbox list", "doctor"], "--json", "", "print JSON"),
     Option([VERIFY, CONSOLIDATE, EXPORT, MERGE], "--key", "FILE", "a key file: refuse what is not signed by it"),
 )  # fmt: skip
 """All options, in the order of the help."""
