@@ -48,6 +48,45 @@ INSTEAD = {
 """What to read instead of internal attributes of transformers' class that do not exist."""
 
 
+SHORT_FORMS = {
+    **dict.fromkeys(("lr", "peak_lr", "initial_lr", "init_lr"), "learning_rate"),
+    **dict.fromkeys(("e", "epoch", "epochs", "num_epochs", "n_epochs", "max_epochs"), "num_train_epochs"),
+    **dict.fromkeys(("steps", "num_steps", "n_steps", "train_steps", "max_iters"), "max_steps"),
+    **dict.fromkeys(("b", "bs", "bsz", "batch", "batch_size", "train_bs", "micro_batch_size", "per_device_batch_size"),
+                    "per_device_train_batch_size"),
+    **dict.fromkeys(("train_batch_size", "per_device_train_bs"), "per_device_train_batch_size"),
+    **dict.fromkeys(("eval_bs", "eval_batch_size", "val_batch_size", "test_batch_size"), "per_device_eval_batch_size"),
+    **dict.fromkeys(("ga", "accum", "grad_accum", "accumulation", "accumulation_steps", "grad_accum_steps",
+                     "accumulate_grad_batches"), "gradient_accumulation_steps"),
+    **dict.fromkeys(("o", "out", "outdir", "out_dir", "output", "output_folder", "save_dir", "checkpoint_dir",
+                     "checkpoints", "folder"), "output_dir"),
+    **dict.fromkeys(("wd", "decay"), "weight_decay"),
+    **dict.fromkeys(("warmup", "num_warmup_steps", "lr_warmup_steps", "warmup_iters"), "warmup_steps"),
+    **dict.fromkeys(("schedule", "scheduler", "lr_schedule", "lr_scheduler"), "lr_scheduler_type"),
+    **dict.fromkeys(("opt", "optimizer"), "optim"),
+    **dict.fromkeys(("clip", "grad_clip", "gradient_clip", "clip_grad_norm", "gradient_clip_val", "max_norm"),
+                    "max_grad_norm"),
+    **dict.fromkeys(("j", "workers", "num_workers", "dataloader_workers"), "dataloader_num_workers"),
+    **dict.fromkeys(("log_steps", "log_every", "log_interval", "log_every_n_steps"), "logging_steps"),
+    **dict.fromkeys(("save_every", "save_interval", "checkpoint_every"), "save_steps"),
+    **dict.fromkeys(("eval_every", "eval_interval", "val_check_interval"), "eval_steps"),
+    **dict.fromkeys(("keep", "keep_last", "max_checkpoints"), "save_total_limit"),
+    **dict.fromkeys(("tracker", "trackers", "logger", "loggers"), "report_to"),
+    **dict.fromkeys(("name", "experiment_name", "exp_name"), "run_name"),
+    **dict.fromkeys(("amp", "bfloat16"), "bf16"),
+    **dict.fromkeys(("half", "float16"), "fp16"),
+    **dict.fromkeys(("compile",), "torch_compile"),
+    **dict.fromkeys(("grad_checkpointing", "activation_checkpointing"), "gradient_checkpointing"),
+    **dict.fromkeys(("cpu"), "use_cpu"),
+    **dict.fromkeys(("quiet", "no_progress", "no_tqdm"), "disable_tqdm"),
+    **dict.fromkeys(("beta1",), "adam_beta1"),
+    **dict.fromkeys(("beta2",), "adam_beta2"),
+    **dict.fromkeys(("eps", "epsilon"), "adam_epsilon"),
+    **dict.fromkeys(("random_seed", "random_state"), "seed"),
+}  # fmt: skip
+"""Short forms, and names in other programs, of arguments. They are suggested, and not accepted."""
+
+
 def unknown_argument(name: str, value: object, known: Iterable[str]) -> Problem:
     """Return the problem that `name` is not among the arguments `known`."""
     return problem({name: value}, unknown_name(name, known, "argument"))
@@ -58,7 +97,11 @@ def unknown_name(name: str, known: Iterable[str], kind: str, spell: Callable[[st
     if name.replace("-", "_") in SEQ2SEQ_ARGUMENTS:
         remedy = "use Seq2SeqTrainingArguments"
         return RefusalError(f"only sequence-to-sequence training has this {kind}", remedy, TypeError)
-    remedy = did_you_mean(name, known, "leave it out", spell=spell, similarity=0.7)
+    known, meant = list(known), SHORT_FORMS.get(name.lower().replace("-", "_"))
+    if meant in known:
+        remedy = f"did you mean {spell(meant)}?"
+    else:
+        remedy = did_you_mean(name, known, "leave it out", spell=spell, similarity=0.7)
     return RefusalError(f"there is no {kind} of that name", remedy, TypeError)
 
 

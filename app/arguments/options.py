@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import attrs
 
 from hexloop.app.arguments.base import Arguments, unknown_name
+from hexloop.app.arguments.choices import further_choices
 from hexloop.app.arguments.conversion import decoded
 from hexloop.app.arguments.declaration import annotations_of, declarations
 from hexloop.app.arguments.legacy import LEGACY_ARGUMENTS
@@ -254,9 +255,7 @@ def _typed_shape(field: Field, kind: OptionType) -> dict[str, Any]:
 
 def add_text_option(parser: Parser, field: Field) -> None:
     """Add `--name`, whose value stays text; hidden, its spelling with dashes and for a truth value `--no_name`."""
-    kind = option_type_of(field.kind)
-    members = get_args(field.kind) if get_origin(field.kind) in (Union, UnionType) else (field.kind,)
-    main = next(get_origin(member) or member for member in members if member is not NoneType)
+    kind, main = option_type_of(field.kind), _main_type(field.kind)
     shape: dict[str, Any] = {"metavar": _METAVARS.get(main, "NAME")}
     if kind.collect is not None:
         shape = {"metavar": "NAME", "nargs": "*"}
@@ -269,6 +268,22 @@ def add_text_option(parser: Parser, field: Field) -> None:
     parser.add_argument(name, dest=field.name, default=SUPPRESS, help=_text_help(field, main), **shape)
     for spelling in dashed:
         parser.add_argument(spelling, dest=field.name, default=SUPPRESS, help=SUPPRESS, **shape)
+
+
+def _main_type(kind: Any) -> Any:
+    """Return the first member of a union that is not None, without its parameters; of other types themselves."""
+    members = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    return next(get_origin(member) or member for member in members if member is not NoneType)
+
+
+def known_values(kind: Any) -> list[str]:
+    """Return the texts that an option of the type `kind` can have, as shells complete them; [] if there is no list."""
+    main = _main_type(kind)
+    if main is bool:
+        return ["true", "false"]
+    if not (isinstance(main, type) and issubclass(main, Enum)):
+        return []
+    return [*(str(member.value) for member in main), *further_choices(main)]
 
 
 def _text_help(field: Field, kind: Any) -> str:

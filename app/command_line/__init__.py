@@ -6,6 +6,7 @@ The module of a command is imported only when the command runs, so that `--help`
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 import warnings
@@ -22,6 +23,10 @@ from hexloop.domain.limits import limits_in, reading_limits
 from hexloop.domain.redaction import printable_lines, redact
 
 
+REQUESTED = "_ARGCOMPLETE"
+"""The environment variable that the script of a shell sets when it asks for completions."""
+
+
 class ExitCode(IntEnum):
     """The exit codes of `hexloop`; 128 + n if a signal n ended the process immediately."""
 
@@ -34,7 +39,11 @@ class ExitCode(IntEnum):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command given by `argv` (default: the arguments of this process) and return its exit code."""
-    from hexloop.app.command_line.options import read_options
+    if argv is None and REQUESTED in os.environ:
+        from hexloop.app.command_line.completion import complete
+
+        complete()
+    from hexloop.app.command_line.parser import read_options
 
     try:
         options = read_options(sys.argv[1:] if argv is None else argv)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import pkgutil
 import platform
 import re
+import textwrap
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
@@ -15,15 +15,19 @@ from importlib.util import find_spec
 from attrs import asdict, frozen
 
 import hexloop
-import hexloop.adapters
+from hexloop.app.assembly.searches import BACKENDS
+from hexloop.app.callbacks.trackers import TRACKERS, is_installed
 from hexloop.app.command_line import ExitCode
 from hexloop.app.devices import device_kinds
 from hexloop.app.printing import print_document, print_lines
 from hexloop.domain.installation import Installation, installation, requirements
 from hexloop.ports.device import Device
 
-NOT_ADAPTERS = frozenset({"arguments", "digests", "fp8"})
-"""Modules in the folders of ports that only support the adapters next to them."""
+OWN_LOGGERS = ("console", "json_lines")
+"""The loggers of `report_to` that need no package."""
+
+OBJECT_STORES = ("s3", "gs", "az", "abfs", "hf")
+"""Schemes of URLs that are looked for; fsspec has more."""
 
 FORMATS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 GET_TORCH = "https://pytorch.org/get-started/locally"
@@ -71,14 +75,22 @@ class PackageFound:
 
 
 @frozen
+class Choice:
+    """The names that an argument can have: those that work here, and the others by the package that each needs."""
+
+    usable: Sequence[str]
+    missing: Mapping[str, str]
+
+
+@frozen
 class Report:
-    """Everything that was found. adapters: hexloop's own, by port."""
+    """Everything that was found. choices: by the argument that has them."""
 
     hexloop: str
     python: str
     platform: str
     devices: Sequence[DeviceFound]
-    adapters: Mapping[str, Sequence[str]]
+    choices: Mapping[str, Choice]
     plugins: Sequence[PluginFound]
     packages: Sequence[PackageFound]
 
@@ -95,7 +107,7 @@ def run(options: Namespace) -> ExitCode:
         python=platform.python_version(),
         platform=platform.platform(),
         devices=list(_devices()),
-        adapters={port.name: _adapters(port) for port in pkgutil.iter_modules(hexloop.adapters.__path__)},
+        choices=_choices(),
         plugins=_plugins(),
         packages=_packages(),
     )
@@ -149,13 +161,52 @@ def _product(device: str, precision: str) -> str:
     return "works" if product == 4096 else f"a matrix product returned {product} instead of 4096"
 
 
-def _adapters(port: pkgutil.ModuleInfo) -> list[str]:
-    """Return the modules in the port's folder; for a port whose adapters share one module, their classes."""
-    module = import_module(f"hexloop.adapters.{port.name}")
-    if not port.ispkg:
-        interface = port.name.capitalize()
-        return sorted(name for name in vars(module) if name.endswith(interface) and name != interface)
-    return sorted(found.name for found in pkgutil.iter_modules(module.__path__) if found.name not in NOT_ADAPTERS)
+def _choices() -> dict[str, Choice]:
+    """Return what can be chosen by name in the arguments, in a search and in URLs."""
+    trackers = {name: "" if is_installed(name) else row.modules[0] for name, row in TRACKERS.items()}
+    backends = {
+        name: "" if row.module is None or find_spec(row.module) is not None else row.package
+        for name, row in BACKENDS.items()
+        if not row.ended
+    }
+    found = {"report_to": _choice({**dict.fromkeys(OWN_LOGGERS, ""), **trackers}), "optim": _choice(_optimizers())}
+    return {**found, "backend of a search": _choice(backends), "URLs of output_dir": _choice(_object_stores())}
+
+
+def _choice(needs: Mapping[str, str]) -> Choice:
+    """Return the choice among names, given the missing package of each, "" if there is none."""
+    missing = {name: package for name, package in needs.items() if package}
+    return Choice([name for name in needs if name not in missing], missing)
+
+
+def _optimizers() -> dict[str, str]:
+    if find_spec("torch") is None:
+        return {}
+    from hexloop.adapters.trainable.torch.optimizers import OPTIMIZERS
+
+    return {name: "" if _is_installed(row.package) else row.package for name, row in OPTIMIZERS.items()}
+
+
+def _is_installed(package: str) -> bool:
+    """Return whether a distribution is installed, or a module of its name is found, as one from a folder is."""
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return find_spec(package.replace("-", "_")) is not None
+    return True
+
+
+def _object_stores() -> dict[str, str]:
+    if find_spec("fsspec") is None:
+        return {"file": "", **dict.fromkeys(OBJECT_STORES, "fsspec")}
+    from fsspec.registry import known_implementations
+
+    needs = {"file": ""}
+    for scheme in OBJECT_STORES:
+        if scheme in known_implementations:
+            module = known_implementations[scheme]["class"].partition(".")[0]
+            needs[scheme] = "" if find_spec(module) is not None else module
+    return needs
 
 
 def _plugins() -> list[PluginFound]:
@@ -218,11 +269,21 @@ def _release(text: str) -> tuple[int, ...]:
 
 def _lines(report: Report) -> Iterator[str]:
     yield f"hexloop {report.hexloop}, Python {report.python}, {report.platform}"
-    yield "\nDevices"
+    yield ""
+    yield "Devices, and the precisions in which each computes"
     yield from _aligned(cells for device in report.devices for cells in _device_cells(device))
-    yield "\nAdapters of each port"
-    yield from _aligned((port, ", ".join(names)) for port, names in report.adapters.items())
-    yield "\nAdapters from installed packages"
+    yield ""
+    yield "Names that can be chosen here"
+    yield from _aligned(cells for name, choice in report.choices.items() for cells in _cells(name, choice.usable))
+    yield ""
+    yield "Names that need a package"
+    lacking = {
+        name: [f"{each} ({package})" for each, package in choice.missing.items()]
+        for name, choice in report.choices.items()
+    }
+    yield from _aligned(cells for name, each in lacking.items() for cells in _cells(name, each or ["none"]))
+    yield ""
+    yield "Adapters from installed packages"
     yield from _aligned(
         (
             plugin.group,
@@ -233,13 +294,20 @@ def _lines(report: Report) -> Iterator[str]:
     )
     if not report.plugins:
         yield "  none; packages provide them as entry points in groups such as hexloop.loggers"
-    yield "\nPackages"
+    yield ""
+    yield "Packages"
     yield from _aligned(map(_package_cells, report.packages))
     yield ""
     if report.missing:
         yield f"hexloop cannot work without {', '.join(package.name for package in report.missing)}."
     else:
         yield "Everything that hexloop needs is installed."
+
+
+def _cells(title: str, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield rows that list names, with the title before the first."""
+    lines = textwrap.wrap(", ".join(names), 90, break_long_words=False, break_on_hyphens=False)
+    yield from zip([title, *[""] * (len(lines) - 1)], lines, strict=True)
 
 
 def _device_cells(device: DeviceFound) -> Iterator[tuple[str, str]]:

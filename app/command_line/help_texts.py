@@ -12,6 +12,7 @@ and its metrics by import path, so that code of any project can be trained.
   hexloop run script.py                           run a script written for transformers
   hexloop launch --processes 2 recipe.yaml        train in several processes
   hexloop checkpoints list runs/a                 list checkpoints and whether they are good
+  hexloop runs list runs                          list runs, their progress and losses
   hexloop runs diff runs/a runs/b                 find the first step at which two runs differ
   hexloop why runs/a runs/b                       find why they differ: the first step, tensor and sample
   hexloop report runs/a                           write a page that shows a run
@@ -134,7 +135,8 @@ checkpoints in it; no run may write there at the same time.
 Exit code: 0 if all are signed, 1 if one is not good.""",
     "checkpoints show": """\
 Show which run wrote a checkpoint, at which step, the state of that run, and the files
-with their sizes and digests. Nothing is verified: `hexloop checkpoints verify` does that.""",
+with their sizes and digests. Of a folder of checkpoints, the newest one is shown. Nothing is
+verified: `hexloop checkpoints verify` does that.""",
     "checkpoints diff": """\
 Compare two checkpoints: weights, optimizer, other tensors, then every field of the JSON
 documents. Both are verified first. Of tensors that differ, one at a time is in memory.
@@ -190,6 +192,16 @@ rank; --tpu_num_cores N follows the script's arguments.
 When a process dies, all are stopped, and with --restarts they are started again: a
 recipe resumes from its newest checkpoint. Options must precede the recipe.""",
     "runs": "Read the journals that runs keep in their output folders.",
+    "runs list": """\
+List the runs below a folder, as the board does: the state of each, steps and time left,
+the loss that it logged last, when it reported last, and its tags. Nothing is changed.
+
+A run is running, paused, finished, stopped, failed, lost (it did not report its end, and
+has not reported for 10 minutes) or unknown (it has no journal).""",
+    "runs show": """\
+Show what is known about a run from its files: state, progress, logged values, checkpoints,
+the machine and the code, and the arguments that differ from the defaults. Nothing is
+verified: `hexloop checkpoints verify` does that.""",
     "runs diff": """\
 Find the step at which two runs diverge, and what diverges first: the data, the random
 generators, the learning rate, the loss, the gradients, the weights or the metrics.
@@ -228,6 +240,13 @@ Hidden runs are left out.""",
 Report what this machine has: devices and the precisions that each supports, the
 adapters of each port including those of installed packages, and versions; and what to
 install for anything missing. Exit code: 1 if something that hexloop needs is missing.""",
+    "completion": """\
+Print the script by which a shell completes commands, options and their values. Load it in
+the configuration of the shell:
+
+  bash   eval "$(hexloop completion bash)"        in ~/.bashrc
+  zsh    eval "$(hexloop completion zsh)"         in ~/.zshrc
+  fish   hexloop completion fish | source         in ~/.config/fish/config.fish""",
 }
 """The descriptions of commands; that of another one is its help as a sentence."""
 

@@ -1,4 +1,4 @@
-"""The parser of the command line, made from one table of commands and one of their options."""
+"""The tables of all commands and of their options, from which the parser is made, and commands as text."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ from typing import Any
 
 from attrs import Factory, frozen
 
-from hexloop import __version__
-from hexloop.app.arguments import TrainingArguments
-from hexloop.app.arguments.parser import add_arguments
-from hexloop.app.command_line.help_texts import DESCRIPTIONS, EPILOGS, EXIT_CODES, TOP, USAGES
 from hexloop.app.run.command import LAUNCHED_AS
-
-ARGUMENT_NAMES = frozenset(TrainingArguments.__dataclass_fields__)
 
 RESUME = ("resume", "resume_from_checkpoint")
 
@@ -61,7 +55,9 @@ COMMANDS = (
     Command("checkpoints merge", "checkpoints.changing:merge",
             "merge the adapters of a checkpoint into their base, and write the whole model"),
     Command("launch", "launch:run", "run a recipe or a script in several processes"),
-    Command("runs", "", "find where two runs diverge"),
+    Command("runs", "", "list and show runs, and find where two diverge"),
+    Command("runs list", "run_listing:list_runs", "list the runs below a folder: state, progress, what they logged last"),
+    Command("runs show", "run_listing:show", "show what is known about a run"),
     Command("runs diff", "runs:diff", "find the step at which two runs diverge, and what diverges first"),
     Command("outbox", "", "show and finish what runs have not published or logged yet"),
     Command("outbox list", "outbox:list_intents", "list what is left, and why"),
@@ -72,6 +68,7 @@ COMMANDS = (
     Command("board", "pages:board", "show the runs of a folder in a browser, while they train"),
     Command("doctor", "doctor:run", "report what this machine supports, and what to install for the rest"),
     Command("why", "why:run", "find the first step, tensor and sample at which two runs differ"),
+    Command("completion", "completion:run", "print the script that lets a shell complete commands and arguments"),
 )  # fmt: skip
 """All commands, in the order of the help."""
 
@@ -80,7 +77,9 @@ LIMITED = [command.name for command in COMMANDS if command.function and command.
 """The commands with `--limit`, which `launch` passes on with the arguments of the recipe."""
 WITH_RECIPE, WITH_WEIGHTS = ["train", "evaluate", "predict", "search"], ["evaluate", "predict"]
 FLUSHING = ["outbox flush", "outbox retry"]
-LIST, VERIFY, SIGN, SHOW, DIFF, PRUNE, CONSOLIDATE, IMPORT, EXPORT, MERGE = ALL[6:16]
+LIST, VERIFY, SIGN, SHOW, DIFF, PRUNE, CONSOLIDATE, IMPORT, EXPORT, MERGE = (
+    name for name in ALL if name.startswith("checkpoints ")
+)
 
 WEIGHTS = "weights"
 """The group of options that exclude each other."""
@@ -103,18 +102,10 @@ class Option:
     group: str = ""
 
 
-def _at_least_one(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("at least one checkpoint must be kept")
-    return number
-
-
 def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"it takes a whole number above 0, not {text!r}")
+    return int(text)
 
 
 def _steps(text: str) -> int:
@@ -124,14 +115,14 @@ def _steps(text: str) -> int:
 
 
 def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port < 1 << 16:
-        raise ValueError(text)
-    return port
+    if not text.isdecimal() or int(text) >= 1 << 16:
+        raise argparse.ArgumentTypeError(f"a port is a whole number below 65536, not {text!r}")
+    return int(text)
 
 
 REST = {"nargs": argparse.REMAINDER}
 SEVERAL = {"action": "append", "default": []}
+STATES = ("running", "paused", "finished", "stopped", "failed", "lost", "unknown")
 OF_SEVERAL = "FOLDER@NAME selects the run NAME if it contains several (default: the last one)"
 
 OPTIONS = (
@@ -209,7 +200,9 @@ OPTIONS = (
     Option([IMPORT], "folder", "FOLDER", "the checkpoint's folder"),
     Option([VERIFY, SIGN], "paths", "FOLDER|CHECKPOINT", "folders of checkpoints, checkpoints, or their URLs",
            {"nargs": "+"}),
-    Option([SHOW, CONSOLIDATE], "checkpoint", "CHECKPOINT", "the checkpoint's folder or URL"),
+    Option([SHOW], "checkpoint", "CHECKPOINT|FOLDER",
+           "the checkpoint's folder or URL; the newest checkpoint of a run's folder"),
+    Option([CONSOLIDATE], "checkpoint", "CHECKPOINT", "the checkpoint's folder or URL"),
     Option([EXPORT], "checkpoint", "CHECKPOINT", "the checkpoint's folder"),
     Option([MERGE], "checkpoint", "CHECKPOINT", "the checkpoint's folder or URL"),
     Option([DIFF], "one", "CHECKPOINT", "a checkpoint's folder or URL"),
@@ -218,7 +211,7 @@ OPTIONS = (
     Option([SHOW], "--tensors", "", "list the tensors of each file, with type and shape"),
     Option([DIFF], "--all", "", "list all differences, and count what was compared"),
     Option([DIFF], "--strict", "", "also compare values that only identify a run"),
-    Option([PRUNE], "--keep", "N", "how many checkpoints to keep", {"type": _at_least_one}),
+    Option([PRUNE], "--keep", "N", "how many checkpoints to keep", {"type": _count}),
     Option([PRUNE], "--keep-best", "", "also keep the one with the best metric"),
     Option([PRUNE], "--leftovers", "", "remove unfinished folders that the run left behind"),
     Option([PRUNE], "--replaced", "", "remove checkpoints of earlier runs whose names later ones have taken"),
@@ -238,6 +231,20 @@ OPTIONS = (
     Option([MERGE], "--despite-digest", "", "merge into a base with other weights than the adapters were trained on"),
     Option([SIGN], "--key", "FILE", "the file with the key: secret, or private in PEM", {"required": True}),
 
+    Option(["runs list"], "folder", "FOLDER", "the folder of the runs (default: this one)",
+           {"nargs": "?", "default": "."}),
+    Option(["runs list"], "--state", "STATE",
+           "only runs in this state: running, paused, finished, stopped, failed, lost or unknown; repeatable",
+           {"dest": "states", "choices": STATES, **SEVERAL}),
+    Option(["runs list"], "--tag", "TAG", "only runs with this tag; repeatable", {"dest": "tags", **SEVERAL}),
+    Option(["runs list"], "--metric", "NAME", "also show this value, as it was logged last; repeatable",
+           {"dest": "metrics", **SEVERAL}),
+    Option(["runs list"], "--sort", "NAME",
+           "sort by run, state, step, left, seen or a logged value (default: seen, the last report first)",
+           {"default": "seen"}),
+    Option(["runs list"], "--reverse", "", "sort in the opposite order"),
+    Option(["runs list"], "--all", "", "also list hidden runs"),
+    Option(["runs show"], "run", "RUN", f"a run's output folder, URL or journal; {OF_SEVERAL}"),
     Option(["runs diff"], "one", "RUN", f"a run's output folder or journal; {OF_SEVERAL}"),
     Option(["runs diff"], "other", "RUN", f"a run's output folder or journal; {OF_SEVERAL}"),
     Option(["why"], "one", "RUN", f"a run's output folder or journal; {OF_SEVERAL}"),
@@ -269,93 +276,12 @@ OPTIONS = (
     Option(["outbox drop"], "entries", "ENTRY", "the numbers that `list` shows", {"nargs": "*", "type": int}),
     Option(["outbox drop"], "--all", "", "drop everything"),
 
-    Option([LIST, VERIFY, SHOW, DIFF, PRUNE, "runs diff", "why", "outbox list", "doctor"], "--json", "", "print JSON"),
+    Option(["completion"], "shell", "SHELL", "bash, zsh or fish", {"choices": ["bash", "zsh", "fish"]}),
+
+    Option([LIST, VERIFY, SHOW, DIFF, PRUNE, "runs list", "runs show", "runs diff", "why", "outbox list", "doctor"], "--json", "", "print JSON"),
     Option([VERIFY, CONSOLIDATE, EXPORT, MERGE], "--key", "FILE", "a key file: refuse what is not signed by it"),
 )  # fmt: skip
 """All options, in the order of the help."""
-
-
-class PlainHelp(argparse.RawDescriptionHelpFormatter):
-    """Help with descriptions and examples printed verbatim."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=32)
-
-
-class HelpWithoutArguments(PlainHelp):
-    """Help without the training arguments, which the help of `train` lists."""
-
-    def add_argument(self, action: argparse.Action) -> None:
-        """Skip `action` if it sets a training argument."""
-        if action.dest not in ARGUMENT_NAMES:
-            super().add_argument(action)
-
-
-def read_options(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line `argv`.
-
-    In the result, `function` is the function to run, as "module:name", `command` the command, `argv` all of the
-    arguments, and `unknown` those that are not options of the command. Raises SystemExit, as argparse does, after
-    printing the help or an error.
-    """
-    parser = _parser(argv)
-    options, unknown = parser.parse_known_args(argv)
-    if options.command is None:
-        parser.print_help()
-        raise SystemExit(2)
-    options.unknown, options.argv = unknown, list(argv)
-    if "recipe" not in options and unknown:
-        options.fail(f"{options.command} has no option {unknown[0]}")
-    if "recipe" in options and options.recipe is None:
-        options.fail(
-            f"{options.command} needs a recipe; put it right after the command, as in 'hexloop {options.command} "
-            "recipe.yaml', because an option before it may take it as its value"
-        )
-    return options
-
-
-def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
-    """Return the parser for `argv`. The many training arguments are only added to the command that is used."""
-    parser = argparse.ArgumentParser(
-        "hexloop", description=TOP, epilog=EXIT_CODES, formatter_class=PlainHelp, allow_abbrev=False
-    )
-    parser.set_defaults(traceback=False, limit=[])
-    parser.add_argument("--version", action="version", version=f"hexloop {__version__}")
-    groups = {"": parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")}
-    for command in COMMANDS:
-        group, _, name = command.name.rpartition(" ")
-        made = groups[group].add_parser(
-            name,
-            help=command.help,
-            usage=USAGES.get(command.name),
-            description=DESCRIPTIONS.get(command.name, f"{command.help[0].upper()}{command.help[1:]}."),
-            epilog=EPILOGS.get(command.name),
-            formatter_class=PlainHelp if command.name not in (*WITH_WEIGHTS, "search") else HelpWithoutArguments,
-            allow_abbrev=False,
-        )
-        function = f"hexloop.app.command_line.{command.function}" if command.function else None
-        made.set_defaults(fail=made.error, function=function)
-        _add_options(made, command.name)
-        if function is None:
-            metavar, title = ("TOOL", "tools") if name == "runs" else ("COMMAND", "commands")
-            groups[name] = made.add_subparsers(dest=f"{name}_command", metavar=metavar, title=title, required=True)
-        elif command.name in WITH_RECIPE and command.name in argv:
-            add_arguments(made, TrainingArguments)
-    return parser
-
-
-def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
-    """Add the options of a command."""
-    groups: dict[str, argparse._ActionsContainer] = {"": parser}
-    for option in OPTIONS:
-        if command in option.commands:
-            if option.group not in groups:
-                is_exclusive = option.group == WEIGHTS
-                groups[option.group] = (
-                    parser.add_mutually_exclusive_group() if is_exclusive else parser.add_argument_group(option.group)
-                )
-            value = {"metavar": option.metavar} if option.metavar else {"action": "store_true"}
-            groups[option.group].add_argument(option.name, help=option.help, **{**value, **option.settings})
 
 
 def command_text(argv: Sequence[str]) -> str:

@@ -197,23 +197,34 @@ def _summary(trainer: hexloop.Trainer, outcome: RunOutcome) -> str:
 
 
 def _closing_line(trainer: hexloop.Trainer, options: Namespace, progress: Progress, look_at: Sequence[str] = ()) -> str:
-    """Return one line with the checkpoints' folder, the files to look at, and the exact command to resume."""
-    args, outcome = trainer.args, trainer.outcome
-    finished = outcome is not None and outcome.step >= trainer.state.max_steps and not outcome.save_failed
-    if _resume_source(options, args) == AUTO and not finished:
-        command = command_text(options.argv)
-    elif (step := _last_saved(trainer, progress)) is not None:
-        command = _resume_command(options.argv, args, step, finished)
-    elif _resume_source(options, args):
-        command = command_text(options.argv)
-    else:
-        command = ""
-    parts = [f"Checkpoints are in {args.output_dir}" if command else "No checkpoint was written"]
+    """Return one line with the checkpoints' folder, the files to look at, and the exact command for what is next.
+
+    That is to resume, if it would train further, or to train longer.
+    """
+    args, outcome, source = trainer.args, trainer.outcome, _resume_source(options, trainer.args)
+    reached = outcome is not None and outcome.step >= trainer.state.max_steps
+    finished = reached and outcome is not None and not outcome.save_failed
+    step = _last_saved(trainer, progress)
+    is_saved = step is not None or source is True
+    parts = [f"Checkpoints are in {args.output_dir}" if is_saved else "No checkpoint was written"]
     if look_at:
         parts.append(f"look at {', '.join(look_at)}")
-    if command:
+    if outcome is not None and not outcome.stopped and not reached:
+        # A callback or the end of the data ended the run. It ends at the same step again when it is resumed.
+        if step is not None and trainer.eval_dataset is not None:
+            parts.append(f"evaluate with: {_evaluate_command(options.argv)}")
+    elif step is not None and not (source == AUTO and not finished):
+        command = _resume_command(options.argv, args, step, finished)
         parts.append(f"{'train longer' if finished else 'resume'} with: {command}")
+    elif step is not None or source not in (None, False, AUTO):
+        parts.append(f"resume with: {command_text(options.argv)}")
     return "; ".join(parts)
+
+
+def _evaluate_command(argv: Sequence[str]) -> str:
+    """Return the command that evaluates what the command `argv` has trained."""
+    arguments = without_options([each for each in argv[1:] if each != "--report"], RESUME)
+    return shlex.join(["hexloop", "evaluate", *arguments])
 
 
 def _resume_source(options: Namespace, arguments: TrainingArguments) -> str | bool | None:

@@ -66,14 +66,15 @@ def moment(seconds: float | None) -> str:
 
 def overview_section(records: Sequence[RunRecord], now: float) -> Markup:
     """Return the table of the runs: how far each is, how good, and on what it was trained."""
-    facts = [_facts(record, now) for record in records]
+    facts = [facts_of(record, now) for record in records]
     names = list(dict.fromkeys(name for each in facts for name in each))
     rows = [(name, *(each.get(name, NOT_KNOWN) for each in facts)) for name in names]
     caption = "Runs" if len(records) > 1 else "The run"
     return section("table", head=("", *(record.label for record in records)), rows=rows, caption=caption)
 
 
-def _facts(record: RunRecord, now: float) -> dict[str, str]:
+def facts_of(record: RunRecord, now: float) -> dict[str, str]:
+    """Return how far a run is, how good, and on what it was trained, in words."""
     history, total = record.history, record.total_steps
     progress = progress_of(history, now, total)
     sessions: list[RecordedSession] = history.sessions.entries
@@ -354,6 +355,12 @@ def arguments_section(records: Sequence[RunRecord]) -> Markup:
     return section(
         "arguments", head=head, different=different, caption=caption, without=without, labels=labels, rows=rows
     )
+
+
+def changed_arguments(record: RunRecord) -> list[tuple[str, ...]]:
+    """Return name, value and default of the arguments of a run that differ from the defaults."""
+    settings = redacted(record.history.settings)
+    return _changed(record.history.defaults, [(name, _value(settings, name)) for name in sorted(map(str, settings))])
 
 
 def _changed(known: Mapping[str, Any] | None, rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:

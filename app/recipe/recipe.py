@@ -139,7 +139,8 @@ def read_recipe(
             override(document, kind, given, at=(ARGUMENTS,))
     document = _of_trial(document, kind, values or {})
     reader.document = document
-    document.problems += unknown_options(unknown, kind.__dataclass_fields__)
+    own = getattr(options, "option_names", ())
+    document.problems += unknown_options(unknown, [*own, *kind.__dataclass_fields__])
     document.problems += _unknown_keys(document, kind)
     document.problems += _missing_parts(document, str(path), needed)
     parts = {**dict(_parts(reader)), **section}

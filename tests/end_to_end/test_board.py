@@ -225,7 +225,7 @@ def test_hostile_runs_are_shown_as_text(served: tuple[Path, str]) -> None:
     [
         (["nowhere"], "there is no such folder"),
         (["s3://bucket/runs"], "folders of this machine only"),
-        ([".", "--port", "99999"], "invalid _port value"),
+        ([".", "--port", "99999"], "a port is a whole number below 65536, not '99999'"),
     ],
 )
 def test_what_cannot_be_served_is_refused(

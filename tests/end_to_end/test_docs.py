@@ -17,7 +17,7 @@ import pytest
 
 import hexloop.adapters
 import hexloop.ports
-from hexloop.app.command_line.options import read_options
+from hexloop.app.command_line.parser import read_options
 from tests.end_to_end.pages import ROOT, Block, blocks_of, commands_of, home_page, refreshed
 from tests.warm_python import warm_python
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from hexloop.app.assembly.storage import is_missing, split_location, storage_for
+from hexloop.app.assembly.storage import is_missing, joined, split_location, storage_for
 from hexloop.app.checkpoint_rows import with_digest_of
 from hexloop.domain.checkpoints.manifest import MANIFEST, checkpoint_name, is_set_aside, marks_unfinished, step_of
 from hexloop.domain.checkpoints.reading import checkpoint_steps
-from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.checkpoints.selection import newest_first, readable_manifests
+from hexloop.domain.errors import CheckpointError, ConfigurationError
 from hexloop.ports.storage import Signatures, Storage
 
 
@@ -46,6 +47,26 @@ def open_checkpoints(given: list[str], signatures: Signatures | None = None) -> 
         storage = storage if signatures is not None else with_digest_of(parent, storage, [name])
         locations.append(CheckpointLocation(each, storage, name))
     return locations
+
+
+def open_one(given: str) -> CheckpointLocation:
+    """Locate the checkpoint that is named, or the newest one in a folder of checkpoints.
+
+    Raises ConfigurationError if the folder does not exist on this machine, and CheckpointError if there is no readable
+    checkpoint in it.
+    """
+    refuse_missing([given])
+    if is_checkpoint(given):
+        return open_checkpoints([given])[0]
+    storage = open_folder(given)
+    if not checkpoint_steps(storage):
+        raise CheckpointError(f"You chose {given}, but it contains no checkpoint; name another folder or a checkpoint.")
+    newest = next(newest_first(readable_manifests(storage)), None)
+    if newest is None:
+        raise CheckpointError(
+            f"You chose {given}, but no checkpoint in it can be read; `hexloop checkpoints list {given}` says why."
+        )
+    return CheckpointLocation(joined(given, newest), storage, newest)
 
 
 def refuse_missing(given: list[str]) -> None:

@@ -19,6 +19,7 @@ from hexloop.app.command_line.checkpoints import (
     is_checkpoint,
     open_checkpoints,
     open_folder,
+    open_one,
     refuse_missing,
 )
 from hexloop.app.printing import print_document, print_lines
@@ -101,8 +102,8 @@ def verify(options: Namespace) -> ExitCode:
 
 
 def show(options: Namespace) -> ExitCode:
-    """Print what a checkpoint contains."""
-    (location,) = open_checkpoints([options.checkpoint])
+    """Print what a checkpoint contains: the one that is named, or the newest in a run's folder."""
+    location = open_one(options.checkpoint)
     document = _document(location, read_manifest(location.storage, location.name), options.tensors)
     print_document(document) if options.json else print_lines(*_lines(document))
     return ExitCode.DONE

@@ -338,6 +338,20 @@ def test_cryptographic_digests_are_verified(commands: Commands) -> None:
     assert "does not hold the bytes" in commands("checkpoints", "verify", "runs").output
 
 
+def test_show_takes_the_newest_checkpoint_of_a_folder(commands: Commands, folder: str) -> None:
+    """Of several runs it is that of the latest session, whatever its step; one that cannot be read is passed over."""
+    storage = storage_of(folder)
+    saved(storage, "first", 10, 40)
+    saved(storage, "second", 20, 30)
+    shown = commands("checkpoints", "show", folder)
+    assert (shown.code, shown.output.splitlines()[0].split()) == (0, ["checkpoint", f"{folder}/checkpoint-30"])
+    reported = json.loads(commands("checkpoints", "show", folder, "--json").output)
+    assert (reported["run"], reported["step"]) == ("second", 30)
+    storage.remove("checkpoint-30/manifest.json")
+    storage.write("checkpoint-30/manifest.json", [b"{"])
+    assert json.loads(commands("checkpoints", "show", folder, "--json").output)["step"] == 20
+
+
 def test_missing_folders_and_checkpoints_are_reported(commands: Commands) -> None:
     """A missing folder exits with 2; without checkpoints `list` exits with 0 and `verify` with 1."""
     os.mkdir("empty")
@@ -348,7 +362,8 @@ def test_missing_folders_and_checkpoints_are_reported(commands: Commands) -> Non
     listing = commands("checkpoints", "list", "empty")
     assert (listing.code, listing.output) == (0, "There is no checkpoint in empty.\n")
     assert commands("checkpoints", "verify", "empty").code == 1
-    assert commands("checkpoints", "show", "empty").code == 1
+    shown = commands("checkpoints", "show", "empty")
+    assert (shown.code, "it contains no checkpoint; name another folder" in shown.errors) == (1, True)
     assert commands("checkpoints", "prune", "empty").code == 2
     assert commands("checkpoints", "prune", "empty", "--keep", "0").code == 2
     assert commands("checkpoints", "prune", "empty", "--keep", "1").code == 2

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hexloop import TrainingArguments
 from hexloop.app.command_line.doctor import Installation, installation
 from tests.unit.command_line.commands import Commands
 
@@ -28,21 +29,41 @@ def install(folder: Path, name: str, number: str, entry_points: str = "") -> Non
 
 
 def test_devices_adapters_and_versions_are_reported(commands: Commands) -> None:
-    """The CPU is tested in its number formats; adapters of every port and versions are listed."""
+    """The CPU is tested in its number formats; names to choose and versions are listed."""
     report = examined(commands)
     processor = report["devices"][0]
     assert processor["name"] == "cpu"
     assert processor["precisions"] == {"fp32": "works", "bf16": "works", "fp16": "works"}
     assert {device["name"].partition(":")[0] for device in report["devices"]} == {"cpu", "cuda", "mps"}
-    assert {"local", "memory"} <= set(report["adapters"]["storage"])
-    assert report["adapters"]["clock"] == ["ManualClock", "SystemClock"]
-    assert {"console", "json_lines", "tensorboard"} <= set(report["adapters"]["logger"])
+    assert {"console", "json_lines", "tensorboard"} <= set(report["choices"]["report_to"]["usable"])
     packages = {package["name"]: package for package in report["packages"]}
     assert packages["torch"]["version"] == version("torch")
     assert packages["torch"]["extras"] == []
     assert packages["transformers"]["extras"] == ["examples", "transformers"]
     assert not {"mypy", "zensical", "lightning"} & packages.keys()
     assert report["missing"] == []
+
+
+def test_what_is_listed_can_be_chosen(commands: Commands) -> None:
+    """Each name is one that the arguments accept, and not that of a module; others say which package they need."""
+    choices = examined(commands)["choices"]
+    for name in choices["report_to"]["usable"]:
+        assert TrainingArguments("out", use_cpu=True, report_to=name).report_to == [name]
+    for name in [*choices["optim"]["usable"], *choices["optim"]["missing"]]:
+        assert TrainingArguments("out", use_cpu=True, optim=name).optim == name
+    assert {"random", "grid", "optuna"} <= set(choices["backend of a search"]["usable"])
+    assert {"file", "s3"} <= set(choices["URLs of output_dir"]["usable"])
+    shown = commands("doctor").output
+    for module in ("plain", "file_names", "faults", "least_squares", "simulated_scaling", "tracker", "ThreadBackground"):
+        assert not re.search(rf"\b{module}\b", shown)
+
+
+def test_headings_are_on_lines_of_their_own(commands: Commands) -> None:
+    """Sections are separated by empty lines, without escape sequences in the text."""
+    shown = commands("doctor").output
+    assert "\\n" not in shown
+    for heading in ("Devices, and the precisions in which each computes", "Names that can be chosen here", "Packages"):
+        assert f"\n\n{heading}\n" in shown
 
 
 def test_missing_devices_are_reported_with_a_fix(commands: Commands) -> None:

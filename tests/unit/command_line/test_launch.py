@@ -19,7 +19,8 @@ from tqdm import tqdm
 from hexloop.app.callbacks.console import COPIED_TO_TERMINAL
 from hexloop.app.command_line.launch.output import OutputStream, Screen
 from hexloop.app.command_line.launch.plan import LaunchPlan, cores, escaped
-from hexloop.app.command_line.options import command_text, read_options
+from hexloop.app.command_line.options import command_text
+from hexloop.app.command_line.parser import read_options
 from hexloop.app.run.command import LAUNCHED_AS
 from tests.terminals import screen_of
 from tests.unit.command_line.commands import NOISY, Commands

@@ -108,6 +108,29 @@ def test_finished_run_can_be_extended(commands: Commands) -> None:
     )
 
 
+def test_resume_is_not_proposed_where_it_does_nothing(commands: Commands) -> None:
+    """A run that a callback ended ends at the same step when it is resumed: the last line names another command."""
+    patient = "{call: hexloop.EarlyStoppingCallback, early_stopping_patience: 1, early_stopping_threshold: 1e9}"
+    best = "  load_best_model_at_end: true\n  save_steps: 3\n"
+    recipe = commands.write("early.yaml", f"{NOISY.replace('  save_steps: 100', best)}\ncallbacks: [{patient}]\n")
+    outcome = commands("train", recipe, "--report", "--seed", "3")
+    assert "Done early, after 6 of 9 steps" in outcome.output
+    assert "resume" not in outcome.last_line
+    assert "train longer" not in outcome.last_line
+    assert outcome.last_line.startswith("Checkpoints are in out; look at out/log.jsonl")
+    assert outcome.last_line.endswith("; evaluate with: hexloop evaluate early.yaml --seed 3")
+    assert "after 6 of 9 steps" in commands("train", recipe, "--seed", "3", "--resume").output, "it would do nothing"
+    assert commands(*shlex.split(outcome.last_line.partition("evaluate with: ")[2])[1:]).code == 0
+
+
+def test_resume_is_not_proposed_without_a_checkpoint(commands: Commands) -> None:
+    """A run that fails before its first save has nothing to resume, also with `--resume auto`."""
+    recipe = commands.write("buggy.yaml", f"{NOISY}\ncallbacks: [signalling.Fails]\n")
+    outcome = commands("train", recipe, "--resume", "auto")
+    assert outcome.code == 1
+    assert outcome.errors.splitlines()[-1] == "The run ended after step 3. No checkpoint was written"
+
+
 def test_checkpoint_of_another_run_is_not_used(commands: Commands) -> None:
     """The command names this run's checkpoint even if another run's has a higher step."""
     assert commands("train", commands.write("whole.yaml", NOISY)).code == 0
