@@ -14,6 +14,7 @@ import pytest
 from hexloop.adapters.device.simulated import SimulatedDevice
 from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.app.testing.contracts.learning import take_step
+from hexloop.app.testing.contracts.overriding import not_overridden
 from hexloop.app.testing.contracts.state import contents, kept
 from hexloop.domain.errors import CollectiveError
 from hexloop.domain.loop import StandardLearner
@@ -39,7 +40,7 @@ class CollectivesContract:
 
     def run(self, function: Callable[[Collectives], Result]) -> list[Result]:
         """Call the function on every rank of a new world and return the results by rank. Raises what a rank raises."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def test_ranks_are_numbered(self) -> None:
         """Each rank knows its number and the world size."""
@@ -187,23 +188,23 @@ class ParallelismContract(Generic[Model, Batch, Loss]):
 
     def make(self) -> Parallelism[Loss]:
         """Return a new adapter under test."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def model(self) -> Model:
         """Return a new model, always with the same weights."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def optimizer(self, model: Model) -> Any:
         """Return an optimizer of the model's parameters."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def trainable(self, model: Model, optimizer: Any) -> Trainable[Batch, Loss]:
         """Return a Trainable for the model and its optimizer."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def batch(self) -> Batch:
         """Return a batch for the model that has nonzero gradients."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     @pytest.fixture
     def parallelism(self) -> Parallelism[Loss]:
@@ -274,11 +275,11 @@ class EngineContract(ParallelismContract[Model, Batch, Loss], Generic[Model, Bat
 
     def engine(self) -> Engine[Any, Loss]:
         """Return the engine under test."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def arguments(self) -> Any:
         """Return training arguments that choose the engine, with valid options."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def device(self) -> Device:
         """Return the device to train on."""

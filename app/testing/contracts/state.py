@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 import pytest
 from attrs import evolve, frozen
 
+from hexloop.app.testing.contracts.overriding import not_overridden
 from hexloop.domain.json_documents import json_part
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.state import JSON, Exportable, Part, Snapshots
@@ -73,15 +74,15 @@ class ExportableContract(Generic[Kept]):
 
     def make(self, collectives: Collectives) -> Kept:
         """Return a new object under test on one rank of a world, always the same."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def advance(self, kept: Kept) -> None:
         """Advance the object to the next step boundary, which must change its state. Collective."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def run(self, size: int, function: Callable[[Collectives], Result]) -> list[Result]:
         """Call the function on each of `size` ranks and return the results by rank. Raises what a rank raises."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def advanced(self, collectives: Collectives, steps: int) -> Kept:
         """Return a new object, advanced by some boundaries."""
@@ -192,19 +193,19 @@ class SnapshotsContract:
     @pytest.fixture
     def snapshots(self) -> Snapshots:
         """A new adapter under test."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def make_values(self) -> object:
         """Return at least two values that can be changed in place, always the same."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def parts_of(self, values: object) -> list[Part]:
         """Return the values as exported parts, in a fixed order, with different bytes each."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def change(self, values: object) -> None:
         """Change every byte of the values in place."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def test_a_copy_does_not_change(self, snapshots: Snapshots) -> None:
         """A copy keeps the values at the time it was taken, however often it is read and however they change since."""
