@@ -10,7 +10,6 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution, requires, version
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -70,7 +69,6 @@ class Installation:
         return "uv pip install" if self.installer == "uv" else "pip install"
 
 
-@cache
 def installation() -> Installation:
     """Return how hexloop was installed, as far as its metadata says."""
     try:

@@ -217,7 +217,6 @@ if TYPE_CHECKING:
     BackendText = Literal["nccl", "gloo", "mpi", "ccl", "xccl", "hccl", "cncl", "mccl"]
     PackingText = Literal["bfd", "bfd_split", "wrapped"]
     AveragesText = Literal["instead", "beside"]
-    LossText = Literal["nll", "chunked_nll", "dft"]
     JournalText = Literal["off", "events", "steps"]
     ReactionText = Literal["warn", "stop", "skip", "rollback"]
     ReproducedText = Literal["transformers"]
@@ -226,5 +225,5 @@ if TYPE_CHECKING:
     ShardingText = str | bool | list[str]
 else:
     IntervalText = SaveText = HubText = ScheduleText = TokenCountText = LogLevelText = SamplingText = str
-    WorkerStartText = BackendText = PackingText = AveragesText = LossText = JournalText = ReactionText = str
+    WorkerStartText = BackendText = PackingText = AveragesText = JournalText = ReactionText = str
     ReproducedText = WeightingText = BusyText = ShardingText = str

@@ -6,7 +6,6 @@ from typing import Protocol
 
 from attrs import frozen
 
-from hexloop.app.arguments.choices import LossText
 from hexloop.app.arguments.conversion import one_of
 from hexloop.app.arguments.declaration import ArgumentGroup, argument, argument_group, declaring_class, rule
 from hexloop.domain.wording import RefusalError
@@ -36,7 +35,7 @@ class LossArguments(ArgumentGroup):
     chunked_loss: bool = argument(
         default=False, help="compute the loss over a few positions at a time, so that the logits never exist whole"
     )
-    loss_type: LossText | None = argument(
+    loss_type: str | None = argument(
         default=None,
         help="nll, chunked_nll (the same as chunked_loss) or dft (each label weighted by its probability); the model's "
         "own loss if unset",
@@ -83,10 +82,7 @@ class ChoosingLoss(Protocol):
     """Arguments that choose a loss."""
 
     chunked_loss: bool
-
-    @property
-    def loss_type(self) -> str | None:
-        """The name of a loss; None for the model's own."""
+    loss_type: str | None
 
 
 def loss_wanted(args: ChoosingLoss) -> LossWanted:

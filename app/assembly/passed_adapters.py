@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.framework import Framework
 from hexloop.app.assembly.storage import WorkingFolder, storage_for
-from hexloop.app.assembly.trackers import make_logger
+from hexloop.app.assembly.trackers import logging_folder, make_logger
 from hexloop.app.callbacks.trackers import TRACKERS, missing_package
 from hexloop.app.devices import device_kinds, missing_device
 from hexloop.app.engines import find_plugin, plugin_names
@@ -89,7 +89,9 @@ def resolved(
                     remedy = did_you_mean(value, PRECISIONS, f"choose {row.named}", spell=repr)
                     raise ConfigurationError(_wrong(name, row, value, f"{remedy.rstrip('.')}"))
             elif name == "loggers" and value is not None:
-                found[name] = [_logger(each, loggers) for each in _several(value)]
+                chosen = logging_folder(args)
+                folder = None if chosen is None else started_in.locate(chosen)
+                found[name] = [_logger(each, loggers, folder) for each in _several(value)]
             elif value is not None and (lacks := _lacks(row.port, value)) is not None:
                 raise ConfigurationError(_wrong(name, row, value, lacks))
         except ConfigurationError as error:
@@ -136,12 +138,16 @@ def _lacks(port: Any, value: object) -> str | None:
 
 def _several(loggers: object) -> Iterable[Any]:
     """Return a list as it is, and a single logger or name as a list of one."""
-    is_one = isinstance(loggers, str | type) or not isinstance(loggers, Iterable)
-    return [loggers] if is_one else loggers
+    if isinstance(loggers, Iterable) and not isinstance(loggers, str | type):
+        return loggers
+    return [loggers]
 
 
-def _logger(value: Any, loggers: Makers) -> Any:
-    """Return a logger, or the one that is called `value`. Raises ConfigurationError if it cannot be made."""
+def _logger(value: Any, loggers: Makers, folder: str | None) -> Any:
+    """Return a logger, or the one that is called `value`. Raises ConfigurationError if it cannot be made.
+
+    folder: where TensorBoard writes; None for its own choice.
+    """
     row = PORTS["loggers"]
     if not isinstance(value, str):
         if (lacks := _lacks(Logger, value)) is not None:
@@ -154,7 +160,7 @@ def _logger(value: Any, loggers: Makers) -> Any:
     if value in TRACKERS:
         if (problem := missing_package(value, f"loggers={value!r}")) is not None:
             raise ConfigurationError(problem)
-        return make_logger(value)
+        return make_logger(value, options={"folder": folder} if value == "tensorboard" else None)
     known = [*TRACKERS, *loggers, *plugin_names("loggers")]
     remedy = did_you_mean(value, known, f"choose among {', '.join(known)}", spell=repr, similarity=0.7)
     raise ConfigurationError(_wrong("loggers", row, value, remedy))

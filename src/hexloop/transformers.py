@@ -16,6 +16,7 @@ from typing import Any
 
 import hexloop
 from hexloop.app.takeover.names import EQUIVALENTS, FAMILY, FORMER, OWN_NAMES, PACKAGE, STAND_INS, module_name
+from hexloop.domain.installation import how_to_install
 
 _PACKAGES = frozenset(name.rpartition(".")[0] for name in STAND_INS)
 
@@ -66,8 +67,8 @@ def _handed_on(module: ModuleType, relative: str, name: str) -> Any:
         if error.name != PACKAGE:
             raise
         raise ModuleNotFoundError(
-            f"{module.__name__}.{name} is transformers' own, and transformers is not installed; install it with "
-            "`pip install 'hexloop[transformers]'`.",
+            f"{module.__name__}.{name} is transformers' own, and transformers is not installed; "
+            f"{how_to_install('transformers', 'transformers')}.",
             name=PACKAGE,
         ) from None
     if name == "__all__":

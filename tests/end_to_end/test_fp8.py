@@ -215,7 +215,7 @@ def test_combinations_that_are_refused(given: dict[str, Any], wanted: str, tmp_p
 def test_a_missing_package_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the command that installs it."""
     monkeypatch.setitem(sys.modules, "torchao", None)
-    assert "the package torchao is not installed; pip install 'hexloop[fp8]'" in refusals(tmp_path, fp8="torchao")
+    assert "the package torchao is not installed; run `pip install 'torchao" in refusals(tmp_path, fp8="torchao")
 
 
 def test_a_model_without_layers_for_it_is_refused(tmp_path: Path) -> None:

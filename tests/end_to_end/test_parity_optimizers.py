@@ -151,7 +151,7 @@ def test_adafactor_without_transformers() -> None:
         "choose_optimizer('adafactor', 0.1, (0.9, 0.99), 1e-8, None, 'cpu')"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert "which is not installed; install hexloop[transformers], or choose adamw_torch." in ended.stderr
+    assert "which is not installed; run `pip install 'transformers>=5.0'`" in ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -21,20 +21,132 @@ from tests.end_to_end.small.trainers import arguments, small_trainer, weights
 ADAPTERS = ("device", "precision", "parallelism", "collectives", "storage", "hub", "clock", "interrupts", "journal")
 
 
+class Half:
+    """Has one method of most ports."""
+
+    name = capabilities = world_size = address = None
+
+    def write(self, *_: Any) -> None: ...
+
+    def start(self, *_: Any) -> None: ...
+
+    def monotonic(self) -> float:
+        return 0.0
+
+    def note(self, *_: Any) -> None: ...
+
+
 @pytest.mark.parametrize("name", ADAPTERS)
-@pytest.mark.parametrize("value", ["cuda:0", 3, MemoryStorage])
+@pytest.mark.parametrize("value", ["bf17", 3, MemoryStorage, Half(), Half])
 def test_an_adapter_of_a_wrong_kind_is_refused(name: str, value: Any, tmp_path: Path) -> None:
-    """A text, a number or a class, for every port; with the object that is expected."""
-    with pytest.raises(ConfigurationError, match=f"{name} takes a .* object") as raised:
+    """An unknown name, a number, a class, or an object without methods of the port; one problem, with the port."""
+    if name == "storage" and isinstance(value, str):
+        return  # a folder of that name
+    with pytest.raises(ConfigurationError, match=rf"^{name} takes a .* object \(with the methods ") as raised:
         small_trainer(tmp_path, parts={name: value})
     assert isinstance(raised.value, TypeError)
+    assert len(raised.value.problems) == 1
 
 
-@pytest.mark.parametrize("value", ["tensorboard", ["tensorboard"], Console(sys.stdout), 3, [Console]])
+@pytest.mark.parametrize("value", ["tensorbord", ["tensorbord"], 3, [Console], Console, Half(), [Half()]])
 def test_loggers_of_a_wrong_kind_are_refused(value: Any, tmp_path: Path) -> None:
-    """A name, a list of names, a logger without a list, a number, a class."""
-    with pytest.raises(ConfigurationError, match="loggers takes a list of Logger objects"):
+    """A misspelt name, a list of them, a number, a class, and an object without the methods of a logger."""
+    with pytest.raises(ConfigurationError, match="loggers takes a list of Logger objects") as raised:
         small_trainer(tmp_path, parts={"loggers": value})
+    assert len(raised.value.problems) == 1
+
+
+ADVICE: dict[str, tuple[dict[str, Any], str]] = {
+    "a class": ({"storage": MemoryStorage}, r"pass an object, MemoryStorage\(\.\.\.\)"),
+    "missing methods": ({"storage": Half()}, "its class Half lacks sync, read, list, move, remove and digest"),
+    "a misspelt precision": ({"precision": "bf61"}, "did you mean 'bf16'"),
+    "fp8": ({"precision": "fp8"}, "choose 'fp32', 'tf32', 'bf16' or 'fp16'|did you mean"),
+    "an unknown device": ({"device": "cdua"}, "did you mean 'cuda'"),
+    "a misspelt tracker": ({"loggers": "tensorbord"}, "did you mean 'tensorboard'"),
+    "a class of a logger": ({"loggers": [Console]}, r"pass an object, Console\(\.\.\.\)"),
+}
+
+
+@pytest.mark.parametrize("case", ADVICE)
+def test_the_refusal_says_what_to_pass(case: str, tmp_path: Path) -> None:
+    """For each kind of mistake."""
+    parts, message = ADVICE[case]
+    with pytest.raises(ConfigurationError, match=message):
+        small_trainer(tmp_path, parts=parts)
+
+
+def test_all_wrong_adapters_are_refused_together(tmp_path: Path) -> None:
+    """One problem for each."""
+    with pytest.raises(ConfigurationError) as raised:
+        small_trainer(tmp_path, parts={"clock": 3, "precision": "bf61", "loggers": [4], "hub": "me/model"})
+    assert len(raised.value.problems) == 4
+
+
+@pytest.mark.parametrize("device", ["cpu", "CPU", torch.device("cpu")])
+def test_a_device_may_be_named(device: Any, tmp_path: Path) -> None:
+    """By a text, or as torch does; the arguments have it as well."""
+    trainer = small_trainer(tmp_path, parts={"device": device}, use_cpu=False)
+    assert trainer.adapters.device.name == "cpu"
+    assert trainer.args.device == torch.device("cpu")
+    assert trainer.args.n_gpu == 0
+    assert trainer.train().global_step == 4
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.parametrize("device", ["cuda:0", "cuda", torch.device("cuda", 1)])
+def test_a_device_that_is_not_there_is_refused(device: Any, tmp_path: Path) -> None:
+    """As if the arguments named it."""
+    with pytest.raises(ConfigurationError, match=r"The device cuda.* cannot be used: torch does not find it"):
+        small_trainer(tmp_path, parts={"device": device}, use_cpu=False)
+
+
+def test_a_device_that_the_arguments_exclude_is_refused(tmp_path: Path) -> None:
+    """Neither is silently ignored."""
+    with pytest.raises(ConfigurationError, match="device='cuda:0' and use_cpu=True, which exclude each other"):
+        small_trainer(tmp_path, parts={"device": "cuda:0"}, use_cpu=True)
+
+
+@pytest.mark.parametrize(("name", "given"), [("bf16", {"bf16": True}), ("fp32", {})])
+def test_a_precision_may_be_named(name: str, given: dict[str, Any], tmp_path: Path) -> None:
+    """It trains as the arguments of that precision do."""
+    named = small_trainer(tmp_path / "named", parts={"precision": name})
+    chosen = small_trainer(tmp_path / "chosen", **given)
+    assert named.adapters.precision.name == name
+    named.train()
+    chosen.train()
+    assert all(torch.equal(weights(chosen)[key], value) for key, value in weights(named).items())
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_storage_may_be_a_folder(kind: type[Any], tmp_path: Path) -> None:
+    """Checkpoints are written there, and a run resumes from there."""
+    parts = {"storage": kind(tmp_path / "elsewhere")}
+    small_trainer(tmp_path / "out", parts=parts, save_strategy="steps", save_steps=2, max_steps=2).train()
+    assert (tmp_path / "elsewhere" / "checkpoint-2" / "manifest.json").is_file()
+    resumed = small_trainer(tmp_path / "out", parts=parts, save_strategy="steps", save_steps=2, max_steps=4)
+    assert resumed.train(resume_from_checkpoint=True).global_step == 4
+
+
+def test_a_storage_may_be_a_url(tmp_path: Path) -> None:
+    """Of any scheme that output_dir may have."""
+    trainer = small_trainer(tmp_path, parts={"storage": "memory://of_this_test"}, save_strategy="steps", save_steps=4)
+    trainer.train()
+    assert "checkpoint-4" in {entry.name.partition("/")[0] for entry in trainer.adapters.storage.list("")}
+
+
+@pytest.mark.parametrize("loggers", ["json_lines", ["json_lines"], ("json_lines",), "tensorboard"])
+def test_loggers_may_be_named(loggers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in report_to, one or several; TensorBoard writes where it does with report_to."""
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "logs"))
+    small_trainer(tmp_path / "out", parts={"loggers": loggers}).train()
+    found = (tmp_path / "logs").rglob("events.out*") if loggers == "tensorboard" else tmp_path.rglob("log.jsonl")
+    assert [*found]
+
+
+def test_a_logger_needs_no_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A single logger is meant as a list of one."""
+    small_trainer(tmp_path, parts={"loggers": Console(sys.stdout)}).train()
+    assert "loss" in capsys.readouterr().out
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

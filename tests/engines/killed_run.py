@@ -10,7 +10,7 @@ import random
 import tempfile
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ class Job:
     width: int
     steps: int
     seed: int = 0
-    start_method: str = "fork"
+    start_method: Literal["fork", "spawn", "forkserver"] = "fork"
 
     @staticmethod
     def width_for(size: int) -> int:

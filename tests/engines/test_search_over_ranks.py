@@ -95,7 +95,8 @@ def searched(folder: str, size: int, callbacks: list[Any], call: dict[str, Any])
         call["pruner"] = getattr(optuna.pruners, call["pruner"])(n_startup_trials=2)
     best = trainer.hyperparameter_search(space, backend="optuna", **call)
     loaded = trainer.load_best_trial()
-    return {"best": list(best[:3]), "loaded": list(loaded[:3]), "width": trainer.model.layers[0].out_features}
+    layers: Any = trainer.model.layers
+    return {"best": list(best[:3]), "loaded": list(loaded[:3]), "width": layers[0].out_features}
 
 
 def _in_process(folder: str, size: int, rank: int, port: int, writer: Any, callbacks: Any, call: Any) -> None:

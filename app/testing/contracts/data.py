@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 import pytest
 
+from hexloop.app.testing.contracts.overriding import not_overridden
 from hexloop.app.testing.contracts.state import kept
 from hexloop.ports.batches import Batches, Evaluator
 
@@ -18,7 +19,7 @@ class BatchesContract(Generic[Batch]):
 
     def make(self) -> Batches[Batch]:
         """Return a new adapter under test, always over the same data: at least three batches per epoch."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def samples(self, batch: Batch) -> list[object]:
         """Return the samples of a batch in order, as values that can be compared.
@@ -26,7 +27,7 @@ class BatchesContract(Generic[Batch]):
         Args:
             batch: a batch.
         """
-        raise NotImplementedError
+        raise not_overridden(self)
 
     @pytest.fixture
     def batches(self) -> Batches[Batch]:
@@ -103,7 +104,7 @@ class EvaluatorContract(Generic[Batch]):
     @pytest.fixture
     def evaluator(self) -> Evaluator[Batch]:
         """The adapter under test, with at least two batches and a model in training mode."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def in_training(self, evaluator: Evaluator[Batch]) -> bool:
         """Return whether the evaluator's model is in training mode.
@@ -111,7 +112,7 @@ class EvaluatorContract(Generic[Batch]):
         Args:
             evaluator: the adapter under test.
         """
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def evaluate(self, evaluator: Evaluator[Batch], batches: int | None = None) -> dict[str, float]:
         """Return the metrics of the first `batches` batches, or of all.

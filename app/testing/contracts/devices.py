@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import pytest
 
+from hexloop.app.testing.contracts.overriding import not_overridden
 from hexloop.app.testing.contracts.state import contents, kept
 from hexloop.ports.device import Device, DeviceUse
 from hexloop.ports.learner import Precision, Trainable
@@ -20,7 +21,7 @@ class DeviceContract:
     @pytest.fixture
     def device(self) -> Device:
         """The adapter under test."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def draw(self, device: Device) -> float:
         """Return the next number of the framework's random generator on the device.
@@ -28,7 +29,7 @@ class DeviceContract:
         Args:
             device: the adapter under test.
         """
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def out_of_memory(self, device: Device) -> BaseException:
         """Return an out-of-memory error of the device.
@@ -36,7 +37,7 @@ class DeviceContract:
         Args:
             device: the adapter under test.
         """
-        raise NotImplementedError
+        raise not_overridden(self)
 
     @pytest.fixture(autouse=True)
     def keep_random_streams(self, device: Device) -> Iterator[None]:
@@ -140,15 +141,15 @@ class PrecisionContract(Generic[Batch, Loss]):
 
     def make(self) -> Precision[Loss]:
         """Return a new adapter under test, with which the first updates of `trainable` do not overflow."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def trainable(self) -> Trainable[Batch, Loss]:
         """Return a new model, always with the same weights, without randomness and with nonzero gradients."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def batch(self) -> Batch:
         """Return a batch for the model."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def model(self) -> Any:
         """Return a model with layers that the precision converts, if it converts any."""

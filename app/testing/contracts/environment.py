@@ -16,6 +16,7 @@ from typing import Literal
 import pytest
 from attrs import evolve
 
+from hexloop.app.testing.contracts.overriding import not_overridden
 from hexloop.app.assembly.trackers import receiver_of
 from hexloop.domain.media import ENDINGS
 from hexloop.domain.system_metrics import LARGEST, METRICS
@@ -30,7 +31,7 @@ class BackgroundContract:
     @pytest.fixture
     def background(self) -> Background:
         """The adapter under test."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def test_a_task_runs_once(self, background: Background) -> None:
         """After `wait`, the task has run once and is done, however often it is waited for."""
@@ -93,7 +94,7 @@ class ClockContract:
     @pytest.fixture
     def clock(self) -> Clock:
         """The adapter under test."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def test_monotonic_time_never_goes_back(self, clock: Clock) -> None:
         """Each reading of the monotonic clock is at least the previous one."""
@@ -122,12 +123,12 @@ class InterruptsContract:
     @pytest.fixture
     def interrupts(self) -> Interrupts:
         """The adapter under test."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     @pytest.fixture
     def provoke(self, interrupts: Interrupts) -> Callable[[], None]:
         """Return a function that triggers the adapter; without a listener it has no effect."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def test_a_started_listener_gets_requests(self, interrupts: Interrupts, provoke: Callable[[], None]) -> None:
         """The listener receives a request with a reason."""
@@ -241,7 +242,7 @@ class LoggerContract:
     @pytest.fixture
     def logger(self) -> Logger:
         """The adapter under test."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def written(self, logger: Logger) -> dict[str, Value] | None:
         """Return the values of the last record that can be read back; None if none can.
@@ -327,7 +328,7 @@ class JournalContract:
     @pytest.fixture
     def journal(self) -> Journal:
         """The adapter under test: an empty journal."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def noted(self, journal: Journal) -> list[dict[str, Fact]] | None:
         """Return all entries, each with its kind under "kind", as another process reads them; None if impossible.
@@ -399,12 +400,12 @@ class SignaturesContract:
     @pytest.fixture
     def signatures(self) -> Signatures:
         """The adapter under test, with a key that signs."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     @pytest.fixture
     def other(self) -> Signatures:
         """The same adapter with another key."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     @pytest.mark.parametrize("data", [b"", b"manifest", bytes(range(256)) * 100])
     def test_what_was_signed_is_verified(self, signatures: Signatures, data: bytes) -> None:

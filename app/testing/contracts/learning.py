@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import pytest
 
+from hexloop.app.testing.contracts.overriding import not_overridden
 from hexloop.app.testing.contracts.state import contents, kept
 from hexloop.ports.learner import Learner, Losses, Scheduler, Trainable, WindowValues
 
@@ -29,15 +30,15 @@ class WindowContract(Generic[Model, Batch]):
 
         Its learning rate is small enough for the loss of `whole` to decrease at each of the first steps.
         """
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def window(self) -> Sequence[Batch]:
         """Return at least two batches with different numbers of items."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def whole(self) -> Batch:
         """Return one batch with all samples of the window."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
 
 def take_step(
@@ -62,7 +63,7 @@ class LearnerContract(WindowContract[Learner[Batch, Loss], Batch], Generic[Batch
 
     def make_frozen(self) -> Learner[Batch, Loss]:
         """Return what `make` returns, with a learning rate of zero, so that its steps leave the weights as they are."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     @pytest.fixture
     def learner(self) -> Learner[Batch, Loss]:
@@ -205,7 +206,7 @@ class WindowValuesContract(Generic[Loss]):
 
     def make(self) -> WindowValues[Loss]:
         """Return a new, empty adapter under test."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def loss(self, value: float) -> Loss:
         """Return a loss handle with this value, a small integer, NaN or infinity.
@@ -213,7 +214,7 @@ class WindowValuesContract(Generic[Loss]):
         Args:
             value: a small integer, NaN or infinity.
         """
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def norm(self, value: float) -> Any:
         """Return a gradient norm as the adapter's learner returns it.
@@ -254,7 +255,7 @@ class LossesContract(Generic[Loss]):
 
     def make(self) -> Losses[Loss]:
         """Return a new, empty adapter under test."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def loss(self, value: float) -> Loss:
         """Return a loss handle with this value, a small integer, so that sums are exact.
@@ -262,7 +263,7 @@ class LossesContract(Generic[Loss]):
         Args:
             value: a small integer.
         """
-        raise NotImplementedError
+        raise not_overridden(self)
 
     @pytest.fixture
     def losses(self) -> Losses[Loss]:
@@ -327,7 +328,7 @@ class SchedulerContract:
 
     def make(self) -> Scheduler:
         """Return a new adapter under test, always the same, with its own parameter groups."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def rates_in_force(self, scheduler: Scheduler) -> tuple[float, ...]:
         """Return the learning rates of the optimizer that `scheduler` drives.
@@ -335,7 +336,7 @@ class SchedulerContract:
         Args:
             scheduler: the adapter under test.
         """
-        raise NotImplementedError
+        raise not_overridden(self)
 
     @pytest.fixture
     def scheduler(self) -> Scheduler:

@@ -14,6 +14,7 @@ import pytest
 from hexloop.adapters.device.simulated import SimulatedDevice
 from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.app.testing.contracts.learning import take_step
+from hexloop.app.testing.contracts.overriding import not_overridden
 from hexloop.app.testing.contracts.state import contents, kept
 from hexloop.domain.errors import CollectiveError
 from hexloop.domain.loop import StandardLearner
@@ -43,7 +44,7 @@ class CollectivesContract:
         Args:
             function: receives the collectives of its rank.
         """
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def test_ranks_are_numbered(self) -> None:
         """Each rank knows its number and the world size."""
@@ -191,11 +192,11 @@ class ParallelismContract(Generic[Model, Batch, Loss]):
 
     def make(self) -> Parallelism[Loss]:
         """Return a new adapter under test."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def model(self) -> Model:
         """Return a new model, always with the same weights."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def optimizer(self, model: Model) -> Any:
         """Return an optimizer of the model's parameters.
@@ -203,7 +204,7 @@ class ParallelismContract(Generic[Model, Batch, Loss]):
         Args:
             model: the model, as the user passes it.
         """
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def trainable(self, model: Model, optimizer: Any) -> Trainable[Batch, Loss]:
         """Return a Trainable for the model and its optimizer.
@@ -212,11 +213,11 @@ class ParallelismContract(Generic[Model, Batch, Loss]):
             model: the model, as the user passes it.
             optimizer: the optimizer of its parameters.
         """
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def batch(self) -> Batch:
         """Return a batch for the model that has nonzero gradients."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     @pytest.fixture
     def parallelism(self) -> Parallelism[Loss]:
@@ -296,11 +297,11 @@ class EngineContract(ParallelismContract[Model, Batch, Loss], Generic[Model, Bat
 
     def engine(self) -> Engine[Any, Loss]:
         """Return the engine under test."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def arguments(self) -> Any:
         """Return training arguments that choose the engine, with valid options."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def device(self) -> Device:
         """Return the device to train on."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hexloop.app.testing.contracts.overriding import not_overridden
 from hexloop.domain.errors import CheckpointError
 from hexloop.ports.collectives import Json
 from hexloop.ports.search import PastTrial, Proposal, Search, TrialExport, TrialState
@@ -32,7 +33,7 @@ class SearchContract:
     @pytest.fixture
     def make_search(self) -> Callable[[], Search]:
         """Return a function that makes a search of one objective, of at least six trials and always the same."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     @pytest.fixture
     def search(self, make_search: Callable[[], Search]) -> Search:

@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 import pytest
 from attrs import evolve, frozen
 
+from hexloop.app.testing.contracts.overriding import not_overridden
 from hexloop.domain.json_documents import json_part
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.state import JSON, Exportable, Part, Snapshots
@@ -93,7 +94,7 @@ class ExportableContract(Generic[Kept]):
         Args:
             collectives: the collectives of the rank.
         """
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def advance(self, kept: Kept) -> None:
         """Advance the object to the next step boundary, which must change its state. Collective.
@@ -101,7 +102,7 @@ class ExportableContract(Generic[Kept]):
         Args:
             kept: the object under test.
         """
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def run(self, size: int, function: Callable[[Collectives], Result]) -> list[Result]:
         """Call the function on each of `size` ranks and return the results by rank. Raises what a rank raises.
@@ -110,7 +111,7 @@ class ExportableContract(Generic[Kept]):
             size: the number of ranks.
             function: receives the collectives of its rank.
         """
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def advanced(self, collectives: Collectives, steps: int) -> Kept:
         """Return a new object, advanced by some boundaries.
@@ -231,11 +232,11 @@ class SnapshotsContract:
     @pytest.fixture
     def snapshots(self) -> Snapshots:
         """A new adapter under test."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def make_values(self) -> object:
         """Return at least two values that can be changed in place, always the same."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def parts_of(self, values: object) -> list[Part]:
         """Return the values as exported parts, in a fixed order, with different bytes each.
@@ -243,7 +244,7 @@ class SnapshotsContract:
         Args:
             values: the tensors or arrays under test.
         """
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def change(self, values: object) -> None:
         """Change every byte of the values in place.
@@ -251,7 +252,7 @@ class SnapshotsContract:
         Args:
             values: the tensors or arrays under test.
         """
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def test_a_copy_does_not_change(self, snapshots: Snapshots) -> None:
         """A copy keeps the values at the time it was taken, however often it is read and however they change since."""

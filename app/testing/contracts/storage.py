@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hexloop.app.testing.contracts.overriding import not_overridden
 from hexloop.domain.errors import StorageError, UnavailableError
 from hexloop.ports.hub import Hub
 from hexloop.ports.storage import Entry, File, Publication, Storage
@@ -44,7 +45,7 @@ class StorageContract:
     @pytest.fixture
     def storage(self) -> Storage:
         """The adapter under test: an empty storage."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def test_what_is_written_is_read(self, storage: Storage) -> None:
         """Reading a file returns its chunks, bytes or memoryviews, joined."""
@@ -227,7 +228,7 @@ class HubContract:
     @pytest.fixture
     def hub(self) -> Hub:
         """The adapter under test: a hub without "someone/model" and "someone/other"."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def test_published_files_can_be_fetched(self, hub: Hub) -> None:
         """The fetched files have the published paths and bytes, however they were chunked."""

@@ -18,7 +18,7 @@ from tests.language_server import ROOT, SETTINGS
 HERE = Path(__file__).parent / "scripts"
 WRONG = HERE / "wrong.py"
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
-PAGES = ("README.md", *(f"docs/{name}.md" for name in ("start", "checkpoints", "evaluate", "storage", "hub", "packing")))
+PAGES = ("README", *(f"docs/{name}" for name in ("start", "checkpoints", "evaluate", "storage", "hub", "packing")))
 """Pages whose blocks, one after the other, are a program; a block with a title is a file beside it."""
 
 PLANTED = {
@@ -36,7 +36,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     for script in (*HERE.glob("*.py"), *EXAMPLES):
         shutil.copy(script, folder)
     for page in PAGES:
-        code = [block for block in blocks_of(ROOT / page) if block.language == "python"]
+        code = [block for block in blocks_of(ROOT / f"{page}.md") if block.language == "python"]
         assert code, page
         for block in code:
             with (folder / (block.title or f"page_{Path(page).stem}.py")).open("a", encoding="utf-8") as file:

@@ -158,8 +158,8 @@ def muon_and_adamw(groups: Groups) -> Any:
 CASES: Mapping[str, Case] = {
     "adamw_torch": Case(by_hand=made("torch.optim:AdamW", **ADAM)),
     "adamw_torch_fused": Case(by_hand=made("torch.optim:AdamW", fused=True, **ADAM)),
-    "adamw_torch_xla": Case(refused="it is of torch_xla, which is not installed; install hexloop[xla]"),
-    "adamw_torch_npu_fused": Case(refused="it is of torch_npu, which is not installed; install torch_npu"),
+    "adamw_torch_xla": Case(refused="it is of torch_xla, which is not installed"),
+    "adamw_torch_npu_fused": Case(refused="it is of torch_npu, which is not installed"),
     "adamw_anyprecision": Case(
         by_hand=made("torch.optim:AdamW", foreach=False, **ADAM),
         alone="its package torchdistx, which transformers imports, is not published any more",

@@ -103,7 +103,7 @@ def test_a_package_that_cannot_be_imported_is_refused(monkeypatch: pytest.Monkey
         choose_optimizer("stable_adamw", 0.1, (0.9, 0.99), 1e-8, None, "cpu")
     assert isinstance(caught.value, ImportError)
     monkeypatch.setitem(sys.modules, "optimi", None)
-    with pytest.raises(ConfigurationError, match=r"which is not installed; install hexloop\[optimi\], or choose"):
+    with pytest.raises(ConfigurationError, match=r"which is not installed; run `pip install .*torch-optimi"):
         choose_optimizer("stable_adamw", 0.1, (0.9, 0.99), 1e-8, None, "cpu")
 
 

@@ -43,10 +43,9 @@ def test_repr_shows_what_differs(kind: type[Any]) -> None:
     """In the order of the fields; values that follow from others are left out, as are converted defaults."""
     assert repr(kind("out")) == f"{kind.__name__}(output_dir='out')"
     assert repr(kind()) == f"{kind.__name__}()"
-    shown = repr(kind("out", learning_rate=0.5, save_strategy="epoch", report_to=["tensorboard"], bf16=True))
+    shown = repr(kind("out", save_steps=7, save_strategy="epoch", report_to=["tensorboard"], bf16=True))
     assert shown == (
-        f"{kind.__name__}(output_dir='out', save_strategy='epoch', learning_rate=0.5, "
-        "report_to=['tensorboard'], bf16=True)"
+        f"{kind.__name__}(output_dir='out', save_strategy='epoch', save_steps=7, report_to=['tensorboard'], bf16=True)"
     )
 
 

@@ -120,6 +120,6 @@ def test_every_kind_of_transformers_has_a_row() -> None:
     ("name", "package"), [("adamw_torch_npu_fused", "torch_npu"), ("adamw_torch_xla", "torch_xla")]
 )
 def test_optimizers_of_a_package_that_is_missing_are_refused(name: str, package: str) -> None:
-    said = f"optim='{name}' is not supported: it is of {package}, which is not installed; install"
+    said = f"optim='{name}' is not supported: it is of {package}, which is not installed; run `pip install"
     with pytest.raises(ConfigurationError, match=said):
         choose_optimizer(name, 1e-3, (0.9, 0.999), 1e-8, None, "cpu")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hexloop import TrainingArguments
-from hexloop.app.command_line.doctor import Installation, installation
+from hexloop.domain.installation import Installation, installation
 from tests.unit.command_line.commands import Commands
 
 
@@ -100,7 +100,7 @@ def test_outdated_required_package_is_a_failure(
     install(tmp_path, "transformers", "4.57.1")
     outcome = commands("doctor")
     assert outcome.code == 0
-    assert "older than 5.0; pip install --upgrade 'hexloop[transformers]'" in outcome.output
+    assert "older than 5.0; pip install --upgrade 'transformers>=5.0'" in outcome.output
     assert outcome.output.endswith("Everything that hexloop needs is installed.\n")
     install(tmp_path, "attrs", "23.2.0")
     outcome = commands("doctor")
@@ -121,8 +121,8 @@ def hexloop_installed(folder: Path, installer: str, origin: dict[str, Any] | Non
 @pytest.mark.parametrize(
     ("installer", "origin", "command"),
     [
-        ("pip", None, "pip install --upgrade 'hexloop[transformers]'"),
-        ("uv", None, "uv pip install --upgrade 'hexloop[transformers]'"),
+        ("pip", None, "pip install --upgrade 'transformers>=5.0'"),
+        ("uv", None, "uv pip install --upgrade 'transformers>=5.0'"),
         ("conda", None, "conda install 'transformers>=5.0'"),
         (
             "pip",
@@ -149,7 +149,7 @@ def hexloop_installed(folder: Path, installer: str, origin: dict[str, Any] | Non
 def test_install_commands_fit_the_installation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installer: str, origin: dict[str, Any] | None, command: str
 ) -> None:
-    """An extra comes from where hexloop came from, by the tool that installed it."""
+    """By the tool that installed hexloop: an extra, or the package itself if an index may have another hexloop."""
     hexloop_installed(tmp_path, installer, origin)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert installation().command("transformers", ">=5.0", ["examples", "transformers"]) == command

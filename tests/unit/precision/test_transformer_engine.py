@@ -150,4 +150,4 @@ def test_without_the_package_or_such_a_device(tmp_path: Any) -> None:
         Trainer(wide(), arguments(tmp_path, fp8="transformer_engine"), train_dataset=rows(4))
     problems = "\n".join(caught.value.problems)
     assert "the precision fp8, but the device cpu has no products of 8 bits" in problems
-    assert "the package transformer_engine is not installed; install it" in problems
+    assert "the package transformer_engine is not installed; run `pip install 'transformer-engine" in problems

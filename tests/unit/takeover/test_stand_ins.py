@@ -104,4 +104,4 @@ def test_without_transformers() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "hexloop.transformers.trainer_utils.has_length is transformers' own" in done.stdout
-    assert "pip install 'hexloop[transformers]'" in done.stdout
+    assert "pip install 'transformers>=5.0'" in done.stdout
