@@ -1,4 +1,4 @@
-"""What a page of runs starts with, how far each run is; and on what machine, from which code and data it was trained."""
+"""How far runs are, with which a page starts; and on what machines, from which code and data they were trained."""
 
 from __future__ import annotations
 
@@ -79,7 +79,9 @@ def _information(known: RecordedInformation) -> Iterator[tuple[str, str]]:
     cores = "" if known.cpus is None else f"{known.cpus:,} cores"
     memory = "" if known.memory is None else f"{format_bytes(known.memory)} of memory"
     devices = f" ({known.devices:,} ranks)" if known.devices and known.devices > 1 else ""
-    trained = "" if known.trainable_parameters in (None, known.parameters) else f"{known.trainable_parameters:,} trained"
+    trained = (
+        "" if known.trainable_parameters in (None, known.parameters) else f"{known.trainable_parameters:,} trained"
+    )
     parameters = "" if known.parameters is None else f"{known.parameters:,} parameters"
     size = "" if known.model_bytes is None else format_bytes(known.model_bytes)
     samples = (("training", known.training_samples), ("evaluation", known.evaluation_samples))

@@ -12,7 +12,17 @@ from markupsafe import Markup
 
 from hexloop import __version__
 from hexloop.app.pages import templates
-from hexloop.app.pages.charts import AXES, COLOURS, GROUPS, MOST_CHARTS, Chart, axes_of, chart_data, chart_shown, charts_of
+from hexloop.app.pages.charts import (
+    AXES,
+    COLOURS,
+    GROUPS,
+    MOST_CHARTS,
+    Chart,
+    axes_of,
+    chart_data,
+    chart_shown,
+    charts_of,
+)
 from hexloop.app.pages.overview import information_section, progress_section
 from hexloop.app.pages.reading import RunRecord
 from hexloop.app.pages.search import search_data, search_of, search_section
