@@ -238,7 +238,8 @@ class Decoder:
 def generating(folder: Path, decoder: Decoder, **given: Any) -> Trainer:
     values = {**DEFAULTS, "predict_with_generate": True, "eval_strategy": "steps", "eval_steps": 2, "max_steps": 4, **given}
     arguments = Seq2SeqTrainingArguments(output_dir=str(folder), generation_max_length=6, **values)
-    return Seq2SeqTrainer(t5(), arguments, padded, digits(16), digits(6), decoder, loggers=[])
+    metrics = {"compute_metrics": lambda prediction: {}}  # without metrics nothing is generated
+    return Seq2SeqTrainer(t5(), arguments, padded, digits(16), digits(6), decoder, loggers=[], **metrics)
 
 
 @pytest.mark.filterwarnings("ignore:Using the model-agnostic default `max_length`:UserWarning")
