@@ -22,7 +22,9 @@ from hexloop.domain.journal_index import INDEX, window_in, window_of, windows_in
 VALUES: list[Any] = [0.5, -2.25, 3, -4, 0, "NaN", "Infinity", "text", None, True, 2**60, [1]]
 
 steps = st.one_of(st.integers(0, 30), st.sampled_from([None, "3", -1, 2**60]))
-values = st.dictionaries(st.sampled_from(["loss", "rate", "epoch", "samples trained on", "x" * 600]), st.sampled_from(VALUES), max_size=3)
+values = st.dictionaries(
+    st.sampled_from(["loss", "rate", "epoch", "samples trained on", "x" * 600]), st.sampled_from(VALUES), max_size=3
+)
 numbers = st.sampled_from(VALUES)
 odd = st.one_of(
     st.builds(lambda step, given: ("logged", {"step": step, "values": given}), steps, values),
@@ -41,7 +43,12 @@ def ordinary(first: int, count: int) -> list[tuple[str, dict[str, Any]]]:
     notes = []
     for step in range(first, first + count):
         notes.append(("losses", {"first": step, "losses": [1.0 / (step + 1)]}))
-        notes.append(("logged", {"step": step, "samples": 2 * step, "values": {"loss": 1.0 / (step + 1), "rate": 1, "epoch": 0.5}}))
+        notes.append(
+            (
+                "logged",
+                {"step": step, "samples": 2 * step, "values": {"loss": 1.0 / (step + 1), "rate": 1, "epoch": 0.5}},
+            )
+        )
         if step % 5 == 0:
             notes.append(("logged", {"step": step, "values": {"eval_loss": "NaN" if step % 3 else 2.5}}))
     return notes
