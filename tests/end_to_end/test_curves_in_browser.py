@@ -120,7 +120,9 @@ def test_other_axes(chromium: Browser, over: str, name: str, last: float) -> Non
     assert points(chromium, "loss")[-1][0] == pytest.approx(last)
     title = "CPU use of the machine"
     chromium.run(f"{FIGURE} figure.scrollIntoView({{behavior: 'instant'}})", title)
-    chromium.wait_for(f"(function () {{ {FIGURE.replace('arguments[0]', repr(title))} return figure.querySelector('canvas'); }})()")
+    chromium.wait_for(
+        f"(function () {{ {FIGURE.replace('arguments[0]', repr(title))} return figure.querySelector('canvas'); }})()"
+    )
     assert axis(chromium, title)[0] == name
     assert points(chromium, title)[-1][0] == pytest.approx(last * 199 / 200, rel=0.01)
     open_at(chromium, chromium.run("return location.href"))
@@ -131,7 +133,9 @@ def test_other_axes(chromium: Browser, over: str, name: str, last: float) -> Non
 def test_smoothing_depends_on_the_axis_and_not_on_the_points(chromium: Browser) -> None:
     """A mean of the last values; the curve as logged stays behind it."""
     choose(chromium, "smoothing", "90")
-    assert points(chromium, "loss", 0)[:2] == chromium.run("return hexloop.data().charts[0].curves[0].points.slice(0, 2)")
+    assert points(chromium, "loss", 0)[:2] == chromium.run(
+        "return hexloop.data().charts[0].curves[0].points.slice(0, 2)"
+    )
     smoothed = [value for _, value in points(chromium, "loss", 1)]
     jumps = [abs(one - other) for one, other in zip(smoothed[100:], smoothed[101:], strict=False)]
     assert max(jumps) < 0.03  # those of the values are 0.1
@@ -208,7 +212,7 @@ def test_a_chart_is_saved_as_a_file(chromium: Browser, tmp_path: Path) -> None:
 def test_texts_that_a_spreadsheet_would_run(chromium: Browser) -> None:
     """Stay texts in a table."""
     rows = chromium.run("return hexloop.csv([['=1+1', '@x', '-2', 'a\"b', 'c,d', -2, null]])")
-    assert rows == "'=1+1,'@x,'-2,\"a\"\"b\",\"c,d\",-2,\r\n"
+    assert rows == '\'=1+1,\'@x,\'-2,"a""b","c,d",-2,\r\n'
 
 
 def test_the_board_has_the_points_between(one_browser: Browser, tmp_path: Path) -> None:
