@@ -116,7 +116,7 @@ def binned(curves: Sequence[Series | None], parts: int = MOST_PARTS) -> tuple[li
     """
     known = [each for each in curves if each is not None and len(each)]
     if not known:
-        return [], []
+        return [], [[] for _ in curves]
     together = np.unique(np.concatenate([np.array(each.steps) for each in known]))
     if len(together) > parts:
         edges = np.linspace(together[0] - 1, together[-1], parts + 1)

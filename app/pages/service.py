@@ -45,7 +45,7 @@ from hexloop.app.pages.media_section import file_shown
 from hexloop.app.pages.page import PageContent, asset, asset_path, content_of, report_page, search_content
 from hexloop.app.pages.reading import RunRecord
 from hexloop.app.pages.run_table import RunTable
-from hexloop.app.pages.watching import MOST_COMPARED, Listing, WatchedRuns
+from hexloop.app.pages.watching import Listing, WatchedRuns
 from hexloop.app.series import MOST_POINTS, MOST_STEPS
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.json_documents import read_json
@@ -77,6 +77,9 @@ MOST_ANSWERS, MOST_ANSWER_BYTES = 64, 32 << 20
 
 LONGEST_NAME = 100
 """Characters of the name of a file that is downloaded."""
+
+MOST_NAMED = 100
+"""How many runs of a request are looked for."""
 
 PIECE = 0.2
 """Seconds for which runs are read before a list is answered with what is known."""
@@ -292,7 +295,7 @@ class Board:
         """Write a command into the folder of a run, and answer with its number. The run reports what becomes of it."""
         document = await self._posted(request)
         try:
-            sequence = await asyncio.to_thread(partial(give_command, self._runs, document, time.time()))
+            sequence = await asyncio.to_thread(partial(self._give, document))
         except ConfigurationError as error:
             raise web.HTTPConflict(text=str(error)) from error
         return web.json_response({"sequence": sequence})
@@ -301,7 +304,7 @@ class Board:
         """Change the tags or notes of runs, in their folders, and answer with how many were changed."""
         document = await self._posted(request)
         try:
-            changed = await asyncio.to_thread(partial(label_runs, self._runs, document))
+            changed = await asyncio.to_thread(partial(self._change, document))
         except ConfigurationError as error:
             raise web.HTTPConflict(text=str(error)) from error
         return web.json_response({"changed": changed})
@@ -337,7 +340,8 @@ class Board:
         return listing
 
     def _list_page(self) -> tuple[str, str]:
-        return NO_VERSION, list_page(list_content(self.root, self._listing(), time.time()), NO_VERSION)
+        page = list_page(list_content(self.root, self._listing(), time.time()), NO_VERSION)
+        return self._table.version, page  # which its script fills
 
     def _list_update(self, known: str) -> tuple[str, str]:
         listing = self._listing()
@@ -392,6 +396,16 @@ class Board:
         self._know([folder])
         return file_shown(self._runs.path(folder), name, kind)
 
+    def _give(self, document: object) -> int:
+        folder = document.get("folder") if isinstance(document, dict) else None
+        self._know([folder] if isinstance(folder, str) else [])
+        return give_command(self._runs, document, time.time())
+
+    def _change(self, document: object) -> int:
+        folders = document.get("folders") if isinstance(document, dict) else None
+        self._know([each for each in folders if isinstance(each, str)] if isinstance(folders, list) else [])
+        return label_runs(self._runs, document)
+
     def _report_page(self, folders: list[str]) -> str:
         self._know(folders)
         return self._runs.show(folders, lambda records: report_page(records, time.time()))
@@ -412,7 +426,7 @@ class Board:
 
     def _know(self, folders: list[str]) -> None:
         """Look for the runs in these folders, as one may have started, or not be listed yet."""
-        for folder in folders[: MOST_COMPARED + 1]:
+        for folder in folders[:MOST_NAMED]:
             self._runs.know(folder)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 
@@ -86,4 +87,8 @@ def last_heard(folder: str, history: RunHistory) -> float | None:
     sessions: list[RecordedSession] = history.sessions.entries
     if not sessions or sessions[-1].outcome is not RunEnding.LOST or history.settings.get("board_control") is not True:
         return None
-    return None if is_elsewhere(folder) else CommandFolder(Path(as_location(folder)), history.name).listened_at()
+    if is_elsewhere(folder):
+        return None
+    with suppress(ValueError):  # a name that no file system has
+        return CommandFolder(Path(as_location(folder)), history.name).listened_at()
+    return None

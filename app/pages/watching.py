@@ -323,7 +323,7 @@ class Listing:
 
 
 REST, NOTICED = 5.0, 0.1
-"""A folder is looked at again after this many times the seconds that it takes, if it takes a noticeable time."""
+"""A folder is looked at again after this many times the processor time that it takes, if it takes a noticeable time."""
 
 
 @define
@@ -352,13 +352,12 @@ class WatchedRuns:
         with self._lock:
             index = self._index
             if index.is_complete and time.monotonic() < self._listed_until:  # to look at many folders takes time
-                seconds = 0.0
                 runs = index.known()
             else:
-                start = time.monotonic()
+                start = time.thread_time()
                 runs = index.runs(seconds)
-                took = time.monotonic() - start
-                self._listed_until = start + (took * REST if took > NOTICED else 0.0)
+                took = time.thread_time() - start
+                self._listed_until = time.monotonic() + (took * REST if took > NOTICED else 0.0)
             self._listed |= {each.folder for each in runs}
             if index.is_complete:
                 self._listed = {each.folder for each in runs}

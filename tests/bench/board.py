@@ -48,7 +48,13 @@ def logged(number: int, step: int) -> bytes:
     """Return the line of a log, as long as those of real runs."""
     values = {"loss": 2.0 / (1 + step / 1000) + (number % 97) / 1000, "grad_norm": 1.0 + step % 7, "epoch": step / 1000,
               "learning_rate": 0.00123456789, "eval_accuracy": 0.5 + (number % 389) / 1000}  # fmt: skip
-    note = {"kind": "logged", "time": 1.7e9 + number + step, "step": step, "values": values, "random": "0efe3124859f7763"}
+    note = {
+        "kind": "logged",
+        "time": 1.7e9 + number + step,
+        "step": step,
+        "values": values,
+        "random": "0efe3124859f7763",
+    }
     return json.dumps(note).encode() + b"\n"
 
 
@@ -57,7 +63,9 @@ def write_run(folder: Path, number: int) -> None:
     (folder / OWN).mkdir(parents=True)
     path = folder / OWN / "journal.jsonl"
     first = json.dumps(began(number)).encode() + b"\n"
-    ended = json.dumps({"kind": "ended", "time": 1.7e9 + number + LOGS, "step": LOGS, "stopped": False}).encode() + b"\n"
+    ended = (
+        json.dumps({"kind": "ended", "time": 1.7e9 + number + LOGS, "step": LOGS, "stopped": False}).encode() + b"\n"
+    )
     with path.open("wb") as journal:
         if number >= WHOLE:
             journal.write(first)

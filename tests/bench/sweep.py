@@ -45,7 +45,9 @@ def notes_of(number: int, settings: dict[str, Any], now: float) -> list[dict[str
             loss += 6.0  # a spike
         values = {"loss": round(loss, 4), "grad_norm": round(1 + draw.random(), 4), "epoch": round(step / 200, 3),
                   "learning_rate": rate * (1 - step / STEPS)}  # fmt: skip
-        notes.append({"kind": "logged", "time": start + step * pace, "step": step, "samples": step * 16, "values": values})
+        notes.append(
+            {"kind": "logged", "time": start + step * pace, "step": step, "samples": step * 16, "values": values}
+        )
         if step % 60 == 0:
             accuracy = min(0.5 + 0.4 * quality * (1 - math.exp(-step / 200)) + draw.gauss(0, 0.01), 0.99)
             evaluated = {"eval_loss": round(loss + 0.05, 4), "eval_accuracy": round(accuracy, 4), "eval_runtime": 2.0}

@@ -64,13 +64,13 @@ def begin(folder: Path, name: str = "a", steps: int = 0) -> Path:
     return folder
 
 
-def post(address: str, document: object, **headers: str) -> tuple[int, str]:
+def post(address: str, document: object, to: str = "commands", **headers: str) -> tuple[int, str]:
     """Give a command as the page does; return the status and the text of the answer. Underscores stand for hyphens."""
     place = urlsplit(address)
     given = {"Content_Type": "application/json", "Origin": f"http://{place.netloc}"} | headers
     connection = HTTPConnection(place.netloc, timeout=60)
     sent = {name.replace("_", "-"): value for name, value in given.items() if value}
-    connection.request("POST", f"{place.path}commands", json.dumps(document), sent)
+    connection.request("POST", f"{place.path}{to}", json.dumps(document), sent)
     answer = connection.getresponse()
     text = answer.read().decode()
     connection.close()
@@ -347,6 +347,78 @@ def test_commands_of_other_sites_are_refused(served: tuple[Path, str], headers: 
     assert post(address, given, **headers)[0] in (403, 415)
     assert post(address.rpartition("/")[0] + "x/", given)[0] == 404
     assert not (folder / "guarded" / ".hexloop/commands").exists()
+
+
+def test_the_table_of_runs_is_sent_once_and_then_what_changes(served: tuple[Path, str]) -> None:
+    """With the steps that a run is to have, from its first moment."""
+    folder, address = served
+    begin(folder / "growing", steps=0)
+    update = json.loads(get(address, "updates?version=")[1])
+    while not update["document"]["table"]["complete"]:
+        update = json.loads(get(address, "updates?version=")[1])
+    table = update["document"]["table"]
+    row = dict(zip(table["facts"], next(each for each in table["rows"] if each[0] == "growing"), strict=True))
+    assert (row["state"], row["step"], row["total"]) == ("running", 0, 100)
+    note(folder / "growing", kind="logged", step=7, values={"loss": 0.5})
+    table = json.loads(get(address, f"updates?version={update['version']}")[1])["document"]["table"]
+    assert (table["whole"], [each[0] for each in table["rows"]]) == (False, ["growing"])
+
+
+def test_labels_are_written_into_the_folders_of_runs(served: tuple[Path, str]) -> None:
+    """Of several at once; the table has them, and others stay as they are."""
+    folder, address = served
+    for name in ("labelled", "labelled-too"):
+        begin(folder / name)
+    given = {"folders": ["labelled", "labelled-too"], "add": ["<b>good"], "notes": HOSTILE}
+    assert post(address, given, "labels") == (200, '{"changed": 2}')
+    assert post(address, {"folders": ["labelled"], "remove": ["<b>good"], "add": ["better"]}, "labels")[0] == 200
+    written = [
+        json.loads((folder / name / ".hexloop/labels.json").read_text()) for name in ("labelled", "labelled-too")
+    ]
+    assert [each["tags"] for each in written] == [["better"], ["<b>good"]]
+    assert {each["notes"] for each in written} == {HOSTILE}
+    text = get(address, "updates?version=")[1]
+    rows = {each[0]: each for each in json.loads(text)["document"]["table"]["rows"]}
+    assert ["better"] in rows["labelled"]
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize(
+    ("document", "status", "words"),
+    [
+        ({"folders": ["../outside"], "add": ["a"]}, 409, "There is no run"),
+        ({"folders": ["trained/checkpoint-2"], "add": ["a"]}, 409, "There is no run"),
+        ({"folders": [], "add": ["a"]}, 409, "no list of folders"),
+        ({"folders": "trained", "add": ["a"]}, 409, "no list of folders"),
+        ({"folders": ["trained"], "add": ["a,b"]}, 409, "a comma"),
+        ({"folders": ["trained"], "delete": True}, 409, "changed by"),
+        ([1], 409, "no list of folders"),
+        ({"folders": ["trained"], "notes": "x" * 20_000}, 413, ""),
+    ],
+)
+def test_labels_that_cannot_be_written_are_refused(
+    served: tuple[Path, str], document: Any, status: int, words: str
+) -> None:
+    """With the reason; nothing is written."""
+    folder, address = served
+    answer = post(address, document, "labels")
+    assert answer[0] == status, answer
+    assert words in answer[1]
+    assert not (folder / "trained/.hexloop/labels.json").exists()
+    assert post(address, {"folders": ["trained"], "add": ["a"]}, "labels", Origin="http://evil.example")[0] == 403
+    assert post(address, {"folders": ["trained"], "add": ["a"]}, "labels", Content_Type="text/plain")[0] == 415
+    assert not (folder / "trained/.hexloop/labels.json").exists()
+
+
+def test_a_run_is_shared_as_one_file(served: tuple[Path, str]) -> None:
+    """Which loads nothing; its page links it."""
+    _, address = served
+    assert 'href="report?run=trained"' in get(address, "runs?run=trained")[1]
+    status, text, headers = get(address, "report?run=trained")
+    assert (status, headers["Content-Disposition"]) == (200, 'attachment; filename="trained.html"')
+    assert 'src="' not in text.partition("<script>")[0]
+    assert "loss" in text
+    assert get(address, "report?run=none")[0] == 404
 
 
 def test_lines_are_read_from_the_last_to_the_first(with_lines: tuple[Path, str]) -> None:

@@ -19,6 +19,9 @@ pytestmark = needs_browser
 
 ROOT = Path(__file__).parents[2]
 
+LISTED = "document.getElementById('run-list')?.dataset.built === 'true'"
+"""That the table of the runs is drawn."""
+
 LAST_POINT = """
 const plot = echarts.getInstanceByDom(document.getElementById('chart-0'));
 const points = plot.getOption().series[0].data;
@@ -142,11 +145,12 @@ def test_runs_are_opened_compared_and_watched(chromium: Browser, runs: Path) -> 
     """By its links and its form. A run that starts appears, and a point that is logged is drawn, without a reload."""
     with board(runs) as address:
         chromium.open(address)
+        chromium.wait_for(LISTED)
         begin(runs / "three")
-        chromium.wait_for("document.body.textContent.includes('three')")
+        chromium.wait_for("document.querySelectorAll('input.choose').length === 3")
 
-        chromium.run("document.querySelectorAll('input[name=run]').forEach(box => { box.checked = true; })")
-        chromium.run("document.querySelector('form button').click()")
+        chromium.run("document.querySelectorAll('input.choose').forEach(box => box.click())")
+        chromium.run("document.getElementById('compare').click()")
         chromium.wait_for("document.querySelector('h1')?.textContent.startsWith('3 runs')")
 
         open_curves(chromium, f"{address}runs?run=two")
@@ -175,9 +179,10 @@ def test_chosen_runs_stay_chosen(chromium: Browser, runs: Path) -> None:
     """While the list is brought up to date."""
     with board(runs) as address:
         chromium.open(address)
-        chromium.run("document.querySelector('input[value=one]').checked = true")
+        chromium.wait_for(LISTED)
+        chromium.run("document.querySelector('input[value=one]').click()")
         begin(runs / "three")
-        chromium.wait_for("document.body.textContent.includes('three')")
+        chromium.wait_for("document.querySelectorAll('input.choose').length === 3")
         assert chromium.run("return document.querySelector('input[value=one]').checked") is True
 
 

@@ -87,6 +87,93 @@ def test_folders_and_runs_are_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (len(index.runs()), index.cut) == (2, True)
 
 
+def test_little_time_reads_a_part(tmp_path: Path) -> None:
+    """The runs that changed last, at least one; later calls read the others, and a removed run disappears."""
+    for number in range(6):
+        run = write(tmp_path / str(number), 1)
+        os.utime(run / "journal.jsonl", (number, number))
+    index = RunIndex(tmp_path)
+    counts = []
+    while not counts or not index.is_complete:
+        counts.append(len(index.runs(0.0)))
+        if counts[-1] == 1:
+            assert index.runs(0.0)[0].folder == "5"
+            assert index.waiting > 0
+    assert counts == sorted(counts)
+    assert counts[-1] == 6
+    (tmp_path / "3" / "journal.jsonl").unlink()
+    assert len(index.runs()) == 5
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "../outside",
+        "..",
+        "/etc",
+        ".hidden",
+        "link",
+        "one/checkpoint-5",
+        "none",
+        "",
+        "a/b/c/d/e",
+        "\0",
+        "one/../two",
+        "\ud800",
+    ],
+)
+def test_only_runs_that_the_list_would_have_are_found(tmp_path: Path, folder: str) -> None:
+    """Before the list is read, too."""
+    for name in ("one", "one/checkpoint-5", ".hidden", "group/two", "a/b/c/d/e"):
+        write(tmp_path / "runs" / name, 1)
+    write(tmp_path / "outside", 1)
+    (tmp_path / "runs" / "link").symlink_to(tmp_path / "runs" / "one")
+    index = RunIndex(tmp_path / "runs")
+    assert index.find(folder) is None
+    assert index.find("group/two") is index.find("group/two") is not None
+    assert [each.folder for each in index.known()] == ["group/two"]
+
+
+def test_a_journal_in_a_known_folder_is_found(tmp_path: Path) -> None:
+    """Also where the hidden folder was there before it, and no entry of the run's folder changes."""
+    (tmp_path / "one" / ".hexloop").mkdir(parents=True)
+    os.utime(tmp_path / "one", (1.0, 1.0))
+    index = RunIndex(tmp_path)
+    assert index.runs() == []
+    write(tmp_path / "one" / ".hexloop", 1)
+    assert [each.folder for each in index.runs()] == ["one"]
+
+
+def test_the_last_evaluation_is_listed(tmp_path: Path) -> None:
+    """Also where many logs follow it; a run that does not evaluate is not searched for it."""
+    for name, strategy in (("one", "steps"), ("two", "no")):
+        folder = tmp_path / name
+        folder.mkdir()
+        notes = [{"kind": "began", "step": 0, "time": 1.0, "settings": {"eval_strategy": strategy}}]
+        notes += [{"kind": "logged", "step": step, "time": 2.0, "values": {"eval_f1": step / 100}} for step in (10, 20)]
+        notes += [{"kind": "logged", "step": step, "time": 2.0, "values": {"loss": 1.0}} for step in range(21, 1_000)]
+        (folder / "journal.jsonl").write_text("".join(f"{json.dumps(note)}\n" for note in notes))
+    found = {each.folder: each for each in RunIndex(tmp_path).runs()}
+    assert found["one"].last_value("eval_f1") == 0.2
+    assert found["two"].last_value("eval_f1") is None
+    assert found["one"].history.last_step == 999
+
+
+def test_equal_arguments_are_kept_once(tmp_path: Path) -> None:
+    """Runs share them, and each has its own."""
+    for number in range(3):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        settings = {f"argument {index}": index for index in range(100)} | {"seed": number, "flag": [1, True, 1][number]}
+        note = {"kind": "began", "step": 0, "time": 1.0, "settings": settings}
+        (folder / "journal.jsonl").write_text(json.dumps(note) + "\n")
+    found = {each.folder: each.history.settings for each in RunIndex(tmp_path).runs()}
+    assert [found[str(number)]["seed"] for number in range(3)] == [0, 1, 2]
+    assert found["1"]["flag"] is True
+    assert found["2"]["argument 7"] == 7
+    assert sum(len(each.maps[0]) for each in found.values()) <= 4  # type: ignore[attr-defined]
+
+
 @pytest.mark.matrix
 def test_two_hundred_long_runs_are_listed_in_a_second(tmp_path: Path) -> None:
     """Of 100,000 lines each: in processor time, because other processes use the machine too. Again, they take less."""
