@@ -12,22 +12,11 @@ from typing import Any, TextIO
 
 from attrs import define, field
 
-COPIED_TO_TERMINAL = "HEXLOOP_TERMINAL"
-"""The environment variable in which `hexloop launch` passes the width of its terminal to its workers."""
+from hexloop.app.callbacks.beside_bars import COPIED_TO_TERMINAL, guarded_bar_class, is_terminal
 
 SECONDS_BETWEEN_LINES = 10.0
 ELAPSED_TIME_DIVISOR = 50
 """The next line is printed after 10 seconds, or after a fiftieth of the elapsed time if that is longer."""
-
-
-def is_terminal(stream: Any) -> bool:
-    """Return whether a stream is a terminal that can draw a bar in place, not a file, a pipe or a dumb terminal."""
-    if os.environ.get(COPIED_TO_TERMINAL):
-        return True
-    try:
-        return bool(stream.isatty()) and os.environ.get("TERM") != "dumb"
-    except (AttributeError, ValueError):  # no stream at all, as under pythonw, or a closed one
-        return False
 
 
 def terminal_width() -> int:
@@ -43,9 +32,7 @@ def new_bar(total: int, initial: int = 0, name: str = "", unit: str = "it", leav
     """
     if not is_terminal(sys.stderr):
         return ProgressLines(total, initial, name, unit, leave)
-    from tqdm.auto import tqdm
-
-    return tqdm(
+    return guarded_bar_class()(
         total=total, initial=initial, desc=name if unit == "sample" else None, unit="it" if unit == "step" else unit,
         leave=leave, dynamic_ncols=True,
     )  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks.base import Logs, TrainerCallback, TrainerControl
+from hexloop.app.callbacks.beside_bars import GUARD
 from hexloop.app.callbacks.console import AlignedRows, is_evaluation, is_terminal, new_bar, terminal_width
 from hexloop.app.callbacks.trainer_state import TrainerState
 
@@ -164,10 +165,14 @@ class ProgressCallback(ProgressDisplay):
         self.max_str_len = max_str_len
         self.training_bar: Any = None
         self.current_step = 0
+        self._is_beside = False
         self._rows = AlignedRows()
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Show a bar at the position of the run."""
+        """Show a bar at the position of the run. Output of the other processes stays clear of it."""
+        if not state.is_world_process_zero and not self._is_beside:
+            GUARD.start(draws=False)
+            self._is_beside = True
         if self._shows(state):
             with DisabledOnFailure(self):
                 self.close()
@@ -220,6 +225,9 @@ class ProgressCallback(ProgressDisplay):
 
     def close(self) -> None:
         """Close the bars, however the run ended."""
+        if self._is_beside:
+            GUARD.stop()
+            self._is_beside = False
         self._end_prediction()
         bar, self.training_bar = self.training_bar, None
         if bar is not None:
@@ -235,7 +243,8 @@ class ProgressCallback(ProgressDisplay):
     def _vanish(self) -> None:
         for bar in (self.training_bar, self.prediction_bar):
             if bar is not None:
-                bar.disable = True  # otherwise it would draw once more when it is garbage-collected
+                bar.disable = True  # otherwise it would draw once more when it is closed
+                bar.close()
         self.training_bar = self.prediction_bar = None
 
     def _end_prediction(self) -> None:
@@ -278,6 +287,7 @@ class SkipProgressBar(Display):
     def _vanish(self) -> None:
         if self._bar is not None:
             self._bar.disable = True
+            self._bar.close()
             self._bar = None
 
 

@@ -18,6 +18,7 @@ import hexloop
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.adapters import choose_interrupts, choose_storage
 from hexloop.app.assembly.storage import as_location, is_elsewhere, is_missing, joined, scheme_of, storage_for
+from hexloop.app.callbacks.beside_bars import announce
 from hexloop.app.command_line import ExitCode
 from hexloop.app.command_line.evaluating import values_of_trial
 from hexloop.app.command_line.options import AUTO, RESUME, command_text, without_options
@@ -57,8 +58,7 @@ class AnnouncedInterrupts:
 
         def announce_and_ask(reason: str) -> None:
             again = " a second one stops immediately." if reason.startswith("signal") else ""
-            # os.write and not print: a signal may arrive in the middle of a print.
-            os.write(2, f"\nhexloop: {reason}: saving and stopping;{again}".rstrip(";").encode() + b"\n")
+            announce(f"hexloop: {reason}: saving and stopping;{again}".rstrip(";"))
             ask(reason)
 
         self.source.start(announce_and_ask)
