@@ -247,9 +247,13 @@ def _state_differences(one: Side, other: Side, step: int) -> Iterator[str]:
     for _, difference in diff.compare(one.files(step), other.files(step), strict=False):
         if isinstance(difference, diff.TensorDifference):
             yield str(difference).strip()
-        elif isinstance(difference, diff.FieldDifference) and difference.file in STATE_DOCUMENTS:
-            if not difference.name or difference.name[0] not in ("trackers", "seconds"):
-                yield str(difference).strip()
+        elif isinstance(difference, diff.FieldDifference) and _is_state(difference):
+            yield str(difference).strip()
+
+
+def _is_state(difference: diff.FieldDifference) -> bool:
+    identifies = bool(difference.name) and difference.name[0] in ("trackers", "seconds")
+    return difference.file in STATE_DOCUMENTS and not identifies
 
 
 # Repeating steps
@@ -257,7 +261,6 @@ def _state_differences(one: Side, other: Side, step: int) -> Iterator[str]:
 
 def _repeat(answer: Answer, recipe: str | None, other_recipe: str | None) -> None:
     """Repeat the steps between the last equal checkpoint and the first difference, and note what differs first."""
-    first, second = answer.sides
     start, until = answer.checkpoints.equal, _until(answer)
     if until is None:
         return
@@ -326,9 +329,7 @@ def _recording(recipe: str, side: Side, checkpoint: str | None, until: int) -> R
         # -P: modules are found where this process finds them, and not in the folder of the runs
         command = [sys.executable, "-P", "-m", "hexloop.app.command_line.replay", str(request)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        ended = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", check=False, env=environment
-        )
+        ended = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, env=environment)
         if not result.exists():
             return (ended.stderr.strip().splitlines() or ["the process ended without a result"])[-1]
         if result.stat().st_size > LARGEST_RESULT:
