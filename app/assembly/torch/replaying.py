@@ -136,7 +136,7 @@ def record_steps(trainer: Any, resume_from: str | None, until: int) -> Recording
 
 
 def _indices_of(trainer: Any) -> Any:
-    """Return what finds the indices in the data set of the samples at a position; it returns None if that is not known."""
+    """Return what finds the indices of the samples at a position of an epoch; it returns None for unknown ones."""
     order = getattr(trainer.callback_handler.train_dataloader, "order", None)
     indices_at = getattr(order, "indices_at", None)
 
