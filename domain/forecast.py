@@ -155,11 +155,11 @@ def counts_of(plan: Plan, triggers: Triggers, evaluates_first: bool) -> Counts:
     total, steps_per_epoch = plan.total_steps, plan.steps_per_epoch
 
     def times(interval: Interval, every: int, first: float) -> int:
-        if interval is Interval.STEPS and every > 0:
-            due = {*range(every, total + 1, every), total} if total <= 1_000_000 else None
-            if due is None:
-                return total // every + bool(total % every)
-            return sum(step >= first for step in due)
+        if interval is Interval.STEPS:  # after the last step in any case
+            regular = total // every if every > 0 else 0
+            too_early = min((math.ceil(first) - 1) // every, regular) if every > 0 and first > 0 else 0
+            last = total >= first and not (every > 0 and total % every == 0)
+            return regular - too_early + last
         if interval is Interval.EPOCH:
             if steps_per_epoch is None:
                 return 1

@@ -259,7 +259,9 @@ def _options(one: RecordedStep, other: RecordedStep) -> Iterator[Finding]:
 
 
 def _tensors(cause: Cause, step: int, one: Mapping[str, str], other: Mapping[str, str]) -> Iterator[Finding]:
-    different = [name for name in [*one, *(each for each in other if each not in one)] if one.get(name) != other.get(name)]
+    different = [
+        name for name in [*one, *(each for each in other if each not in one)] if one.get(name) != other.get(name)
+    ]
     if different:
         first = different[0]
         values = tuple("none" if first not in each else _kind(each[first]) for each in (one, other))

@@ -14,8 +14,8 @@ from hexloop.adapters.contents.file_names import RANKS_OWN, Inheritance, RankFil
 from hexloop.adapters.contents.run_documents import OPTIMIZER, SETUP, STATE, RunDocuments, documents_file
 from hexloop.adapters.contents.safetensors_files import (
     MODEL,
-    Stream,
     TENSORS,
+    Stream,
     is_weights,
     join,
     size_by_header,

@@ -132,7 +132,7 @@ def _stays_real(tensor: Tensor) -> bool:
 
 
 def _plain(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors that hold the values of a tensor: several for one of a class with parts, such as a quantized."""
+    """Yield the tensors that hold the values of a tensor: several where its class has parts."""
     if not isinstance(value, Tensor):
         return
     if isinstance(value, FakeTensor) or not hasattr(value, "__tensor_flatten__"):

@@ -1,4 +1,4 @@
-"""The adapters of a run that no one else sees: it reports to nobody, publishes nothing and is not interrupted."""
+"""The adapters of a run that no one else sees: it reports and publishes nothing and is not interrupted."""
 
 from __future__ import annotations
 

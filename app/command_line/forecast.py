@@ -8,6 +8,8 @@ from argparse import Namespace
 from contextlib import ExitStack
 from typing import Any
 
+from attrs import evolve
+
 import hexloop
 from hexloop.app.command_line import ExitCode
 from hexloop.app.printing import print_text
@@ -26,7 +28,8 @@ def dry_run(recipe: Recipe, options: Namespace) -> ExitCode:
     folder = str(recipe.arguments.output_dir)
     with tempfile.TemporaryDirectory(prefix="hexloop-forecast-") as elsewhere:
         recipe.arguments.assign(output_dir=elsewhere, **PRIVATE)
-        trainer = recipe.make_trainer(("train_dataset", "eval_dataset"))
+        parts = {name: each for name, each in recipe.parts.items() if name != "callbacks"}  # which are not called
+        trainer = evolve(recipe, parts=parts).make_trainer(("train_dataset", "eval_dataset"))
         trainer.args.output_dir = folder  # whose disk the checkpoints would be on
         forecast = trainer.forecast(options.measure)
         if trainer.is_world_process_zero():
@@ -34,7 +37,7 @@ def dry_run(recipe: Recipe, options: Namespace) -> ExitCode:
     return _code(forecast)
 
 
-def dry_run_program(options: Namespace, program: Program) -> int:
+def dry_run_program(program: Program, steps: int, reproduce: str | None) -> int:
     """Run a program up to its first `train()`, and print the forecast of that run instead of training.
 
     Return FAILED if the forecast warns of something, or if the program ended without training.
@@ -42,7 +45,7 @@ def dry_run_program(options: Namespace, program: Program) -> int:
     found: list[Forecast] = []
 
     def forecast_and_end(trainer: Any, *_: Any, **__: Any) -> None:
-        found.append(hexloop.Trainer.forecast(trainer, options.measure))
+        found.append(hexloop.Trainer.forecast(trainer, steps))
         if trainer.is_world_process_zero():
             _print(found[0])
         raise SystemExit(_code(found[0]))
@@ -53,7 +56,7 @@ def dry_run_program(options: Namespace, program: Program) -> int:
         def make_private(arguments: Any) -> None:
             arguments.output_dir, arguments.report_to, arguments.push_to_hub = elsewhere, "none", False
 
-        undo.enter_context(takeover(reproduce=options.reproduce))
+        undo.enter_context(takeover(reproduce=reproduce))
         undo.callback(call_before(hexloop.TrainingArguments, "__post_init__", make_private))
         train = hexloop.Trainer.train
         hexloop.Trainer.train = forecast_and_end  # type: ignore[method-assign,assignment]

@@ -250,7 +250,7 @@ OPTIONS = (
     Option(["why"], "one", "RUN", f"a run's output folder or journal; {OF_SEVERAL}"),
     Option(["why"], "other", "RUN", f"a run's output folder or journal; {OF_SEVERAL}"),
     Option(["why"], "--recipe", "RECIPE",
-           "repeat steps of both runs, with the code that this recipe names and the numbers among the recorded arguments",
+           "repeat steps of both runs, with the code that this recipe names and the numbers that the runs recorded",
            {"dest": "first_recipe"}),
     Option(["why"], "--other-recipe", "RECIPE", "the recipe of the second run (default: that of the first)",
            {"dest": "second_recipe"}),

@@ -1,4 +1,4 @@
-"""A process of `hexloop why`: repeats steps of a run by a recipe that the user named, and writes down what they compute.
+"""A process of `hexloop why`: repeats steps of a run by a recipe that the user named, and records what they compute.
 
     python -m hexloop.app.command_line.replay REQUEST
 

@@ -9,8 +9,10 @@ from hexloop.app.takeover.scripts import Program
 
 
 def run(options: Namespace) -> int:
-    """Run the program with hexloop's classes and return its exit code; with `--check`, compare both libraries,
-    and with `--dry-run`, forecast its first run."""
+    """Run the program with hexloop's classes and return its exit code.
+
+    With `--check`, compare both libraries; with `--dry-run`, forecast its first run.
+    """
     program = Program(options.program, _arguments_of_program(options), options.is_module)
     if options.check:
         from hexloop.app.takeover.checking import check
@@ -19,7 +21,7 @@ def run(options: Namespace) -> int:
     if options.dry_run:
         from hexloop.app.command_line.forecast import dry_run_program
 
-        return dry_run_program(options, program)
+        return dry_run_program(program, options.measure, options.reproduce)
     with takeover(reproduce=options.reproduce):
         return program.run()
 

@@ -13,12 +13,14 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from attrs import define, field, frozen
 
-from hexloop.app.assembly.adapters import checked_notes, line_batches
+from hexloop.app.assembly.adapters import line_batches
 from hexloop.app.assembly.checkpoint_files import CheckpointFiles
 from hexloop.app.assembly.storage import is_elsewhere, is_missing, joined, storage_for
 from hexloop.app.command_line import ExitCode
@@ -30,6 +32,7 @@ from hexloop.domain.checkpoints.reading import verify
 from hexloop.domain.checkpoints.selection import readable_manifests
 from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError
 from hexloop.domain.journal import ObservationKind, RunComparison, Timeline, compare
+from hexloop.domain.json_documents import read_json
 from hexloop.domain.run_folder import RUN_STATE
 from hexloop.domain.why import Finding, Recording, first_difference, last_equal, recording_of
 from hexloop.ports.logger import Fact
@@ -39,14 +42,22 @@ STATE_DOCUMENTS = frozenset(
 )
 """The documents of a checkpoint that are the state of a run, and not how it was set up."""
 
-WITHOUT_EFFECT = ("logging_", "report_to", "save_", "eval_", "hub_", "push_to_hub", "disable_tqdm", "log_", "board_",
-                  "skip_memory", "per_device_eval", "metric_for", "greater_is", "load_best", "project", "trackio",
-                  "outbox", "logger_grace", "stop_", "interrupts", "profile", "peak_flops", "do_", "checkpoint_key",
-                  "dataloader_num", "dataloader_pin", "dataloader_prefetch", "dataloader_persistent", "predictions_")  # fmt: skip
+WITHOUT_EFFECT = (
+    *("logging_", "log_", "logger_grace", "report_to", "project", "trackio", "outbox", "hub_", "push_to_hub", "profile"),
+    *("save_", "checkpoint_key", "load_best", "metric_for", "greater_is", "eval_", "per_device_eval", "predictions_"),
+    *("dataloader_num", "dataloader_pin", "dataloader_prefetch", "dataloader_persistent", "disable_tqdm", "board_"),
+    *("stop_", "interrupts", "skip_memory", "peak_flops", "do_"),
+)
 """The starts of the names of arguments that do not change what a step computes."""
 
 LARGEST_RESULT = 1 << 30
 """Bytes of a recording that are read."""
+
+INFORMATION = b'{"kind": "information", '
+"""The start of a line of a journal that has the versions of packages."""
+
+MOST_PACKAGES, LONGEST_NAME = 2_000, 200
+"""How many packages are compared, and characters of a name or a version."""
 
 MOST_SHOWN = 12
 """Differences of one kind that are printed."""
@@ -60,7 +71,7 @@ class Side:
     folder: str
     timeline: Timeline | None = None
     manifests: dict[int, tuple[str, Manifest]] = field(factory=dict)
-    packages: Mapping[str, Fact] = field(factory=dict)
+    packages: Mapping[str, str] = field(factory=dict)
     missing: list[str] = field(factory=list)
 
     @property
@@ -197,17 +208,23 @@ def _find_checkpoints(side: Side) -> None:
     side.manifests = {each.step: (name, each) for name, each in sorted(manifests.items()) if each.run == wanted}
 
 
-def _packages(journal: str) -> Mapping[str, Fact]:
-    """Return the versions of packages that the last session recorded."""
-    found: Mapping[str, Fact] = {}
+def _packages(journal: str) -> Mapping[str, str]:
+    """Return the versions of packages that the last session recorded; of what is not text, or too much, none."""
+    found: Mapping[str, str] = {}
     for lines in line_batches(journal):
-        wanted = [line for line in lines if b'"packages"' in line]
-        notes, _ = checked_notes(wanted)
-        for note in notes:
-            packages = note.get("packages")
-            if note["kind"] == "information" and isinstance(packages, Mapping):
-                found = packages
+        for line in lines:
+            if line.startswith(INFORMATION):
+                with suppress(ValueError):
+                    found = _versions(read_json(line))
     return found
+
+
+def _versions(note: Any) -> dict[str, str]:
+    packages = note.get("packages")
+    if not isinstance(packages, dict):
+        return {}
+    texts = ((name, version) for name, version in packages.items() if isinstance(version, str))
+    return {name[:LONGEST_NAME]: version[:LONGEST_NAME] for name, version in islice(texts, MOST_PACKAGES)}
 
 
 def _environment(one: Side, other: Side) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -221,7 +238,7 @@ def _environment(one: Side, other: Side) -> Iterator[tuple[str, tuple[str, str]]
                 yield name, values
     if one.packages and other.packages:
         for name in sorted(one.packages.keys() | other.packages.keys()):
-            versions = str(one.packages.get(name, "none")), str(other.packages.get(name, "none"))
+            versions = one.packages.get(name, "none"), other.packages.get(name, "none")
             if versions[0] != versions[1]:
                 yield f"package {name}", versions
 
@@ -245,11 +262,15 @@ def _bisect(one: Side, other: Side) -> Checkpoints:
 def _state_differences(one: Side, other: Side, step: int) -> Iterator[str]:
     """Yield how the state of the two runs differs in their checkpoints of a step; setup and identity are left out."""
     for _, difference in diff.compare(one.files(step), other.files(step), strict=False):
-        if isinstance(difference, diff.TensorDifference):
+        if isinstance(difference, diff.TensorDifference) or (
+            isinstance(difference, diff.FieldDifference) and _is_state(difference)
+        ):
             yield str(difference).strip()
-        elif isinstance(difference, diff.FieldDifference) and difference.file in STATE_DOCUMENTS:
-            if not difference.name or difference.name[0] not in ("trackers", "seconds"):
-                yield str(difference).strip()
+
+
+def _is_state(difference: diff.FieldDifference) -> bool:
+    identifies = bool(difference.name) and difference.name[0] in ("trackers", "seconds")
+    return difference.file in STATE_DOCUMENTS and not identifies
 
 
 # Repeating steps
@@ -257,7 +278,6 @@ def _state_differences(one: Side, other: Side, step: int) -> Iterator[str]:
 
 def _repeat(answer: Answer, recipe: str | None, other_recipe: str | None) -> None:
     """Repeat the steps between the last equal checkpoint and the first difference, and note what differs first."""
-    first, second = answer.sides
     start, until = answer.checkpoints.equal, _until(answer)
     if until is None:
         return
@@ -326,9 +346,7 @@ def _recording(recipe: str, side: Side, checkpoint: str | None, until: int) -> R
         # -P: modules are found where this process finds them, and not in the folder of the runs
         command = [sys.executable, "-P", "-m", "hexloop.app.command_line.replay", str(request)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        ended = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", check=False, env=environment
-        )
+        ended = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, env=environment)
         if not result.exists():
             return (ended.stderr.strip().splitlines() or ["the process ended without a result"])[-1]
         if result.stat().st_size > LARGEST_RESULT:

@@ -40,11 +40,11 @@ LARGEST_SAVE = 4_000_000_000
 """A larger checkpoint is not written to measure how long that takes."""
 
 QUIET: Mapping[str, Any] = {
-    **{"report_to": "none", "push_to_hub": False, "load_best_model_at_end": False, "auto_find_batch_size": False},
-    **{"journal": "off", "board_control": False, "disable_tqdm": True, "profile": None, "eval_on_start": False},
-    **{"logging_strategy": "no", "eval_strategy": "no", "save_strategy": "no", "stop_file": None, "stop_after": None},
-    **{"logging_first_step": False, "predictions_folder": None, "resume_from_checkpoint": None},
-}
+    "report_to": "none", "push_to_hub": False, "load_best_model_at_end": False, "auto_find_batch_size": False,
+    "journal": "off", "board_control": False, "disable_tqdm": True, "profile": None, "eval_on_start": False,
+    "logging_strategy": "no", "eval_strategy": "no", "save_strategy": "no", "stop_file": None, "stop_after": None,
+    "logging_first_step": False, "predictions_folder": None, "resume_from_checkpoint": None,
+}  # fmt: skip
 """The arguments of a copy that differ from those of the run: it reports nothing and publishes nothing."""
 
 

@@ -14,6 +14,7 @@ from hexloop.app.run.forecasting import forecast_run
 from hexloop.app.trainer.attributes import TrainerAttributes
 from hexloop.domain.forecast import Forecast
 
+
 class TrainerForecast(TrainerAttributes):
     """Computes what a run will need, with copies of the Trainer."""
 
@@ -41,7 +42,7 @@ class TrainerForecast(TrainerAttributes):
     def _copy_for_forecast(
         self, *, model: Any, optimizer: Any, lr_scheduler: Any, arguments: Mapping[str, Any], alone: bool
     ) -> Any:
-        """Return a Trainer with other arguments, its own callbacks and no adapters that anybody else sees.
+        """Return a Trainer with other arguments, its own callbacks, and adapters that report and publish nothing.
 
         alone: the model stays where it is, and is not spread over processes; their data are.
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -19,6 +20,7 @@ from hexloop.app.assembly.torch.replaying import RECORDED, record_steps
 from hexloop.app.command_line import main
 from hexloop.app.command_line.replay import recorded_arguments
 from hexloop.domain.why import Cause, Recording, document_of, first_difference, recording_of
+from tests.resealing import change_manifest, manifest_entries
 
 SAMPLES, WIDTH, CLASSES, STEPS = 24, 4, 3, 5
 
@@ -159,7 +161,9 @@ PLANTS: dict[str, Callable[[], Plant]] = {
         {"weight_decay": 0.1}, Cause.OPTIONS, "weight_decay of parameter group 0", values=("0.01", "0.1")
     ),
     "one sample": lambda: Plant({"data": changed(7, x=torch.zeros(WIDTH))}, Cause.SAMPLES, "x of sample 7,", None),
-    "one label": lambda: Plant({"data": changed(11, labels=torch.tensor(0))}, Cause.SAMPLES, "labels of sample 11,", None),
+    "one label": lambda: Plant(
+        {"data": changed(11, labels=torch.tensor(0))}, Cause.SAMPLES, "labels of sample 11,", None
+    ),
     "one weight at the start": lambda: Plant(
         {"model": edited(lambda net: net.second.weight[1, 2].add_(1e-6))}, Cause.START_WEIGHTS, "second.weight", -1
     ),
@@ -176,9 +180,14 @@ PLANTS: dict[str, Callable[[], Plant]] = {
         values=("Dropout(p=0.1, inplace=False)", "Dropout(p=0.4, inplace=False)"),
     ),
     "code of the model": lambda: Plant(
-        {"model": Net(activation=nn.GELU())}, Cause.MODULE, "the output of act", values=("Tanh()", "GELU(approximate='none')")
+        {"model": Net(activation=nn.GELU())},
+        Cause.MODULE,
+        "the output of act",
+        values=("Tanh()", "GELU(approximate='none')"),
     ),
-    "dtype": lambda: Plant({"bf16": True}, Cause.MODULE, "the output of first", values=("float32 [4, 8]", "bfloat16 [4, 8]")),
+    "dtype": lambda: Plant(
+        {"bf16": True}, Cause.MODULE, "the output of first", values=("float32 [4, 8]", "bfloat16 [4, 8]")
+    ),
     "gradient clipping": lambda: Plant(
         {"max_grad_norm": 0.01}, Cause.CLIPPING, "max_grad_norm", values=("1.0", "0.01")
     ),
@@ -263,7 +272,7 @@ def test_the_number_of_processes_comes_first(reference: Recording) -> None:
 
 # The command
 
-MODULE = '''
+MODULE = """
 import torch
 from torch import nn
 
@@ -285,7 +294,7 @@ def rows(changed=None):
     if changed is not None:
         found[changed]["labels"] = (found[changed]["labels"] + 1) % 3
     return found
-'''
+"""
 
 RECIPE = """
 model: {{call: {module}.Net}}
@@ -304,10 +313,15 @@ arguments:
 
 @frozen
 class Trained:
-    """Two runs that were trained by recipes, and the step that reads the sample in which they differ."""
+    """Runs that were trained by recipes, and the step that reads the sample in which the first two differ.
+
+    faster: with the recipe of the first and another learning rate. again: with that recipe, and nothing else.
+    """
 
     first: str
     second: str
+    faster: str
+    again: str
     recipes: tuple[str, str]
     step: int
 
@@ -322,11 +336,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
         recipe.write_text(RECIPE.format(module="why_module", further=further, folder=root / name))
         assert main(["train", str(recipe), "--disable_tqdm", "True"]) == 0
         recipes.append(str(recipe))
+    for name, further in (("faster", ["--learning_rate", "0.01"]), ("again", [])):
+        command = ["train", recipes[0], "--disable_tqdm", "True", "--output_dir", str(root / name)]
+        assert main([*command, *further]) == 0
     notes = [json.loads(line) for line in (root / "a/.hexloop/journal.jsonl").read_text().splitlines()]
     others = [json.loads(line) for line in (root / "b/.hexloop/journal.jsonl").read_text().splitlines()]
     pairs = zip(*([each for each in found if each["kind"] == "step"] for found in (notes, others)), strict=True)
     step = next(one["step"] for one, other in pairs if one["batches"] != other["batches"])
-    return Trained(str(root / "a"), str(root / "b"), (recipes[0], recipes[1]), step)
+    folders = [str(root / name) for name in ("a", "b", "faster", "again")]
+    return Trained(*folders, (recipes[0], recipes[1]), step)
 
 
 def answer(capsys: pytest.CaptureFixture[str], *command: str) -> dict[str, Any]:
@@ -368,8 +386,41 @@ def test_a_recipe_that_is_not_the_runs_is_noticed(trained: Trained, capsys: pyte
 
 
 def test_equal_runs_are_equal(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["why", trained.first, trained.first]) == 0
-    assert "are equal in everything that both recorded" in capsys.readouterr().out
+    assert main(["why", trained.first, trained.again]) == 0
+    printed = capsys.readouterr().out
+    assert "are equal in everything that both recorded" in printed
+    assert "Checkpoints: equal until step 6" in printed
+
+
+def test_recorded_numbers_take_the_place_of_the_recipes(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, "why", trained.first, trained.faster, "--recipe", trained.recipes[0])
+    assert found["effective_settings"] == ["learning_rate"]
+    assert found["finding"] is not None, found["replay"]
+    assert (found["finding"]["cause"], found["finding"]["step"]) == ("learning rate", 1)
+    assert found["finding"]["values"] == ["5e-05", "0.01"]
+
+
+def test_processes_and_versions_are_compared(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(trained.second, other)
+    for checkpoint in other.glob("checkpoint-*"):
+        known = manifest_entries(checkpoint)["environment"]
+        change_manifest(checkpoint, world_size=2, environment={**known, "torch": "1.0"})
+    journal = other / ".hexloop" / "journal.jsonl"
+    with journal.open("a") as file:
+        for packages in ({"numpy": "1.0"}, {"numpy": "2.0", "tokenizers": "0.1"}):
+            file.write(json.dumps({"kind": "information", "time": 1.0, "packages": packages}) + "\n")
+    found = answer(capsys, "why", trained.first, str(other), "--recipe", trained.recipes[0])
+    assert found["environment"]["processes"] == ["1", "2"]
+    assert found["environment"]["torch"] == [torch.__version__, "1.0"]
+    assert "only runs of one are repeated" in found["replay"]
+    with Path(trained.first, ".hexloop/journal.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "information", "time": 1.0, "packages": {"numpy": "1.9"}}) + "\n")
+    found = answer(capsys, "why", trained.first, str(other))
+    assert found["environment"]["package numpy"] == ["1.9", "2.0"]
+    assert found["environment"]["package tokenizers"] == ["none", "0.1"]
 
 
 def test_a_missing_run_is_refused(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:

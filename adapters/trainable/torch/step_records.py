@@ -12,7 +12,6 @@ from attrs import define, field
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from hexloop.adapters.batches.torch.structure import batch_fingerprint, slice_rows
 from hexloop.domain.why import ModuleCall
 
 MOST_CALLS = 20_000
@@ -75,20 +74,6 @@ def _plain(value: Any) -> str:
     return repr(value.item() if isinstance(value, Tensor) and value.numel() == 1 else value)[:LONGEST_DESCRIPTION]
 
 
-def rows_of(batch: Any, rows: int) -> list[dict[str, str]]:
-    """Return for each row of a batch the digest of each of its fields."""
-    found = []
-    for number in range(rows):
-        row = slice_rows(batch, range(number, number + 1), rows)
-        fields = dict(row) if isinstance(row, Mapping) else {"sample": row}
-        found.append({str(name): str(batch_fingerprint(_on_host(value))) for name, value in fields.items()})
-    return found
-
-
-def _on_host(value: Any) -> Any:
-    return value.detach().cpu() if isinstance(value, Tensor) else value
-
-
 def number_of(loss: Any) -> str:
     """Return a number in hexadecimal; "" for None."""
     return "" if loss is None else float(loss).hex()
@@ -132,7 +117,9 @@ def _description(module: Any) -> str:
 
 def _all(*values: Any) -> str:
     """Return the digest of several tensors as one; that of a single tensor starts with its type and shape."""
-    found = [digest(each) for each in tree_leaves([_without_class(each) for each in values]) if isinstance(each, Tensor)]
+    found = [
+        digest(each) for each in tree_leaves([_without_class(each) for each in values]) if isinstance(each, Tensor)
+    ]
     if len(found) == 1:
         return found[0]
     kinds = ", ".join(each.rpartition(" ")[0] for each in found[:4])

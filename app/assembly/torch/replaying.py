@@ -7,8 +7,10 @@ from contextlib import closing
 from typing import Any
 
 from attrs import define, field
+from torch import Tensor
 
 from hexloop.adapters.batches.torch.random_streams import random_fingerprint
+from hexloop.adapters.batches.torch.structure import batch_fingerprint, slice_rows
 from hexloop.adapters.trainable.torch import step_records
 from hexloop.adapters.trainable.torch.names import unwrapped
 from hexloop.domain.errors import ConfigurationError
@@ -20,11 +22,11 @@ MOST_STEPS = 10_000
 """Steps that are repeated at most."""
 
 RECORDED: Mapping[str, Any] = {
-    **{"report_to": "none", "push_to_hub": False, "load_best_model_at_end": False, "journal": "off", "profile": None},
-    **{"save_strategy": "no", "eval_strategy": "no", "logging_strategy": "no", "eval_on_start": False},
-    **{"board_control": False, "disable_tqdm": True, "stop_file": None, "stop_after": None, "torch_compile": False},
-    **{"logging_first_step": False, "capture_step": False, "auto_find_batch_size": False},
-}
+    "report_to": "none", "push_to_hub": False, "load_best_model_at_end": False, "journal": "off", "profile": None,
+    "save_strategy": "no", "eval_strategy": "no", "logging_strategy": "no", "eval_on_start": False,
+    "board_control": False, "disable_tqdm": True, "stop_file": None, "stop_after": None, "torch_compile": False,
+    "logging_first_step": False, "capture_step": False, "auto_find_batch_size": False,
+}  # fmt: skip
 """The arguments of a repetition: it writes nothing, and nothing interrupts its steps."""
 
 
@@ -51,7 +53,7 @@ class RecordingLearner:
     def micro_step(self, batch: Any, items: object, last: bool) -> Any:
         """Record a micro-batch and its loss."""
         count = self.run.batches.rows(batch)
-        rows = step_records.rows_of(batch, count)
+        rows = rows_of(batch, count)
         with self.modules.attached(self.model):
             loss = self.learner.micro_step(batch, items, last)
         indices = self.indices(self.run.state.epoch, self._position, count)
@@ -67,6 +69,20 @@ class RecordingLearner:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.learner, name)
+
+
+def rows_of(batch: Any, rows: int) -> list[dict[str, str]]:
+    """Return for each row of a batch the digest of each of its fields."""
+    found = []
+    for number in range(rows):
+        row = slice_rows(batch, range(number, number + 1), rows)
+        fields = dict(row) if isinstance(row, Mapping) else {"sample": row}
+        found.append({str(name): str(batch_fingerprint(_on_host(value))) for name, value in fields.items()})
+    return found
+
+
+def _on_host(value: Any) -> Any:
+    return value.detach().cpu() if isinstance(value, Tensor) else value
 
 
 def record_steps(trainer: Any, resume_from: str | None, until: int) -> Recording:
@@ -120,7 +136,7 @@ def record_steps(trainer: Any, resume_from: str | None, until: int) -> Recording
 
 
 def _indices_of(trainer: Any) -> Any:
-    """Return what finds the indices in the data set of the samples at a position; it returns None if that is not known."""
+    """Return what finds the indices of the samples at a position of an epoch; it returns None for unknown ones."""
     order = getattr(trainer.callback_handler.train_dataloader, "order", None)
     indices_at = getattr(order, "indices_at", None)
 

@@ -117,7 +117,9 @@ def test_the_peak_is_compared_with_what_is_free() -> None:
     assert not list(memory_warnings(MEMORY, 0, Room(10_000, "cuda:0"), on_host=False))
     assert not list(memory_warnings(MEMORY, 0, None, on_host=False))
     (warning,) = memory_warnings(MEMORY, 0, Room(1000, "cuda:0"), on_host=False)
-    assert "cuda:0 will run out of memory: a step needs 1.32 kB at its peak, 1.3 times the 1 kB that are free" in warning
+    assert (
+        "cuda:0 will run out of memory: a step needs 1.32 kB at its peak, 1.3 times the 1 kB that are free" in warning
+    )
     assert "per_device_train_batch_size" in warning
     (close,) = memory_warnings(MEMORY, 0, Room(1400, "cuda:0"), on_host=False)
     assert "may run out" in close
@@ -156,7 +158,8 @@ def test_the_text_names_each_part() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (999_999, "1 MB"), (1.5e9, "1.5 GB"), (5e15, "5000 TB")]
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (999_999, "1 MB"), (1.5e9, "1.5 GB"), (5e15, "5000 TB")],
 )
 def test_sizes_have_three_digits(size: float, text: str) -> None:
     assert size_text(size) == text
