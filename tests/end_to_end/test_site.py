@@ -106,7 +106,7 @@ class Page(HTMLParser):
         for name, value in attrs:
             if name in ("href", "src") and value:
                 self.references.append(value)
-            elif name == "id" and value or (name == "name" and tag == "a" and value):
+            elif value and (name == "id" or (name == "name" and tag == "a")):
                 self.anchors.add(value)
 
 
