@@ -155,7 +155,7 @@ def test_the_home_page_is_the_readme() -> None:
     """`python tests/end_to_end/pages.py --home` writes it again."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert (ROOT / "docs" / "index.md").read_text(encoding="utf-8") == home_page(readme)
-    assert home_page("[a](docs/b.md) ![c](docs/images/d.png) [E](LICENSE)") == "[a](b.md) ![c](images/d.png) E (`LICENSE`)"
+    assert home_page("[a](docs/b.md) ![c](docs/d.png) [E](LICENSE)") == "[a](b.md) ![c](d.png) E (`LICENSE`)"
 
 
 def test_a_changed_file_is_detected(tmp_path: Path) -> None:

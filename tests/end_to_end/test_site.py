@@ -137,8 +137,8 @@ def test_broken_references_are_found(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "index.html").write_text('<h1 id="title">Other</h1>')
     (tmp_path / "index.html").write_text(
-        '<a href="other/#title">good</a><a href="https://example.org">elsewhere</a><a href="#top"><h1 id="top">Home</h1>'
-        '<a href="other/#none"></a><a href="gone/"></a><img src="gone.png">'
+        '<a href="other/#title">good</a><a href="https://example.org">elsewhere</a><a href="#top">up</a>'
+        '<h1 id="top">Home</h1><a href="other/#none"></a><a href="gone/"></a><img src="gone.png">'
     )
     assert [each.partition(": ")[2] for each in broken_references(tmp_path)] == ["other/#none", "gone/", "gone.png"]
 
