@@ -225,7 +225,7 @@ def test_a_search_finds_the_page_that_answers_first(
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
 @pytest.mark.parametrize("path", ["", "api/trainer/", "api/ports/", "arguments/", "troubleshooting/"])
 def test_the_site_is_accessible(chromium: Browser, address: str, path: str, width: int, scheme: str) -> None:
-    """Its home page, the reference, and a page of text, in both themes and on a phone."""
+    """Its home page, pages of the API, and a page of text, in both themes and on a phone."""
     chromium.open(address)
     chromium.run("localStorage.clear()")  # which keeps the theme
     chromium.resize(width, 900)
