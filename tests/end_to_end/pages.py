@@ -7,8 +7,8 @@
 Blocks with a title are files, which are written to the current folder; the other Python blocks run in order, as one
 module. Then `hexloop train` runs with every recipe that has a title, launchers run its scripts, and each recorded
 output of `hexloop checkpoints` is compared: a block of text that starts with the command.
-With `--refresh`, the code of the files that pages show is copied into them again. With `--home`, the home page of the site
-is written again from README.md.
+With `--refresh`, the code of the files that pages show is copied into them again. With `--home`, the home page of the
+site is written again from README.md.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import os
 import pkgutil
@@ -14,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import yaml
 
 import hexloop.adapters
 import hexloop.ports
@@ -75,6 +77,35 @@ def test_an_example_that_is_a_test_passes(suite: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_is_of_a_language_that_is_run_or_read(page: Path) -> None:
+    """No block hides from the tests: each names its language, Python is not called text, and YAML can be read."""
+    text = page.read_text(encoding="utf-8")
+    fences = re.findall(r"^ *```.*$", text, re.MULTILINE)
+    assert len(fences) == 2 * len(blocks_of(page)), "a block without a language, or within another one"
+    for block in blocks_of(page):
+        if block.language == "text" and page != PATCHES:
+            assert not is_program(block.code), f"line {block.line}: make it a block of Python, which is run"
+        if block.language == "yaml":
+            assert isinstance(yaml.safe_load(block.code), dict), f"line {block.line}"
+
+
+def is_program(code: str) -> bool:
+    """Return whether a text is a Python program that does something."""
+    try:
+        nodes = list(ast.walk(ast.parse(code)))
+    except SyntaxError:
+        return False
+    return any(isinstance(node, ast.Call | ast.Import | ast.ImportFrom | ast.FunctionDef) for node in nodes)
+
+
+def test_programs_are_told_from_output() -> None:
+    """A call is a program; a recorded table and a command are none."""
+    assert is_program("Trainer(model).train()")
+    assert not is_program("[rank 0] the sum is 3")
+    assert not is_program("hexloop train recipe.yaml --resume")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_command_of_a_page_exists(page: Path) -> None:
     """Make targets, commands with their options, recipes, examples and extras exist."""
     blocks = blocks_of(page)
@@ -103,6 +134,7 @@ def check_command(words: list[str], titles: set[str | None]) -> None:
         case ["python", "-m", "pytest", *files]:
             assert all(file in titles for file in files), words
         case ["pip", "install", wanted]:
+            assert wanted.startswith("."), "a package index may have another project of that name"
             extras = re.search(r"\[(.*)\]", wanted)
             known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
             assert set(extras[1].split(",") if extras else ()) <= known.keys(), words
@@ -123,7 +155,7 @@ def test_the_home_page_is_the_readme() -> None:
     """`python tests/end_to_end/pages.py --home` writes it again."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert (ROOT / "docs" / "index.md").read_text(encoding="utf-8") == home_page(readme)
-    assert home_page("[a](docs/b.md) ![c](docs/images/d.png) [E](LICENSE)") == "[a](b.md) ![c](images/d.png) E (`LICENSE`)"
+    assert home_page("[a](docs/b.md) ![c](docs/d.png) [E](LICENSE)") == "[a](b.md) ![c](d.png) E (`LICENSE`)"
 
 
 def test_a_changed_file_is_detected(tmp_path: Path) -> None:

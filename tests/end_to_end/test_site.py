@@ -106,7 +106,7 @@ class Page(HTMLParser):
         for name, value in attrs:
             if name in ("href", "src") and value:
                 self.references.append(value)
-            elif name == "id" and value or (name == "name" and tag == "a" and value):
+            elif value and (name == "id" or (name == "name" and tag == "a")):
                 self.anchors.add(value)
 
 
@@ -137,8 +137,8 @@ def test_broken_references_are_found(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "index.html").write_text('<h1 id="title">Other</h1>')
     (tmp_path / "index.html").write_text(
-        '<a href="other/#title">good</a><a href="https://example.org">elsewhere</a><a href="#top"><h1 id="top">Home</h1>'
-        '<a href="other/#none"></a><a href="gone/"></a><img src="gone.png">'
+        '<a href="other/#title">good</a><a href="https://example.org">elsewhere</a><a href="#top">up</a>'
+        '<h1 id="top">Home</h1><a href="other/#none"></a><a href="gone/"></a><img src="gone.png">'
     )
     assert [each.partition(": ")[2] for each in broken_references(tmp_path)] == ["other/#none", "gone/", "gone.png"]
 
@@ -223,9 +223,9 @@ def test_a_search_finds_the_page_that_answers_first(
 @needs_browser
 @needs_axe
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
-@pytest.mark.parametrize("path", ["", "api/trainer/", "api/arguments/", "arguments/", "troubleshooting/"])
+@pytest.mark.parametrize("path", ["", "api/trainer/", "api/ports/", "arguments/", "troubleshooting/"])
 def test_the_site_is_accessible(chromium: Browser, address: str, path: str, width: int, scheme: str) -> None:
-    """Its home page, the reference, and a page of text, in both themes and on a phone."""
+    """Its home page, pages of the API, and a page of text, in both themes and on a phone."""
     chromium.open(address)
     chromium.run("localStorage.clear()")  # which keeps the theme
     chromium.resize(width, 900)

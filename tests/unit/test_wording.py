@@ -108,3 +108,11 @@ def test_every_topic_has_its_section() -> None:
     assert set(get_args(Topic)) <= set(headings) | {heading[:1].lower() + heading[1:] for heading in headings}
     assert troubleshooting("out of memory") == "see docs/troubleshooting.md#out-of-memory"
     assert troubleshooting("NaN loss") == "see docs/troubleshooting.md#nan-loss"
+
+
+@pytest.mark.parametrize("topic", get_args(Topic))
+def test_every_topic_is_named_by_a_message(topic: str) -> None:
+    """A section that no message names would not be found."""
+    folders = [Path(__file__).parents[2] / name for name in ("app", "domain", "adapters")]
+    calls = re.compile(rf"""troubleshooting\(["']{re.escape(topic)}["']\)""")
+    assert any(calls.search(path.read_text(encoding="utf-8")) for folder in folders for path in folder.rglob("*.py"))
