@@ -33,8 +33,8 @@ NEEDS: Mapping[str, Mapping[str, Any]] = {
 }
 """Arguments that are refused alone, and what they need."""
 
-ELSEWHERE = frozenset({"parallelism_config", "dataloader_in_order", "bf16", "fp16", "tf32", "fp8"})
-"""Arguments whose example depends on the machine or on other arguments, or that have none."""
+ELSEWHERE = frozenset({"parallelism_config", "bf16", "fp16", "tf32", "fp8"})
+"""Arguments whose example depends on the machine, or that have none."""
 
 
 def arguments() -> Iterator[tuple[type[Any], str]]:
@@ -65,9 +65,8 @@ def test_the_releases_agree_with_the_installed_one() -> None:
     installed = parts(version("transformers"))
     theirs = {field.name for field in dataclasses.fields(transformers.Seq2SeqTrainingArguments)}
     for name, row in shown().items():
-        has = bool(row.since.strip("-")) and parts(row.since) <= installed
-        has = has and (not row.until or name not in LEGACY_ARGUMENTS and False or installed <= parts(row.until or "99.0"))
-        assert (name in theirs) == has, name
+        since, until = row.since.strip("-") or "99.0", row.until.strip("-") or "99.0"
+        assert (name in theirs) == (parts(since) <= installed <= parts(until)), name
     assert parts(OLDEST) < installed
 
 
