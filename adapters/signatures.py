@@ -32,7 +32,11 @@ HMAC, ED25519 = "hmac-sha256:", "ed25519:"
 
 @frozen
 class HmacSignatures:
-    """HMAC-SHA256 with a secret key of at least `SHORTEST_KEY` bytes; who verifies can also sign."""
+    """HMAC-SHA256 with a secret key of at least `SHORTEST_KEY` bytes; who verifies can also sign.
+
+    Args:
+        key: the secret key.
+    """
 
     _key: bytes = field(repr=False)
 

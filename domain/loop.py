@@ -336,9 +336,16 @@ class StandardLearner(Generic[Batch, Loss]):
                     precision.step(optimizer)                      # skipped if a scaled gradient overflowed
                     trainable.clear_gradients()
 
-    before_optimizer_step, after_optimizer_step: called before and after the optimizer's step, if given.
-    backward: called with the loss instead of the parallelism's backward pass of the scaled loss, if given.
-    before_clearing: an attribute, called last before the gradients are cleared, with whether the step was taken.
+    Args:
+        trainable: the pieces of a step.
+        precision: the number format.
+        parallelism: the engine that reduces gradients over ranks.
+        before_optimizer_step: called before the optimizer's step, if given.
+        after_optimizer_step: called after it, if given.
+        backward: called with the loss instead of the parallelism's backward pass of the scaled loss, if given.
+
+    Attributes:
+        before_clearing: called last before the gradients are cleared, with whether the step was taken.
     """
 
     def __init__(

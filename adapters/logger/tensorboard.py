@@ -82,7 +82,11 @@ class TensorBoard(Tracker):
         self.write_all([record])
 
     def write_all(self, records: Iterable[Record]) -> None:
-        """Write several records, which are in the file when this returns."""
+        """Write several records, which are in the file when this returns.
+
+        Args:
+            records: the records, in order.
+        """
         writer = self.tb_writer or self._opened()
         for record in records:
             for name, value in curves_of(record.values).items():

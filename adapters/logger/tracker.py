@@ -50,6 +50,9 @@ class Tracker:
         """Start a run of the tracker, continue that of `run.tracked_as`, or take the user's; return its identity.
 
         A call that failed may be repeated: it uses the run that it opened.
+
+        Args:
+            run: describes the run.
         """
         if self._run is None or self._starting != run.run:
             try:
@@ -67,6 +70,9 @@ class Tracker:
         """Log how the run ended, and end it in the tracker; a run of the user's stays open.
 
         A call that failed may be repeated.
+
+        Args:
+            outcome: how the run ended.
         """
         if self._run is None:
             return

@@ -49,7 +49,11 @@ class ScalerState:
 
 @frozen
 class Bf16Precision(PlainPrecision):
-    """Matrix products in bfloat16. Its range is that of fp32, so the loss is not scaled."""
+    """Matrix products in bfloat16. Its range is that of fp32, so the loss is not scaled.
+
+    Args:
+        device_type: the kind of the device, such as "cuda".
+    """
 
     _device_type: str
     name: str = field(default="bf16", init=False)

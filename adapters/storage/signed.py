@@ -14,6 +14,10 @@ class SignedStorage:
     """Storage adapter that states, besides what another storage does, that its manifests are signed, and by which key.
 
     It only forwards: what is signed and checked belongs to `hexloop.domain.checkpoints.signatures`.
+
+    Args:
+        inner: the storage that holds the files.
+        signatures: sign and verify manifests.
     """
 
     inner: Storage

@@ -12,7 +12,12 @@ from hexloop.ports.storage import Entry, Storage, StorageCapabilities, Stored
 
 @frozen
 class StorageWithin:
-    """Storage adapter for the folder `folder` of the storage `inner`. It only forwards."""
+    """Storage adapter for the folder `folder` of the storage `inner`. It only forwards.
+
+    Args:
+        inner: the storage that has the folder.
+        folder: the path of the folder in it.
+    """
 
     inner: Storage
     folder: str = field()

@@ -453,7 +453,11 @@ class TrainingArguments(
         return logging.getLogger("hexloop").getEffectiveLevel() if level == -1 else level
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
-        """Return the number of warmup steps in a run of `num_training_steps`; a ratio of them is rounded up."""
+        """Return the number of warmup steps in a run of `num_training_steps`; a ratio of them is rounded up.
+
+        Args:
+            num_training_steps: optimizer steps of the whole run.
+        """
         if self.warmup_steps >= 1:
             return int(self.warmup_steps)
         return math.ceil(num_training_steps * self.warmup_steps)
@@ -462,7 +466,9 @@ class TrainingArguments(
     def main_process_first(self, local: bool = True, desc: str = "work") -> Iterator[None]:
         """Run the block in the first process (of each machine if `local`, else of the run), then in the others.
 
-        `desc` describes the block in debug messages.
+        Args:
+            local: the first process of each machine, instead of the first of all.
+            desc: describes the block in debug messages.
         """
         first = (self.local_process_index if local else self.process_index) == 0
         if not first:

@@ -222,6 +222,9 @@ class Arguments(ArgumentGroup, metaclass=ArgumentsMeta):
     def assign(self, **values: Any) -> None:
         """Set several arguments, or none of them if one is refused.
 
+        Args:
+            **values: values by the name of an argument.
+
         Raises:
             ConfigurationError: with a problem for each value that is refused.
         """

@@ -91,13 +91,21 @@ class AcceleratorConfig:
     def from_json_file(cls, json_file: str | Path) -> Self:
         """Read a JSON file.
 
+        Args:
+            json_file: the path of the file.
+
         Raises:
             RefusalError: a ValueError, for an unknown key.
         """
         return cls(**_converted_settings(json.loads(read_file(json_file, "recipe_bytes").decode("utf-8"))))
 
     def assign(self, name: str, value: Any) -> None:
-        """Set a setting for loaders that are made from now on. `to_dict` still returns the one that was given."""
+        """Set a setting for loaders that are made from now on. `to_dict` still returns the one that was given.
+
+        Args:
+            name: the name of the setting.
+            value: its new value.
+        """
         vars(self).setdefault(_GIVEN, {}).setdefault(name, getattr(self, name))
         setattr(self, name, value)
 
@@ -113,7 +121,12 @@ class AcceleratorConfig:
         return copy.deepcopy({**settings, **given})
 
     def pop(self, key: str, default: Any = None) -> Any:
-        """Remove a setting and return its value, or `default` if it does not exist."""
+        """Remove a setting and return its value, or `default` if it does not exist.
+
+        Args:
+            key: the name of the setting.
+            default: what is returned if it does not exist.
+        """
         return vars(self).pop(key, default)
 
 

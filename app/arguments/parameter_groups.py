@@ -13,6 +13,8 @@ from hexloop.domain.wording import RefusalError
 
 def _rules(value: Any) -> Any:
     """Convert a rule, or JSON text of one or of a list, to a list of rules, and check each by itself."""
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
+        value = value[0]  # the command line takes several texts
     given: Any = decoded(value) if isinstance(value, str) else value
     if given is None or (isinstance(given, str) and given.lower() in NONE_WORDS):
         return None

@@ -69,7 +69,8 @@ def _event(name: str, *cleared: str, positional: tuple[str, ...] = ()) -> Callab
 class CallbackHandler:
     """Calls callbacks in the order in which they were added, and only those that override the event.
 
-    model, processing_class, optimizer, lr_scheduler, train_dataloader, eval_dataloader: the keywords of every event.
+    The keywords of every event are model, processing_class, optimizer, lr_scheduler, train_dataloader and
+    eval_dataloader.
 
     Args:
         callbacks: a list that may be changed in any way, at any time. Each is a TrainerCallback, of hexloop or of

@@ -103,7 +103,7 @@ def _decorator(decorator: griffe.Decorator) -> str:
 def _annotated(cls: griffe.Class) -> Iterator[tuple[str, griffe.Attribute]]:
     for name, member in cls.members.items():
         is_field = isinstance(member, griffe.Attribute) and member.annotation is not None
-        if is_field and "property" not in member.labels and _name(member.annotation) != "ClassVar":
+        if is_field and "property" not in member.labels and member.labels != {"class-attribute"}:  # not a ClassVar
             yield name, member
 
 
@@ -118,6 +118,8 @@ def _fields_of(cls: griffe.Class) -> dict[str, tuple[griffe.Attribute, str | gri
             value, is_taken = _default_of(field)
             if is_taken:
                 found[name] = field, "..." if name in computed and value is None else value
+            else:
+                found.pop(name, None)
     return found
 
 

@@ -127,7 +127,11 @@ class InterruptsContract:
 
     @pytest.fixture
     def provoke(self, interrupts: Interrupts) -> Callable[[], None]:
-        """Return a function that triggers the adapter; without a listener it has no effect."""
+        """Return a function that triggers the adapter; without a listener it has no effect.
+
+        Args:
+            interrupts: the adapter under test.
+        """
         raise not_overridden(self)
 
     def test_a_started_listener_gets_requests(self, interrupts: Interrupts, provoke: Callable[[], None]) -> None:

@@ -67,6 +67,9 @@ METHODS = """
       members:
 {members}
 
+The class also has `default_optim`, the default of `optim`; `is_torch_greater_or_equal_than_2_8`, which is true; and
+`stores_refused`, whether a value that is refused on assignment is stored regardless, as during a takeover.
+
 ::: hexloop.AcceleratorConfig
 
 ### Choices

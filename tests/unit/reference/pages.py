@@ -1,0 +1,162 @@
+"""What the pages of the API reference show, as the site's generator reads the source.
+
+`python -m tests.unit.reference.pages` writes the page of all names, from the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import yaml
+
+if TYPE_CHECKING:
+    import griffe
+
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
+INDEX = DOCS / "api" / "index.md"
+RENDERING = DOCS / "api" / "rendering.py"
+
+OPENING = """# All names
+
+Each page has the names that belong together, by what they are imported as.
+"""
+
+UNNAMED = frozenset({"api/internals.md"})
+"""The pages whose names are not listed, since programs do not import them."""
+
+
+@attrs.frozen
+class Directive:
+    """A line `::: name` of a page, which shows an object, with its options."""
+
+    page: str
+    name: str
+    options: dict[str, Any]
+
+    @property
+    def members(self) -> list[str] | None:
+        """The members that are shown, if the options list them."""
+        return self.options.get("members")
+
+
+@cache
+def rendering() -> ModuleType:
+    """Return the extension of griffe that the site uses."""
+    spec = spec_from_file_location("rendering", RENDERING)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def package() -> tuple[griffe.Module, list[str]]:
+    """Return the package as the site reads it, and the warnings about its docstrings."""
+    import griffe
+
+    warned: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: warned.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("griffe")
+    logger.addHandler(handler)
+    try:
+        loaded = griffe.load(
+            "hexloop",
+            search_paths=[ROOT / "src"],
+            docstring_parser="google",
+            allow_inspection=False,
+            extensions=griffe.load_extensions(rendering().Signatures),
+        )
+    finally:
+        logger.removeHandler(handler)
+    assert isinstance(loaded, griffe.Module)
+    return loaded, warned
+
+
+def found(name: str) -> griffe.Object:
+    """Return the object of a name that starts with `hexloop.`."""
+    object_or_alias = package()[0][name.partition(".")[2]]
+    return object_or_alias.final_target if object_or_alias.is_alias else object_or_alias  # type: ignore[no-any-return]
+
+
+def order_of_pages() -> list[str]:
+    """Return the pages of the reference in the order of the navigation."""
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    navigation = yaml.safe_load(text)["nav"]
+    sections: dict[str, Any] = {title: pages for section in navigation for title, pages in section.items()}
+    pages = [page for entry in sections["Reference"] for page in entry.values()]
+    return [page for page in pages if page != "api/index.md"]
+
+
+def directives() -> Iterator[Directive]:
+    """Yield what each page of the reference shows."""
+    for page in order_of_pages():
+        lines = (DOCS / page).read_text(encoding="utf-8").splitlines()
+        for number, line in enumerate(lines):
+            if line.startswith("::: "):
+                block = []
+                for following in lines[number + 1 :]:
+                    if not following.startswith("    "):
+                        break
+                    block.append(following)
+                options = yaml.safe_load("\n".join(block)) or {}
+                yield Directive(page, line.removeprefix("::: ").strip(), options.get("options", {}))
+
+
+def names() -> Iterator[tuple[str, str]]:
+    """Yield the page and the name of all that is shown, without the members of classes."""
+    for each in directives():
+        shown = found(each.name)
+        if shown.is_module:
+            for name in public_members(shown, each.members):
+                yield each.page, f"{each.name}.{name}"
+            if not each.options.get("show_root_heading", True):
+                continue
+        if not (shown.parent is not None and shown.parent.is_class):
+            yield each.page, each.name
+
+
+def public_members(shown: griffe.Object, listed: list[str] | None = None) -> list[str]:
+    """Return the members of a module or a class that a page shows: those listed, or all that have a docstring."""
+    if listed is not None:
+        return listed
+    own = {name: member for name, member in shown.members.items() if not member.is_alias}
+    return [name for name, member in own.items() if not name.startswith(("_", "test_")) and member.docstring]
+
+
+def first_sentence(shown: griffe.Object) -> str:
+    """Return the first sentence of a docstring, for a cell of a table."""
+    text = " ".join((shown.docstring.value if shown.docstring else "").split("\n\n")[0].split())
+    sentence, stop, _ = text.partition(". ")
+    return f"{sentence}{stop.strip()}".replace("|", "\\|")
+
+
+def index() -> str:
+    """Return the page of all names as Markdown."""
+    text, last = OPENING, ""
+    for page, name in names():
+        if page in UNNAMED:
+            continue
+        if page != last:
+            title = (DOCS / page).read_text(encoding="utf-8").partition("\n# ")[2] or ""
+            title = title or (DOCS / page).read_text(encoding="utf-8").removeprefix("# ")
+            text += f"\n## {title.partition(chr(10))[0]}\n\n| name | what it is |\n|---|---|\n"
+            last = page
+        address = page.removeprefix("api/") if page.startswith("api/") else f"../{page}"
+        text += f"| [`{name}`]({address}#{name}) | {first_sentence(found(name))} |\n"
+    return text
+
+
+if __name__ == "__main__":
+    INDEX.write_text(index(), encoding="utf-8")
