@@ -33,7 +33,7 @@ def test_a_trainer_shows_its_model_data_and_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [Trainer, Seq2SeqTrainer, SFTTrainer, Mine])
 def test_a_trainer_that_is_not_constructed_has_a_form(kind: type[Any]) -> None:
     """As a debugger shows it, within the constructor."""
-    made = kind.__new__(kind)
+    made = object.__new__(kind)
     assert repr(made) == f"<{kind.__name__}: not constructed>"
     assert vars(made) == {}
 
@@ -54,8 +54,7 @@ def test_a_password_in_a_folder_s_url_is_hidden(tmp_path: Path) -> None:
 
 def test_the_class_takes_the_type_of_the_model(tmp_path: Path) -> None:
     """At run time as well, for annotations and base classes."""
-    assert Trainer[int] != Trainer[str]
     assert issubclass(Mine, Trainer)
-    trainer = small_trainer(tmp_path, kind=Trainer[Any])  # type: ignore[arg-type]  # an alias that makes a Trainer
+    trainer = small_trainer(tmp_path, kind=Trainer[Any])
     assert type(trainer) is Trainer
     assert trainer.train().global_step == 4
