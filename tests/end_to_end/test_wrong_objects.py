@@ -60,7 +60,7 @@ ADVICE: dict[str, tuple[dict[str, Any], str]] = {
     "a class": ({"storage": MemoryStorage}, r"pass an object, MemoryStorage\(\.\.\.\)"),
     "missing methods": ({"storage": Half()}, "its class Half lacks sync, read, list, move, remove and digest"),
     "a misspelt precision": ({"precision": "bf61"}, "did you mean 'bf16'"),
-    "fp8": ({"precision": "fp8"}, "choose 'fp32', 'tf32', 'bf16' or 'fp16'|did you mean"),
+    "fp8": ({"precision": "fp8"}, "choose among fp32, tf32, bf16, fp16|did you mean"),
     "an unknown device": ({"device": "cdua"}, "did you mean 'cuda'"),
     "a misspelt tracker": ({"loggers": "tensorbord"}, "did you mean 'tensorboard'"),
     "a class of a logger": ({"loggers": [Console]}, r"pass an object, Console\(\.\.\.\)"),
