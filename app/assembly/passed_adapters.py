@@ -70,8 +70,9 @@ def resolved(
 ) -> dict[str, Any]:
     """Return the passed adapters, with an adapter in the place of each name; the device is noted in `args` instead.
 
-    loggers: the loggers that are not trackers, by name. precisions: those that have a name, which stays. Raises ConfigurationError, with all problems, for names that
-    are unknown or cannot be used, and for objects that are not adapters of the port.
+    loggers: the loggers that are not trackers, by name. precisions: those that have a name, which stays.
+    Raises ConfigurationError, with all problems, for names that are unknown or cannot be used, and for objects that are
+    not adapters of the port.
     """
     found, problems = dict(injected), list[str]()
     for name, row in PORTS.items():
