@@ -27,6 +27,7 @@ Topic = Literal[
     "resume refused",
     "disk full",
     "damaged checkpoint",
+    "error in a step",
     "missing package",
 ]
 """The sections of docs/troubleshooting.md, by their headings."""

@@ -149,7 +149,8 @@ def choose_adapters(args: TrainingArguments, injected: Injected, started_in: Wor
     problems: list[str] = []
     started_in = WorkingFolder() if started_in is None else started_in
     folder = started_in.locate(args.output_dir or "trainer_output")
-    passed = resolved(injected, args, started_in, {name: partial(make, folder) for name, make in LOGGERS.items()})
+    makers = {name: partial(make, folder) for name, make in LOGGERS.items()}
+    passed = resolved(injected, args, started_in, makers, ("fp32", "tf32", *PRECISIONS))
     framework, given_loggers = passed.get("framework") or torch_framework(), passed.get("loggers")
     loggers = choose_loggers(args, problems, folder) if given_loggers is None else named_loggers(given_loggers)
     engine = engine_for(args)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve, frozen
@@ -27,9 +27,6 @@ from hexloop.ports.parallelism import Parallelism
 from hexloop.ports.process import Clock, Interrupts, Machine
 from hexloop.ports.storage import Storage
 
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-"""The precisions that have a name; fp8 has options, which the argument of that name takes."""
-
 
 @frozen
 class PassedPort:
@@ -49,9 +46,7 @@ PORTS: Mapping[str, PassedPort] = {
         "set use_cpu, or choose the devices that the process sees, e.g. by CUDA_VISIBLE_DEVICES",
         "the name of a device, such as 'cpu' or 'cuda:0'",
     ),
-    "precision": PassedPort(
-        Precision, "set bf16=True or fp16=True in the arguments", enumeration(map(repr, PRECISIONS), "or")
-    ),
+    "precision": PassedPort(Precision, "set bf16=True or fp16=True in the arguments", "a name such as 'bf16'"),
     "parallelism": PassedPort(Parallelism, "set fsdp or deepspeed in the arguments"),
     "collectives": PassedPort(Collectives, "start the processes with torchrun or hexloop launch"),
     "storage": PassedPort(Storage, "set output_dir, which may be a URL", "a folder or a URL"),
@@ -68,12 +63,17 @@ Makers = Mapping[str, Callable[[], Logger]]
 
 
 def resolved(
-    injected: Mapping[str, Any], args: TrainingArguments, started_in: WorkingFolder, loggers: Makers
+    injected: Mapping[str, Any],
+    args: TrainingArguments,
+    started_in: WorkingFolder,
+    loggers: Makers,
+    precisions: Sequence[str],
 ) -> dict[str, Any]:
     """Return the passed adapters, with an adapter in the place of each name; the device is noted in `args` instead.
 
-    loggers: the loggers that are not trackers, by name. Raises ConfigurationError, with all problems, for names that
-    are unknown or cannot be used, and for objects that are not adapters of the port.
+    loggers: the loggers that are not trackers, by name. precisions: those that have a name, which stays.
+    Raises ConfigurationError, with all problems, for names that are unknown or cannot be used, and for objects that are
+    not adapters of the port.
     """
     found, problems = dict(injected), list[str]()
     for name, row in PORTS.items():
@@ -85,8 +85,8 @@ def resolved(
             elif name == "storage" and isinstance(value, str | os.PathLike) and os.fspath(value):
                 found[name] = storage_for(started_in.locate(os.fsdecode(value)))
             elif name == "precision" and isinstance(value, str):
-                if value not in PRECISIONS:
-                    remedy = did_you_mean(value, PRECISIONS, f"choose {row.named}", spell=repr)
+                if value not in precisions:
+                    remedy = did_you_mean(value, precisions, f"choose among {', '.join(precisions)}", spell=repr)
                     raise ConfigurationError(_wrong(name, row, value, f"{remedy.rstrip('.')}"))
             elif name == "loggers" and value is not None:
                 chosen = logging_folder(args)

@@ -214,7 +214,8 @@ def refuse_parts(
         )
         problems.append(Problem(problem, kind=TypeError))
     if model is not None and isinstance(framework, Framework) and not framework.is_model(model):
-        problem = f"model is {shown(model)}, which is not a model; pass {framework.model_kind}."
+        wanted = f"an object of it, {model.__name__}(...)" if isinstance(model, type) else framework.model_kind
+        problem = f"model is {shown(model)}, which is not a model; pass {wanted}."
         problems.append(Problem(problem, kind=TypeError))
     if not isinstance(optimizers, tuple | list) or len(optimizers) != 2:
         problem = (

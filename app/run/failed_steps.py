@@ -116,7 +116,8 @@ def _of_this_rank(order: Any, indices: Sequence[Any]) -> Sequence[Any]:
 
 def _advice(error: Exception) -> str:
     text = str(error).lower()
-    return next((advice for pattern, advice in ADVICE if re.search(pattern, text)), "")
+    advice = next((f"{advice} " for pattern, advice in ADVICE if re.search(pattern, text)), "")
+    return f"{advice}{troubleshooting('error in a step').capitalize()}."
 
 
 def _memory_advice(args: Any, device: str) -> str:

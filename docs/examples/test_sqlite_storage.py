@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -64,10 +65,10 @@ def test_a_full_database_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     storage.write("first", [b"here"])
     connect = sqlite3.connect
 
-    def small(*args: object, **options: object) -> sqlite3.Connection:
-        database = connect(*args, **options)  # type: ignore[call-overload]
+    def small(*args: Any, **options: Any) -> sqlite3.Connection:
+        database = connect(*args, **options)
         database.execute("pragma max_page_count = 10")
-        return database  # type: ignore[no-any-return]
+        return database
 
     monkeypatch.setattr(sqlite3, "connect", small)
     with pytest.raises(StorageFullError):

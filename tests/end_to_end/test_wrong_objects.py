@@ -60,7 +60,7 @@ ADVICE: dict[str, tuple[dict[str, Any], str]] = {
     "a class": ({"storage": MemoryStorage}, r"pass an object, MemoryStorage\(\.\.\.\)"),
     "missing methods": ({"storage": Half()}, "its class Half lacks sync, read, list, move, remove and digest"),
     "a misspelt precision": ({"precision": "bf61"}, "did you mean 'bf16'"),
-    "fp8": ({"precision": "fp8"}, "choose 'fp32', 'tf32', 'bf16' or 'fp16'|did you mean"),
+    "fp8": ({"precision": "fp8"}, "choose among fp32, tf32, bf16, fp16|did you mean"),
     "an unknown device": ({"device": "cdua"}, "did you mean 'cuda'"),
     "a misspelt tracker": ({"loggers": "tensorbord"}, "did you mean 'tensorboard'"),
     "a class of a logger": ({"loggers": [Console]}, r"pass an object, Console\(\.\.\.\)"),
@@ -151,7 +151,7 @@ def test_a_logger_needs_no_list(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "model by name": ({"model": "gpt2"}, "model is 'gpt2', which is not a model"),
-    "class of a model": ({"model": Net}, "which is not a model"),
+    "class of a model": ({"model": Net}, r"which is not a model; pass an object of it, Net\(\.\.\.\)"),
     "one optimizer": ({"optimizers": torch.optim.SGD(net().parameters())}, "(?s)optimizers is .* not a pair"),
     "three optimizers": ({"optimizers": (None, None, None)}, "not a pair"),
     "metrics": ({"compute_metrics": {"accuracy": 1}}, "compute_metrics is .* cannot be called"),

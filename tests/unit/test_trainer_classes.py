@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Generic
 
 import pytest
 from attrs import asdict
@@ -28,7 +29,7 @@ def files_with(pattern: str, *but: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("kind", Trainer.__bases__)
+@pytest.mark.parametrize("kind", [each for each in Trainer.__bases__ if each is not Generic])
 def test_each_class_of_the_trainer_inherits_from_its_attributes_alone(kind: type) -> None:
     """Three classes in a chain. mypy shows that none uses what another one of them defines."""
     assert kind.__mro__ == (kind, TrainerAttributes, object)

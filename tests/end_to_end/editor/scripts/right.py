@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, assert_type
 
 import torch
-import transformers
 from torch import nn
+from transformers.trainer_utils import IntervalStrategy
 
 import hexloop
 from hexloop import (
@@ -69,7 +69,7 @@ arguments = TrainingArguments(
     "out",
     save_strategy="epoch",
     eval_strategy=hexloop.IntervalStrategy.STEPS,
-    logging_strategy=transformers.trainer_utils.IntervalStrategy.NO,
+    logging_strategy=IntervalStrategy.NO,
     lr_scheduler_type="cosine",
     optim="adamw_torch",
     report_to=["tensorboard"],
