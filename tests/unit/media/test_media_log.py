@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ def test_the_folder_stays_within_its_limit(tmp_path: Path) -> None:
     assert ("b", 7, 0) in bench.lines
     assert (steps[0], steps[-1]) == (0, 199)
     assert len(steps) > 15
-    assert max(other - one for one, other in zip(steps, steps[1:], strict=False)) <= 40
+    assert max(other - one for one, other in pairwise(steps)) <= 40
     size = sum((tmp_path / MEDIA / name).stat().st_size for name in (*bench.files, MEDIA_INDEX))
     assert size <= 100_000
     assert len(bench.files) == len(bench.lines)

@@ -38,7 +38,7 @@ def test_other_files_are_not_shown(tmp_path: Path, name: str, kind: str) -> None
     """Nor does any error but that of a missing file occur."""
     for each in (f"{NAME}.json", f"{NAME}.png", f"{NAME}.html"):
         write(tmp_path, each, b'{"text": "a"}')
-    with pytest.raises(OSError):
+    with pytest.raises(FileNotFoundError):
         file_shown(tmp_path, name, kind)
 
 
@@ -58,7 +58,7 @@ def test_a_document_is_cleaned_and_an_image_is_as_it_is(tmp_path: Path) -> None:
     assert file_shown(tmp_path, f"{NAME}.png", "image") == (png, "image/png")
     for wrong in (b"<html>", png.replace(b"\0\0\0\x03", b"\xff\xff\xff\xff"), b"\x89PNG\r\n\x1a\n"):
         write(tmp_path, f"{NAME}.png", wrong)
-        with pytest.raises(OSError):
+        with pytest.raises(OSError, match="is not the file of image"):
             file_shown(tmp_path, f"{NAME}.png", "image")
 
 
