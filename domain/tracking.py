@@ -130,7 +130,8 @@ class Tracking:
             verb = "does" if len(others) == 1 else "do"
             kept = "They are in the folder of the run."
             self._report(
-                f"Media of the kind {media.kind} are not logged to {' and '.join(others)}, which {verb} not take them. {kept}"
+                f"Media of the kind {media.kind} are not logged to {' and '.join(others)}, which {verb} not take them. "
+                f"{kept}"
             )
         if takers:
             self._put(media, takers)

@@ -1,4 +1,4 @@
-"""What a value that a user logs as media is, and how it is taken: by its type, its shape, and the kind that is named."""
+"""What a value that a user logs as media is, and how it is taken: by its type, its shape, or a kind that is named."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ def _kind_of(value: Any, shape: Any) -> str:
         return "histogram"
     of_shape = "" if shape is None else f" of the shape {tuple(shape)}"
     raise ValueError(
-        f"a value of the type {type(value).__name__}{of_shape} may be several things; pass kind=, one of {', '.join(KINDS)}"
+        f"a value of the type {type(value).__name__}{of_shape} may be several things; pass kind=, one of "
+        f"{', '.join(KINDS)}"
     )
 
 

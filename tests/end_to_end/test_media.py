@@ -1,4 +1,4 @@
-"""Media of runs, from the Trainer and from callbacks: in the run's folder, at loggers, over resumes, and never in the way."""
+"""Media of runs, from the Trainer and from callbacks: in the run's folder, at loggers, over resumes."""
 
 from __future__ import annotations
 
