@@ -24,8 +24,8 @@ from hexloop.app.pages.watching import RunListing, SearchListing, WatchedRuns
 from hexloop.domain.errors import ConfigurationError
 
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
-    "form-action 'self'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "media-src 'self'; base-uri 'none'; form-action 'self'"
 )
 
 SCRIPTS = ("echarts.min.js", *RUN_SCRIPTS, "board.js")
@@ -37,7 +37,7 @@ OF_A_SEARCH = ("echarts.min.js", *SEARCH_SCRIPTS, "board.js")
 OF_THE_LIST = ("common.js", "board.js")
 """Those of the list of runs."""
 
-DRAWN = ("curves", "search", "objective", "slices")
+DRAWN = ("curves", "media", "search", "objective", "slices")
 """The sections whose charts a script keeps up to date."""
 
 LISTENING_FOR = 60.0

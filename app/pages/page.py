@@ -23,6 +23,7 @@ from hexloop.app.pages.charts import (
     chart_shown,
     charts_of,
 )
+from hexloop.app.pages.media_section import Addresses, media_data, media_section, shown_media
 from hexloop.app.pages.overview import information_section, progress_section
 from hexloop.app.pages.reading import RunRecord
 from hexloop.app.pages.search import search_data, search_of, search_section
@@ -47,7 +48,7 @@ from hexloop.domain.json_documents import finite_json
 ECHARTS = "6.1.0"
 """The version of the chart library that is shipped."""
 
-RUN_SCRIPTS = ("common.js", "curves.js", "report.js", "search.js")
+RUN_SCRIPTS = ("common.js", "curves.js", "report.js", "media.js", "search.js")
 SEARCH_SCRIPTS = ("common.js", "search.js", "trials.js")
 """The scripts of a report on runs and of one on a search, after the chart library."""
 
@@ -114,7 +115,7 @@ def _alone(content: PageContent, names: Sequence[str], now: float) -> str:
     scripts = [inline("script", asset(name)) for name in ("echarts/echarts.min.js", *names)]
     policy = (
         f"default-src 'none'; script-src {' '.join(digest for _, digest in scripts)}; style-src {style_digest}; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
+        "img-src data:; media-src data:; base-uri 'none'; form-action 'none'"
     )
     written = f"Written by hexloop {__version__} on {moment(now)} UTC. Times are in UTC; ages are as of then."
     return page_of(content, PageFrame(policy, style, [source for source, _ in scripts], True, written))
@@ -130,15 +131,19 @@ def search_content(record: ShownSearch, addresses: Mapping[int, str] | None = No
     return PageContent(f"Search {record.label}", [each for each in sections if each.content], search_document(shown))
 
 
-def content_of(records: Sequence[RunRecord], now: float) -> PageContent:
-    """Return what a page shows of runs. now: in seconds since the epoch."""
+def content_of(records: Sequence[RunRecord], now: float, addresses: Addresses | None = None) -> PageContent:
+    """Return what a page shows of runs. now: in seconds since the epoch.
+
+    addresses: what the board calls the runs; None if the page is to have their media in itself.
+    """
     labels = [record.label for record in records]
     charts = charts_of(records)
     named = [(f"chart-{number}", chart) for number, chart in enumerate(charts[:MOST_CHARTS])]
-    search = search_of(records)
+    search, media = search_of(records), shown_media(records, addresses is None)
     sections = [
         Section("runs", "Progress", progress_section(records, now), is_quiet=True),
         Section("curves", "Curves", _curves(records, named, len(charts))),
+        Section("media", "Media", media_section(media)),
         Section("search", "Arguments and results", search_section(search, labels)),
         Section("time", "Where the time went", time_section(records)),
         Section("irregular", "Losses that were not usable", irregular_section(records)),
@@ -159,6 +164,7 @@ def content_of(records: Sequence[RunRecord], now: float) -> PageContent:
         "charts": drawn,
         "axes": list(map(axes_of, records)),
         "search": search_data(search),
+        "media": media_data(media, addresses),
     }
     return PageContent(_title(labels), [each for each in sections if each.content], document)
 

@@ -34,6 +34,7 @@ from hexloop.app.pages.board import (
 )
 from hexloop.app.pages.charts import finer_points
 from hexloop.app.pages.lines import files_with_lines, last_lines, lines_content, with_last_lines
+from hexloop.app.pages.media_section import file_shown
 from hexloop.app.pages.page import PageContent, asset, content_of, search_content
 from hexloop.app.pages.reading import RunRecord
 from hexloop.app.pages.watching import WatchedRuns
@@ -162,6 +163,7 @@ class Board:
                 web.get("/{token}/points", self._points),
                 web.get("/{token}/assets/{name}", self._asset),
                 web.get("/{token}/lines", self._lines),
+                web.get("/{token}/media", self._media),
                 web.post("/{token}/commands", self._command),
             ]
         )
@@ -246,6 +248,15 @@ class Board:
         page = await asyncio.to_thread(partial(self._lines_page, folder, name, int(before) if before else None))
         return _html(page.encode("utf-8", "replace"))
 
+    async def _media(self, request: web.Request) -> web.Response:
+        """Answer with the file of a medium of a run: an image, audio, or a document of what a script shows as text."""
+        folder, name, kind = (request.query.get(each, "") for each in ("run", "file", "kind"))
+        try:
+            data, kind = await asyncio.to_thread(partial(self._medium, folder, name, kind))
+        except OSError as error:
+            raise web.HTTPNotFound(text="There is no such file of media.") from error
+        return web.Response(body=data, content_type=kind)
+
     async def _command(self, request: web.Request) -> web.Response:
         """Write a command into the folder of a run, and answer with its number. The run reports what becomes of it."""
         if request.content_type != "application/json":  # a page of another site cannot send this without asking
@@ -325,11 +336,15 @@ class Board:
             raise ConfigurationError(f"The run {folder} has no file {name!r:.200} with lines to show.")
         return lines_page(lines_content(folder, name, last_lines(path / name, before)), folder)
 
+    def _medium(self, folder: str, name: str, kind: str) -> tuple[bytes, str]:
+        self._know([folder])
+        return file_shown(self._runs.path(folder), name, kind)
+
     def _content(self, folders: list[str]) -> PageContent:
         now = time.time()
 
         def build(records: list[RunRecord]) -> PageContent:
-            return with_controls(content_of(records, now), folders, records, now)
+            return with_controls(content_of(records, now, folders), folders, records, now)
 
         content = self._runs.show(folders, build)
         return with_last_lines(content, folders[0], self._runs.path(folders[0])) if len(folders) == 1 else content

@@ -21,7 +21,7 @@ from hexloop.app.pages.system import states_of_system_files
 from hexloop.app.pages.trials import ShownSearch, shown_search
 from hexloop.domain.checkpoints.manifest import MANIFEST, step_of
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.run_folder import COMMANDS, EARLIER, JOURNAL, LOG, OWN, own_file
+from hexloop.domain.run_folder import COMMANDS, EARLIER, JOURNAL, LOG, MEDIA, MEDIA_INDEX, OWN, own_file
 from hexloop.domain.search.records import DEFINITION, LINES
 
 Shown = TypeVar("Shown")
@@ -269,7 +269,7 @@ def _listing(folder: str, path: Path) -> RunListing:
 
 
 def _version(path: Path) -> str:
-    """Return a digest of the sizes and times of a run's files of lines, and of its checkpoints."""
+    """Return a digest of the sizes and times of a run's files of lines, of its media, and of its checkpoints."""
     states: list[object] = []
     for name in (own_file(path, JOURNAL), path / LOG):
         try:
@@ -277,6 +277,9 @@ def _version(path: Path) -> str:
         except OSError:
             continue
         states.append((name.name, status.st_ino, status.st_size, status.st_mtime_ns))
+    with suppress(OSError):
+        index = os.lstat(path / MEDIA / MEDIA_INDEX)
+        states.append((MEDIA_INDEX, index.st_ino, index.st_size, index.st_mtime_ns))
     with suppress(OSError):
         states.append((COMMANDS, os.lstat(path / COMMANDS).st_mtime_ns))
     states += [(name, changed // SYSTEM_INTERVAL) for name, _, changed in states_of_system_files(path)]
