@@ -48,7 +48,8 @@ class Receiver:
     """A logger, and what else it can do.
 
     name: identifies it in the run's state. write_all: takes several records at once. save, models: takes models, and
-    which. write_media, media: takes media, and of which kinds. only_live: what it receives describes this moment or process, so no other process delivers it later.
+    which. write_media, media: takes media, and of which kinds. only_live: what it receives describes this moment or
+    process, so no other process delivers it later.
     facts: what another process needs to make the logger again.
     """
 

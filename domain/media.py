@@ -12,6 +12,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 from attrs import asdict, fields, frozen
@@ -240,7 +241,7 @@ def _is_histogram(content: Mapping[str, Fact]) -> bool:
         return False
     fit = 0 < len(counts) <= MOST_BINS and len(edges) == len(counts) + 1
     numbers = fit and all(type(each) in (int, float) and math.isfinite(each) for each in edges)
-    ascending = numbers and all(one < other for one, other in zip(edges, edges[1:], strict=False))
+    ascending = numbers and all(one < other for one, other in pairwise(edges))
     return ascending and all(_is_number(each) and each >= 0 for each in counts)
 
 

@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 from zipfile import BadZipFile, ZipFile
@@ -145,7 +146,7 @@ def _histogram_of(content: Any) -> Any:
     from comet_ml.utils import Histogram
 
     edges = content["edges"]
-    middles = [(low + high) / 2 for low, high in zip(edges, edges[1:], strict=False)]
+    middles = [(low + high) / 2 for low, high in pairwise(edges)]
     histogram = Histogram()
     histogram.add(values=middles, counts=content["counts"])
     return histogram

@@ -222,7 +222,7 @@ class Seq2SeqTrainingArguments(TrainingArguments):
     generation_samples: int = argument(
         default=8,
         check=at_least(0),
-        help="with predict_with_generate, samples of each evaluation of a run that are logged as a table of text; 0: none",
+        help="with predict_with_generate, samples of each evaluation of a run that are logged as a table; 0: none",
     )
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a value that a user logs as media is, and how it is taken: by its type, its shape, and the kind that is named."""
+"""What a value that a user logs as media is, and how it is taken: by its type, its shape, or a kind that is named."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ def _kind_of(value: Any, shape: Any) -> str:
         return "histogram"
     of_shape = "" if shape is None else f" of the shape {tuple(shape)}"
     raise ValueError(
-        f"a value of the type {type(value).__name__}{of_shape} may be several things; pass kind=, one of {', '.join(KINDS)}"
+        f"a value of the type {type(value).__name__}{of_shape} may be several things; pass kind=, one of "
+        f"{', '.join(KINDS)}"
     )
 
 
@@ -109,7 +110,11 @@ def _taken(value: Any, most: int | None, array_of: ArrayOf) -> tuple[Later, int]
 def _is_table(value: Any) -> bool:
     if isinstance(value, Mapping) or (hasattr(value, "itertuples") and hasattr(value, "columns")):
         return True
-    return isinstance(value, list | tuple) and bool(value) and all(isinstance(row, Mapping | list | tuple) for row in value)
+    return (
+        isinstance(value, list | tuple)
+        and bool(value)
+        and all(isinstance(row, Mapping | list | tuple) for row in value)
+    )
 
 
 def _is_picture(value: Any) -> bool:

@@ -160,7 +160,7 @@ def is_in_loop(logger: Logger) -> bool:
     return bool(getattr(logger, "in_loop", False))
 
 
-def tracking_in(spool: Spool, media: Folder | None) -> Tracking:
+def tracking_in(spool: Spool, media: Folder | None = None) -> Tracking:
     """Return what calls loggers in the background. Their problems are logged by `hexloop.loggers`.
 
     media: the folder of the media of the run; None if there is none.

@@ -190,7 +190,8 @@ def _axis(series: Series, start: float = 0.0, first: int = 0) -> list[list[float
 
     first: the step at which the value is `start`.
     """
-    steps, values = [first], [0.0]
+    steps: list[float] = [first]
+    values = [0.0]
     count = len(series)
     for number in np.linspace(0, count - 1, min(count, AXIS_POINTS)).astype(np.int64).tolist():
         value = float(f"{series.values[number] - start:.9g}")
@@ -238,11 +239,9 @@ def _system_curve(number: int, record: RunRecord, rank: RankMetrics, name: str, 
 
 def _of_total(records: Sequence[RunRecord], name: str) -> str:
     """Return how much of a metric there is, in words; empty if it is not known, or not the same everywhere."""
-    found: set[float] = {
-        rank.values[total][-1]
-        for record in records
-        for rank in record.system.ranks
-        if (total := TOTALS.get(name)) is not None and total in rank.values
+    whole = TOTALS.get(name, "")
+    found = {
+        rank.values[whole][-1] for record in records for rank in record.system.ranks if whole in rank.values
     }
     (total,) = found if len(found) == 1 else (0.0,)
     return f", of {format_bytes(round(total))}" if 0 < total < np.inf else ""

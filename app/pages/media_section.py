@@ -65,7 +65,9 @@ class Panel:
             steps = sorted(known)
             if len(steps) > most:
                 last = len(steps) - 1
-                chosen = sorted({round(number * last / max(most - 1, 1)) for number in range(most)}) if most > 1 else [last]
+                chosen = (
+                    sorted({round(number * last / max(most - 1, 1)) for number in range(most)}) if most > 1 else [last]
+                )
                 self.steps[run] = {steps[number]: known[steps[number]] for number in chosen}
 
 
@@ -92,7 +94,9 @@ def shown_media(records: Sequence[RunRecord], embedded: bool) -> ShownMedia:
     shown.panels = list(panels.values())
     for panel in shown.panels:
         panel.keep(MOST_STEPS)
-    _keep_within(shown, MOST_ITEMS, lambda panel: sum(len(each) for run in panel.steps.values() for each in run.values()))
+    _keep_within(
+        shown, MOST_ITEMS, lambda panel: sum(len(each) for run in panel.steps.values() for each in run.values())
+    )
     if embedded:
         _keep_within(shown, MOST_EMBEDDED, lambda panel: panel.size)
     return shown

@@ -79,13 +79,14 @@ def is_training(history: RunHistory, now: float) -> bool:
 def seconds_per_step(history: RunHistory) -> float | None:
     """Return the time of a step since the last start, resume or pause, over the last logs; None without two reports."""
     session: RecordedSession = history.sessions.entries[-1]
+    continued, at = history.continued_at
     points = [
         (step, time)
         for step, time in zip(history.times.steps[-RECENT_LOGS:], history.times.values[-RECENT_LOGS:], strict=True)
-        if step > history.continued_at[0]
+        if step > continued
     ]
-    if len(points) == 1 and history.continued_at[1] is not None:
-        points.insert(0, (history.continued_at[0], history.continued_at[1]))
+    if len(points) == 1 and at is not None:
+        points.insert(0, (continued, at))
     if len(points) < 2 and session.began is not None and session.seen is not None:
         points = [(session.first, session.began), (session.last, session.seen)]
     if len(points) < 2:

@@ -14,6 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -360,7 +361,9 @@ MEDIA_CASES = {
 def media_cases() -> list[bytes]:
     """Return an index and a file of each kind."""
     lines = [
-        MEDIUM.replace("KIND", kind).replace("CONTENT", content).replace("ENDING", ENDINGS[kind]).encode() + b"\0" + data
+        MEDIUM.replace("KIND", kind).replace("CONTENT", content).replace("ENDING", ENDINGS[kind]).encode()
+        + b"\0"
+        + data
         for kind, (content, data) in MEDIA_CASES.items()
     ]
     return lines
@@ -413,7 +416,7 @@ def system(data: bytes) -> None:
     path.write_bytes(data)
     for rank in system_metrics_in(place, RUN).ranks:
         assert all(len(each) == len(rank.times) == len(rank.steps) for each in rank.values.values())
-        assert all(one < other for one, other in zip(rank.times, rank.times[1:], strict=False))
+        assert all(one < other for one, other in pairwise(rank.times))
 
 
 def system_cases() -> list[bytes]:

@@ -8,6 +8,7 @@
   const hidden = new Set(), drawn = new Map();
   const isLive = "updates" in document.body.dataset, canDrag = !window.matchMedia("(pointer: coarse)").matches;
   const kept = "hexloop" + location.pathname + location.search;
+  let waiting = false;
   const state = { axis: "step", smoothing: 0, together: true, ...recalled() };
 
   function recalled() {
@@ -144,6 +145,14 @@
 
   function redraw() {
     drawn.forEach(draw);
+  }
+
+  function soon() {  // once a frame, however often a slider moves
+    if (!waiting) requestAnimationFrame(function () {
+      waiting = false;
+      redraw();
+    });
+    waiting = true;
   }
 
   function zoomTo(entry, range) {  // null shows all
@@ -374,7 +383,7 @@
   }, function (box) {
     state.smoothing = Number(box.value) / 100;
     document.getElementById("smoothing-value").textContent = box.value;
-    redraw();
+    soon();
   });
   control("together", "change", function (box) { box.checked = state.together; }, function (box) { state.together = box.checked; });
   control("show-all", "click", function () {}, function () {

@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,7 @@ class Bench:
         self.folder, self.place = folder, Folder(folder, MEDIA)
         self.passed: list[Media] = []
         self.reports: list[str] = []
-        self.log = MediaLog(
-            self.place, run, resumed_at, limit, SystemClock(), self.passed.append, self.reports.append
-        )
+        self.log = MediaLog(self.place, run, resumed_at, limit, SystemClock(), self.passed.append, self.reports.append)
         self.log.start()
 
     def put(self, name: str, step: int, text: str = "", index: int = 0) -> None:
@@ -118,7 +117,7 @@ def test_the_folder_stays_within_its_limit(tmp_path: Path) -> None:
     assert ("b", 7, 0) in bench.lines
     assert (steps[0], steps[-1]) == (0, 199)
     assert len(steps) > 15
-    assert max(other - one for one, other in zip(steps, steps[1:], strict=False)) <= 40
+    assert max(other - one for one, other in pairwise(steps)) <= 40
     size = sum((tmp_path / MEDIA / name).stat().st_size for name in (*bench.files, MEDIA_INDEX))
     assert size <= 100_000
     assert len(bench.files) == len(bench.lines)
@@ -242,7 +241,14 @@ def test_files_that_were_changed_are_not_shown(tmp_path: Path) -> None:
     bench.close()
     (name,) = bench.files
     path, media = tmp_path / MEDIA / name, bench.passed[0]
-    contents: list[Any] = [b"", b"[]", b'{"text": 3}', b"\x89PNG", b'{"text": "\xff"}', b'{"text": "' + b"a" * (5 << 20) + b'"}']
+    contents: list[Any] = [
+        b"",
+        b"[]",
+        b'{"text": 3}',
+        b"\x89PNG",
+        b'{"text": "\xff"}',
+        b'{"text": "' + b"a" * (5 << 20) + b'"}',
+    ]
     for data in contents:
         path.write_bytes(data)
         assert fetched(bench.place, media) is None

@@ -38,13 +38,15 @@ def test_other_files_are_not_shown(tmp_path: Path, name: str, kind: str) -> None
     """Nor does any error but that of a missing file occur."""
     for each in (f"{NAME}.json", f"{NAME}.png", f"{NAME}.html"):
         write(tmp_path, each, b'{"text": "a"}')
-    with pytest.raises(OSError):
+    with pytest.raises(FileNotFoundError):
         file_shown(tmp_path, name, kind)
 
 
 def test_a_document_is_cleaned_and_an_image_is_as_it_is(tmp_path: Path) -> None:
     """Secrets and control characters are not shown; a page of HTML under the name of an image is refused."""
-    write(tmp_path, f"{NAME}.json", json.dumps({"text": "a\x1b[31m b\nhf_abcdefghijklmnopqrstuvwxyz0123456789"}).encode())
+    write(
+        tmp_path, f"{NAME}.json", json.dumps({"text": "a\x1b[31m b\nhf_abcdefghijklmnopqrstuvwxyz0123456789"}).encode()
+    )
     data, kind = file_shown(tmp_path, f"{NAME}.json", "text")
     text = json.loads(data)["text"]
     assert kind == "application/json"
@@ -56,7 +58,7 @@ def test_a_document_is_cleaned_and_an_image_is_as_it_is(tmp_path: Path) -> None:
     assert file_shown(tmp_path, f"{NAME}.png", "image") == (png, "image/png")
     for wrong in (b"<html>", png.replace(b"\0\0\0\x03", b"\xff\xff\xff\xff"), b"\x89PNG\r\n\x1a\n"):
         write(tmp_path, f"{NAME}.png", wrong)
-        with pytest.raises(OSError):
+        with pytest.raises(OSError, match="is not the file of image"):
             file_shown(tmp_path, f"{NAME}.png", "image")
 
 
@@ -71,7 +73,12 @@ def test_steps_are_kept_evenly(steps: set[int], most: int) -> None:
     assert kept[0] == min(steps) or most == 1
 
 
-@given(st.recursive(st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
 def test_any_content_can_be_shown(content: object) -> None:
     """It stays JSON of the same shape."""
     json.dumps(shown_content(content))

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 
 @pytest.fixture(autouse=True)
 def ask_again() -> Iterator[None]:
-    """Each test asks git anew."""
+    """Each test asks git again."""
     state_of_repository.cache_clear()
     yield
     state_of_repository.cache_clear()
@@ -28,7 +28,7 @@ def ask_again() -> Iterator[None]:
 def git(folder: Path, *words: str) -> str:
     environment = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
     author = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-    done = subprocess.run(["git", "-C", str(folder), *author, *words], capture_output=True, text=True, env=environment)
+    done = subprocess.run(["git", "-C", str(folder), *author, *words], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -125,7 +125,9 @@ def test_a_repository_runs_nothing(checkout: Path, tmp_path: Path, attack: str) 
     for name in ("post-index-change", "post-checkout", "fsmonitor-watchman", "pre-auto-gc", "reference-transaction"):
         shutil.copy(program, hooks / name)
     names = ["attack", "at=tack"]
-    (checkout / ".gitattributes").write_text("".join(f"* filter={name} diff={name} merge={name}\n" for name in names[:1]))
+    (checkout / ".gitattributes").write_text(
+        "".join(f"* filter={name} diff={name} merge={name}\n" for name in names[:1])
+    )
     if "another" in attack:
         (checkout / ".git" / "info").mkdir(exist_ok=True)
         (checkout / ".git" / "info" / "attributes").write_text("* filter=at=tack\n")
@@ -163,9 +165,7 @@ def test_git_is_not_waited_for(checkout: Path, monkeypatch: pytest.MonkeyPatch, 
     assert found.changed_files is None
 
 
-def test_a_program_in_the_working_folder_is_not_git(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_in_the_working_folder_is_not_git(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Windows would find it there."""
     (checkout / "git").write_text(f"#!/bin/sh\ntouch {checkout}/attacked\n")
     (checkout / "git").chmod(0o755)

@@ -1,4 +1,4 @@
-"""The thread that samples a rank: what it writes, how its cost and its file stay bounded, and that nothing stops a run."""
+"""The thread that samples a rank: what it writes, how its cost and its file stay bounded, what ends it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,7 @@ def test_a_file_stays_small_and_covers_the_run(tmp_path: Path) -> None:
     assert MOST_SAMPLES // 4 < len(found) <= MOST_SAMPLES
     assert found[0].step == 1
     assert found[-1].step == 3 * MOST_SAMPLES
-    gaps = [other.time - one.time for one, other in zip(found, found[1:], strict=False)]
+    gaps = [other.time - one.time for one, other in pairwise(found)]
     assert max(gaps) <= 5 * min(gaps)
     assert bench.sampler.interval > SHORTEST
     assert bench.reports == []
