@@ -66,7 +66,7 @@ class Encoded:
 
 @frozen
 class PendingMedia:
-    """A medium that was logged and is not encoded yet. encode: does so, in another thread. size: bytes that it holds."""
+    """A medium that is not encoded yet. encode: does so, in another thread. size: bytes that it holds until then."""
 
     name: str
     step: int
