@@ -87,7 +87,7 @@ def table(value: Any, options: Options) -> Prepared:
         raise ValueError(f"it has {len(columns):,} columns, more than {MOST_COLUMNS}")
     names = [_plain(str(each)).replace("\n", " ")[:LONGEST_NAME] for each in columns]
     names = ["".join(letter if letter.isprintable() else " " for letter in each) for each in names]
-    count = len(rows)
+    count = max(len(rows), _length_of_frame(value))
     cells: list[Fact] = [[_cell(each) for each in row] for row in rows[:MOST_ROWS]]
     note = f"the first {MOST_ROWS} of {count:,} rows" if count > MOST_ROWS else ""
 
@@ -98,6 +98,11 @@ def table(value: Any, options: Options) -> Prepared:
         return Encoded({"columns": names, "rows": kept})
 
     return Prepared("table", encode, _length(cells), note)
+
+
+def _length_of_frame(value: Any) -> int:
+    """Return the rows of a frame of pandas, of which not all were read; 0 for anything else."""
+    return len(value) if hasattr(value, "itertuples") else 0
 
 
 def _length(cells: Iterable[Any]) -> int:

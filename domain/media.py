@@ -200,7 +200,7 @@ def is_sound_content(kind: MediaKind, content: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and abs(value) < LARGEST_STEP and math.isfinite(value)  # type: ignore[arg-type,operator]
+    return type(value) in (int, float) and abs(value) < LARGEST_STEP and math.isfinite(value)  # type: ignore[arg-type]
 
 
 def _counts_up_to(content: Mapping[str, Fact], **most: int) -> bool:

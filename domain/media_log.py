@@ -66,7 +66,7 @@ class Encoded:
 
 @frozen
 class PendingMedia:
-    """A medium that was logged and is not encoded yet. encode: does so, in another thread. size: bytes that it holds."""
+    """A medium that is not encoded yet. encode: does so, in another thread. size: bytes that it holds until then."""
 
     name: str
     step: int
@@ -106,6 +106,7 @@ class MediaLog:
         self._is_busy = self._closed = self._is_read = False
         self._reported = set[str]()
         self._lines: list[KeptMedia] = []
+        self._files = set[str]()
         self._sizes: dict[Key, int] = {}
         self._total = 0
         self._file: int | None = None
@@ -224,7 +225,7 @@ class MediaLog:
         """Write the file and its line in the index, and leave out others if there are too many. Raises OSError."""
         self._ensure_read()
         name = kept.media.file
-        if name not in files_of(self._lines) or not self._is_there(name):
+        if name not in self._files or not self._is_there(name):
             self._place.replace(name, data)
         if self._file is None:
             self._file = self._place.open_lines(MEDIA_INDEX)
@@ -233,6 +234,7 @@ class MediaLog:
         if os.write(self._file, line) == len(line):
             self._is_cut = False
         self._lines.append(kept)
+        self._files.add(name)
         self._sizes[kept.key] = kept.media.size + len(line)
         self._total += kept.media.size + len(line)
         if self._total > self._limit or len(self._lines) > MOST_LINES:
@@ -261,7 +263,7 @@ class MediaLog:
         self._remove_unused()  # a process that was killed may have left such files
 
     def _take(self, lines: list[KeptMedia]) -> None:
-        self._lines = lines
+        self._lines, self._files = lines, files_of(lines)
         self._sizes = {each.key: each.media.size + len(_line(each)) for each in lines}
         self._total = sum(self._sizes.values())
 
@@ -280,18 +282,17 @@ class MediaLog:
             os.close(self._file)
             self._file = None
         self._is_cut = False
-        before = files_of(self._lines)
+        before = self._files
         self._take(lines)
-        for name in before - files_of(lines):
+        for name in before - self._files:
             with suppress(OSError):
                 self._place.remove(name)
 
     def _remove_unused(self) -> None:
         """Remove the files of media that no line refers to."""
-        used = files_of(self._lines)
         for each in self._place.entries(most=MOST_LINES):
             kind = KIND_OF.get(each.name.rpartition(".")[2])
-            if kind is not None and is_file_name(each.name, kind) and each.name not in used:
+            if kind is not None and is_file_name(each.name, kind) and each.name not in self._files:
                 with suppress(OSError):
                     self._place.remove(each.name)
 

@@ -158,5 +158,5 @@ def _number(value: object) -> float | None:
     """Return a number as a float; None for anything else, and for one that was never measured."""
     if type(value) not in (int, float):
         return None
-    known = abs(value) < LARGEST and math.isfinite(value)  # type: ignore[arg-type,operator]
+    known = abs(value) < LARGEST and math.isfinite(value)  # type: ignore[arg-type]
     return float(value) if known else None  # type: ignore[arg-type]

@@ -88,7 +88,7 @@ class SystemSampler:
         self._step = int  # it refers to the run
 
     def sample(self) -> None:
-        """Take a sample, write it, and adapt the interval to what it cost. Raises what measuring raises, and OSError."""
+        """Take a sample, write it, and adapt the interval to its cost. Raises what measuring raises, and OSError."""
         before = self._spent()
         sample = Sample(self._clock.wall(), self._step(), self._measure())
         if self._closed.is_set():

@@ -8,6 +8,7 @@ import math
 import os
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from io import StringIO
 from typing import Any, ClassVar
 
@@ -91,7 +92,8 @@ class ClearML(Tracker):
     def write_media(self, media: Media) -> None:
         """Report it under its name, as a series for each of several that were logged together."""
         logger, title, series = self._run.get_logger(), media.name + self._suffix, str(media.index)
-        content, step = media.content, media.step
+        content: Mapping[str, Any] = media.content
+        step = media.step
         if media.kind == "text":
             logger.report_media(title, series, step, stream=StringIO(content["text"]), file_extension=".txt")
         elif media.kind == "table":

@@ -10,6 +10,7 @@ import errno
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias, cast
 from urllib.parse import urlencode
 
@@ -146,7 +147,7 @@ def media_data(shown: ShownMedia, addresses: Addresses | None) -> list[dict[str,
             "id": f"media-{number}",
             "name": clean(panel.name),
             "runs": [
-                {"run": run, "steps": list(_steps_of(known, lambda media, run=run: source(run, media)))}
+                {"run": run, "steps": list(_steps_of(known, partial(source, run)))}
                 for run, known in sorted(panel.steps.items())
             ],
         }

@@ -30,10 +30,9 @@ class GeneratedSamples:
         left = self.most - self._count
         if left <= 0:
             return
-        given = inputs.get(INPUT)
-        rows = [None if each is None else each[:left] for each in (given, generated, labels)]
-        self._batches.append((rows[0], rows[1], rows[2]))
-        self._count += len(rows[1])
+        given, shown = inputs.get(INPUT), generated[:left]
+        self._batches.append((_first(given, left), shown, _first(labels, left)))
+        self._count += len(shown)
 
     def table(self, decoder: Any, padding: int | None) -> list[dict[str, str]]:
         """Return a row for each sample, and start again. decoder: a tokenizer, with `batch_decode`."""
@@ -47,6 +46,10 @@ class GeneratedSamples:
             }
             rows += [dict(zip(columns, texts, strict=True)) for texts in zip(*columns.values(), strict=True)]
         return rows
+
+
+def _first(rows: Any, count: int) -> Any:
+    return None if rows is None else rows[:count]
 
 
 def _sequences(ids: Any, padding: int | None) -> list[list[int]]:

@@ -52,7 +52,7 @@ SWITCHED_OFF = {
 
 @frozen
 class RepositoryState:
-    """What is known of a repository. branch: "" outside of one. changed_files: tracked ones; None if it is not known."""
+    """What is known of a repository. branch: "" outside of one. changed_files: tracked ones; None if not known."""
 
     commit: str
     branch: str = ""

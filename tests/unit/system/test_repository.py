@@ -28,7 +28,8 @@ def ask_again() -> Iterator[None]:
 def git(folder: Path, *words: str) -> str:
     environment = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
     author = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-    done = subprocess.run(["git", "-C", str(folder), *author, *words], capture_output=True, text=True, env=environment, check=False)
+    command = ["git", "-C", str(folder), *author, *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
