@@ -10,16 +10,21 @@ reads both ends of a journal, whatever is between them.
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from hexloop.domain.journal_index import INDEX, WindowsAhead
 from hexloop.domain.run_folder import OWN
+from tests.browser import Browser, browser
 
 RUNS, LOGS, WHOLE = 10_000, 100_000, 20
 """How many runs there are, how many logs each has, and how many are written as a whole."""
@@ -88,5 +93,71 @@ def write_runs(folder: Path, runs: int = RUNS) -> None:
             write_run(place, number)
 
 
+@contextmanager
+def board(folder: Path) -> Iterator[str]:
+    """Start the board, and yield its address."""
+    command = [sys.executable, "-m", "hexloop", "board", str(folder), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            found = re.search(r"http://\S+", process.stdout.readline())
+            assert found is not None
+            yield found[0]
+        finally:
+            process.terminate()
+
+
+def opened(window: Browser, address: str, condition: str) -> float:
+    """Return the seconds from the start of a navigation until a condition holds, on the browser's own clock."""
+    window.open("about:blank")
+    window.open(address)
+    window.wait_for(f"({condition}) && (window.seenAt = window.seenAt || performance.now())")
+    return float(window.run("return window.seenAt")) / 1000
+
+
+LISTED = "document.querySelectorAll('.tabulator-row').length > 10"
+LIST = "(document.getElementById('run-list') || {{ dataset: {{}} }}).dataset"
+COMPLETE = f"{LIST}.complete === 'true' && +{LIST}.drawn === {{}}"
+CURVE = "document.querySelector('.chart canvas')"
+
+
+def measure(folder: Path, runs: int) -> Iterator[tuple[str, list[float]]]:
+    """Yield what was done, and the seconds of each time."""
+    with tempfile.TemporaryDirectory() as files, browser(Path(files)) as window:
+        with board(folder) as address:
+            yield "the list, from a board that has just started: first runs", [opened(window, address, LISTED)]
+            start = time.monotonic()
+            window.wait_for(COMPLETE.format(runs))
+            yield "the same: after that, all runs", [time.monotonic() - start]
+            again = [opened(window, address, COMPLETE.format(runs)) for _ in range(3)]
+            yield "the list again: all runs", again
+            run = [f"{address}runs?run=sweep-{number:02}/run-{number:05}" for number in range(6)]
+            yield "a run: its first curve", [opened(window, each, CURVE) for each in run[:3]]
+            yield "the same run again", [opened(window, each, CURVE) for each in run[:3]]
+            (process,) = [
+                each for each in map(int, filter(str.isdecimal, os.listdir("/proc"))) if is_board(each, folder)
+            ]
+            used = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
+            yield "memory of the board in MB", [int(used[1]) / 1024 if used else 0.0]
+        with board(folder) as address:
+            run = f"{address}runs?run=sweep-07/run-00007"
+            yield "a run, from a board that has just started: its first curve", [opened(window, run, CURVE)]
+
+
+def is_board(process: int, folder: Path) -> bool:
+    """Return whether a process serves a folder."""
+    try:
+        return f"board\0{folder}\0" in Path(f"/proc/{process}/cmdline").read_text()
+    except OSError:
+        return False
+
+
+def main(folder: Path, runs: int = RUNS) -> None:
+    """Write the runs if needed, measure, and print."""
+    write_runs(folder, runs)
+    for what, seconds in measure(folder, runs):
+        print(f"{what:<62}{'  '.join(f'{each:.2f}' for each in seconds)}", flush=True)
+
+
 if __name__ == "__main__":
-    write_runs(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
