@@ -66,7 +66,8 @@ class Browser:
     def drag(self, selector: str, start: float, end: float) -> None:
         """Drag with the mouse over an element, from one part of its width to another, each between 0 and 1."""
         place = (
-            "const element = document.querySelector(arguments[0]); element.scrollIntoView({block: 'center'});"
+            "const element = document.querySelector(arguments[0]);"
+            "element.scrollIntoView({block: 'center', behavior: 'instant'});"
             "const box = element.getBoundingClientRect(); return [box.left, box.top + box.height / 2, box.width];"
         )
         self.run(place, selector)

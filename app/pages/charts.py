@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,6 +48,9 @@ AXES = {"time": "time since the start", "samples": "samples", "tokens": "tokens"
 
 AXIS_POINTS = 1_000
 """How many points of an axis are in a page; between them it is interpolated."""
+
+LARGEST_PLACE = 1e15
+"""A place on an axis from which on it is not one."""
 
 SYSTEM_POINTS, FEWEST_SYSTEM_POINTS = 40_000, 50
 """How many points the curves of a system metric have together, and each of them at least, if it has as many."""
@@ -165,37 +169,35 @@ def finer_points(
 
 def axes_of(record: RunRecord) -> dict[str, list[list[float]]]:
     """Return what the charts of a run can be drawn over: by the names of `AXES`, steps and a value for each."""
-    history = record.history
-    times = history.times
-    began = next((each.began for each in history.sessions.entries), None)
-    axes = {"time": ([], [])} if began is None or not len(times) else {"time": _since(began, times)}
-    for name, logged_as in (("samples", SAMPLES), ("tokens", TOKENS), ("epoch", EPOCH)):
-        series = history.positions.get(logged_as, Series())
-        axes[name] = (
-            ([0, *series.steps], [0.0, *series.values])
-            if series.steps[:1] > array("q", [0])
-            else (
-                list(series.steps),
-                list(series.values),
-            )
-        )
-    return {name: _thinned(*axis) for name, axis in axes.items() if len(axis[0]) > 1}
+    history, (began, first) = record.history, _start_of(record)
+    known = {"samples": SAMPLES, "tokens": TOKENS, "epoch": EPOCH}
+    axes = {name: _axis(history.positions.get(logged_as, Series())) for name, logged_as in known.items()}
+    if began is not None:
+        axes = {"time": _axis(history.times, began, first), **axes}
+    return {name: axis for name, axis in axes.items() if len(axis[0]) > 1}
 
 
-def _since(began: float, times: Series) -> tuple[list[int], list[float]]:
-    """Return the steps of logs and the seconds from the start of the run to each of them, the start included."""
-    steps, values = list(times.steps), [time - began for time in times.values]
-    return ([0, *steps], [0.0, *values]) if steps[0] > 0 and values[0] > 0 else (steps, values)
+def _start_of(record: RunRecord) -> tuple[float | None, int]:
+    """Return when a run first started, in seconds since the epoch, None if it is not known, and the step at that."""
+    for session in record.history.sessions.entries:
+        if session.began is not None and math.isfinite(session.began):
+            return session.began, session.first
+    return None, 0
 
 
-def _thinned(steps: Sequence[int], values: Sequence[float]) -> list[list[float]]:
-    """Return some of the points, in equal distances, the last one included. Where values fall, they are left out."""
-    kept = list[int]()
-    chosen = np.linspace(0, len(steps) - 1, min(len(steps), AXIS_POINTS)).astype(np.int64).tolist()
-    for number in chosen:
-        if not kept or values[number] > values[kept[-1]]:
-            kept.append(number)
-    return [[steps[each] for each in kept], [float(f"{values[each]:.9g}") for each in kept]]
+def _axis(series: Series, start: float = 0.0, first: int = 0) -> list[list[float]]:
+    """Return at most `AXIS_POINTS` steps, in equal distances, and the values at them less `start`, which ascend.
+
+    first: the step at which the value is `start`.
+    """
+    steps, values = [first], [0.0]
+    count = len(series)
+    for number in np.linspace(0, count - 1, min(count, AXIS_POINTS)).astype(np.int64).tolist():
+        value = float(f"{series.values[number] - start:.9g}")
+        if series.steps[number] > steps[-1] and values[-1] < value < LARGEST_PLACE:
+            steps.append(series.steps[number])
+            values.append(value)
+    return [steps, values]
 
 
 def system_charts(records: Sequence[RunRecord]) -> list[Chart]:
@@ -228,7 +230,7 @@ def _system_curve(number: int, record: RunRecord, rank: RankMetrics, name: str, 
     values = np.array(rank.values[name])
     known = np.flatnonzero(np.isfinite(values))
     places, kept = reduced(known.tolist(), values[known].tolist(), min(most, MOST_POINTS))
-    began = next((each.began for each in record.history.sessions.entries if each.began is not None), rank.times[0])
+    began = _start_of(record)[0] or rank.times[0]
     series = Series(array("q", [rank.steps[place] for place in places]), array("d", kept))
     shown = f"rank {rank.rank}" if not name.startswith(OF_THE_MACHINE) else rank.host or "the machine"
     return Curve(number, shown, series, [max(rank.times[place] - began, 0.0) for place in places])
@@ -281,9 +283,11 @@ def _place(name: str) -> tuple[int, int, str]:
 def _speed(times: Series) -> Series:
     """Return the steps per second between logs at later and later times."""
     speed = Series()
-    steps, seconds = np.array(times.steps), np.diff(np.array(times.values))
-    later = seconds > 0
-    speed.append_block(steps[1:][later], np.diff(steps)[later] / seconds[later])
+    with np.errstate(over="ignore", divide="ignore"):  # a journal may have any times
+        steps, seconds = np.array(times.steps), np.diff(np.array(times.values))
+        rates = np.diff(steps) / seconds
+    later = (seconds > 0) & np.isfinite(rates)
+    speed.append_block(steps[1:][later], rates[later])
     return speed
 
 

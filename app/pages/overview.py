@@ -1,4 +1,4 @@
-"""What a page of runs starts with, how far each run is; and on what machine, from which code and data it was trained."""
+"""How far runs are, with which a page starts; and on what machines, from which code and data they were trained."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from attrs import frozen
 
 from hexloop.app.callbacks.console import duration_text
 from hexloop.app.pages.history import RecordedSession, RunEnding, RunHistory, step_in
+from hexloop.domain.state import LONGEST_TIME
 
 RUNNING_FOR = 600.0
 """Seconds without a report after which a run is taken for lost."""
@@ -57,7 +58,8 @@ def progress_of(history: RunHistory, now: float, total: int | None = None) -> Pr
     if planned is not None and is_training(history, now):
         pace, seen = seconds_per_step(history), history.seen
         if pace is not None and seen is not None:
-            left = max((planned - history.last_step) * pace - max(now - seen, 0.0), 0.0)
+            estimate = max((planned - history.last_step) * pace - max(now - seen, 0.0), 0.0)
+            left = estimate if estimate < LONGEST_TIME else None
     return Progress(history.last_step, planned, left)
 
 

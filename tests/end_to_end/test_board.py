@@ -18,6 +18,7 @@ import pytest
 
 from hexloop.app.command_line import main
 from hexloop.app.control.files import Action, CommandFolder, RunCommand
+from tests.end_to_end.recorded_run import record_run
 from tests.end_to_end.small.trainers import small_trainer
 
 HOSTILE = "<script>window.attacked = 1</script>\x1b[31m"
@@ -246,6 +247,24 @@ def test_a_port_that_is_taken_is_refused(served: tuple[Path, str], capsys: pytes
     folder, address = served
     assert main(["board", str(folder), "--port", str(urlsplit(address).port)]) == 2
     assert "choose another one with --port" in capsys.readouterr().err
+
+
+def test_the_points_of_a_zoom(with_lines: tuple[Path, str]) -> None:
+    """All between two steps of a chart; nothing of other charts and runs, and no other numbers."""
+    folder, address = with_lines
+    record_run(folder / "zoomed", 5_000)
+    get(address)
+    status, text, headers = get(address, "points?run=zoomed&chart=loss&from=100&to=102")
+    assert (status, headers["Content-Type"]) == (200, "application/json; charset=utf-8")
+    (curve,) = json.loads(text)["curves"]
+    assert (curve["run"], curve["name"]) == (0, "loss")
+    assert [step for step, _ in curve["points"]] == [99, 100, 101, 102, 103]
+    assert len(json.loads(get(address, "points?run=zoomed&chart=loss&all=1")[1])["curves"][0]["points"]) == 5_000
+    assert json.loads(get(address, f"points?run=zoomed&chart={quote(HOSTILE)}&from=1&to=2")[1]) == {"curves": []}
+    for wrong in ("from=1", "from=-1&to=3", "from=a&to=3", f"from=1&to={'9' * 30}", "from=%D9%A1&to=3"):
+        assert get(address, f"points?run=zoomed&chart=loss&{wrong}")[0] == 400, wrong
+    assert get(address, "points?run=..&chart=loss&from=1&to=2")[0] == 404
+    assert get(address.rsplit("/", 2)[0], "/wrong/points?run=zoomed&chart=loss&from=1&to=2")[0] == 404
 
 
 def test_a_command_is_written_into_the_folder_of_its_run(served: tuple[Path, str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,7 @@ def test_smoothing_depends_on_the_axis_and_not_on_the_points(chromium: Browser) 
         "return hexloop.data().charts[0].curves[0].points.slice(0, 2)"
     )
     smoothed = [value for _, value in points(chromium, "loss", 1)]
-    jumps = [abs(one - other) for one, other in zip(smoothed[100:], smoothed[101:], strict=False)]
+    jumps = [abs(one - other) for one, other in pairwise(smoothed[100:])]
     assert max(jumps) < 0.03  # those of the values are 0.1
     coarse, fine = chromium.run(
         "const value = x => Math.sin(x / 300); const make = step => Array.from({length: 3000 / step}, "

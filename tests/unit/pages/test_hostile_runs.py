@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hexloop.app.pages.lines import LinesPart, lines_content
 from hexloop.app.pages.page import content_of, report_page
 from hexloop.app.pages.reading import RunRecord
 from hexloop.app.pages.results import Results
+from hexloop.app.pages.system import RankMetrics, SystemMetrics
 from hexloop.app.pages.watching import Listing, RunListing
 from hexloop.domain.redaction import printable
 from tests.unit.pages.test_templates import HOSTILE, Elements
@@ -27,6 +29,13 @@ def record(text: str, number: int) -> RunRecord:
     settings = {f"name {text}": f"{number}{text}", "seed": text, "list": [text], "board_control": True}
     notes: list[dict[str, Any]] = [
         {"kind": "began", "run": text, "step": 0, "settings": settings, "defaults": {"seed": "1"}, "command": text},
+        {
+            "kind": "information",
+            "host": dict.fromkeys(("name", "system", "python", "processor", "device"), text),
+            "git": {"commit": text, "branch": text, "changed_files": 1},
+            "packages": {text: text},
+            "model": {"name": text},
+        },
         *(
             {"kind": "logged", "step": step, "values": {f"a {text}": 1.0 + number, f"eval_{text}": step, "loss": 0.5}}
             for step in (1, 2)
@@ -42,7 +51,10 @@ def record(text: str, number: int) -> RunRecord:
         history.take({"time": 1e9 + each, "reaction": "skip", **note})
     results = Results({text: ("image/png", b"\x89PNG")}, {text: {text: text}}, {text: [text, text]}, [text])
     folder = f"/runs/{printable(text)}"  # file systems do not allow some characters
-    return RunRecord(text, f"{number}{text}", folder, history, text, (), results, {}, {text: text}, [text], [text])
+    usage = {"cpu": array("d", [1.0, 2.0]), "gpu_use": array("d", [3.0, 4.0])}
+    system = SystemMetrics([RankMetrics(0, text, array("d", [1e9, 1e9 + 1]), array("q", [0, 1]), usage)])
+    parts: tuple[Any, ...] = ((), results, {}, {text: text}, [text], [text], system)
+    return RunRecord(text, f"{number}{text}", folder, history, text, *parts)
 
 
 def pages(text: str) -> list[str]:

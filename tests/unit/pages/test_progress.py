@@ -81,4 +81,6 @@ def test_numbers_that_make_no_sense() -> None:
     assert progress(BEGAN, logged(300, 200.0), now=200.0).steps_text == "300 of 200 (100%)"
     assert progress(BEGAN, logged(1, 90.0), logged(2, 80.0), now=80.0).seconds_left is None
     assert progress({**BEGAN, "total_steps": "many"}, logged(3, 101.0), now=101.0) == Progress(3, None, None)
+    assert progress({**BEGAN, "time": float("-inf")}, logged(1, 101.0), now=101.0).seconds_left is None
+    assert progress({**BEGAN, "time": float("nan")}, logged(1, 101.0), now=101.0).seconds_left is None
     assert progress({**BEGAN, "total_steps": 0, "settings": {"max_steps": 9}}, now=100.0).total == 9
