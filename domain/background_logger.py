@@ -16,7 +16,7 @@ from attrs import evolve, field, frozen
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.log_entries import LONGEST_IDENTIFIER, Item, is_for, item_of, run_entry
 from hexloop.domain.redaction import redact
-from hexloop.ports.logger import Logger, Outcome, Record, RunInformation, SavedModel, Spool
+from hexloop.ports.logger import Logger, Media, MediaKind, Outcome, Record, RunInformation, SavedModel, Spool
 from hexloop.ports.process import Clock
 
 IN_MEMORY = 1000
@@ -48,7 +48,7 @@ class Receiver:
     """A logger, and what else it can do.
 
     name: identifies it in the run's state. write_all: takes several records at once. save, models: takes models, and
-    which. only_live: what it receives describes this moment or process, so no other process delivers it later.
+    which. write_media, media: takes media, and of which kinds. only_live: what it receives describes this moment or process, so no other process delivers it later.
     facts: what another process needs to make the logger again.
     """
 
@@ -57,6 +57,8 @@ class Receiver:
     write_all: Callable[[Sequence[Record]], None] | None = None
     save: Callable[[SavedModel], None] | None = None
     models: Literal["none", "final", "checkpoints"] = "none"
+    write_media: Callable[[Media], None] | None = None
+    media: frozenset[MediaKind] = frozenset()
     only_live: bool = False
     facts: Mapping[str, Any] = field(factory=dict)
 
@@ -69,7 +71,7 @@ class BackgroundLogger:
 
     pause: the seconds to wait after a number of failures in a row. report: is called once with a sentence when the
     logger fails, from its thread. saved: is called from there with the name of the logger, and a model that it has or
-    does not need any more.
+    does not need any more. fetch: returns a medium with its content and the path of its file; None if that is gone.
 
     identifier: what the logger returned at the start. started: whether it has. finishing: whether the items include
     the end. ended: whether it has everything, and was finished. waiting: how many items it lacks. left_out: how many
@@ -85,9 +87,10 @@ class BackgroundLogger:
         pause: Callable[[int], float],
         report: Callable[[str], None],
         saved: Callable[[str, SavedModel], None],
+        fetch: Callable[[Media], Media | None] = lambda media: None,
     ) -> None:
         self.receiver, self._spool, self._clock = receiver, spool, clock
-        self._pause_after, self._report, self._saved = pause, report, saved
+        self._pause_after, self._report, self._saved, self._fetch = pause, report, saved, fetch
         self.identifier: str | None = None
         self.started = self.finishing = self.ended = self.stopped = False
         self.problem = self.saving = ""
@@ -234,6 +237,10 @@ class BackgroundLogger:
             receiver.logger.finish(item)
         elif isinstance(item, SavedModel):
             self._save(number, item)
+        elif isinstance(item, Media):
+            media = self._fetch(item)
+            if receiver.write_media is not None and media is not None:
+                receiver.write_media(media)
         elif receiver.write_all is not None:
             receiver.write_all([each for _, each in items if isinstance(each, Record)])
         else:
@@ -322,7 +329,8 @@ def left_in(spool: Spool, names: Collection[str]) -> dict[str, tuple[int, bool]]
 
 
 def _action(item: Item) -> str:
-    return "finish" if isinstance(item, Outcome) else "save" if isinstance(item, SavedModel) else "write"
+    names = {Outcome: "finish", SavedModel: "save", Media: "write_media"}
+    return names.get(type(item), "write")
 
 
 def _together(items: list[tuple[int, Item]]) -> list[tuple[int, Item]]:

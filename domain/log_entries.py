@@ -8,9 +8,10 @@ from typing import Any, TypeAlias
 
 from attrs import asdict, evolve, fields
 
-from hexloop.ports.logger import Entry, Outcome, Record, RunInformation, SavedModel, Value
+from hexloop.domain.media import media_entry, media_of
+from hexloop.ports.logger import Entry, Media, Outcome, Record, RunInformation, SavedModel, Value
 
-Item: TypeAlias = Record | SavedModel | Outcome
+Item: TypeAlias = Record | SavedModel | Media | Outcome
 
 KINDS: Mapping[str, type[Any]] = {"record": Record, "model": SavedModel, "outcome": Outcome}
 
@@ -40,6 +41,8 @@ def entry_of(item: Item, to: Collection[str] | None = None) -> Entry:
     entry: dict[str, Any]
     if isinstance(item, Record):  # by far the most frequent
         entry = {"item": "record", "step": item.step, "epoch": item.epoch, "values": _plain_values(item.values)}
+    elif isinstance(item, Media):
+        entry = {"item": "media", **media_entry(item)}
     elif isinstance(item, SavedModel):
         entry = {"item": "model", **asdict(item, recurse=False), "metrics": _plain_values(item.metrics)}
     else:
@@ -65,6 +68,8 @@ def plain(value: object) -> Value:
 
 def item_of(entry: Entry) -> Item | None:
     """Return the item of an entry; None if it is not one, as in a file that was changed by hand."""
+    if entry.get("item") == "media":
+        return media_of(entry)
     kind = KINDS.get(str(entry.get("item")))
     if kind is None:
         return None
@@ -108,7 +113,7 @@ def is_for(entry: Entry, name: str) -> bool:
 def remains(entry: Entry, step: int) -> bool:
     """Return whether an entry still holds in a run that resumes at a step: none that was later, and no end."""
     item = item_of(entry)
-    return isinstance(item, Record | SavedModel) and item.step <= step and not getattr(item, "final", False)
+    return isinstance(item, Record | SavedModel | Media) and item.step <= step and not getattr(item, "final", False)
 
 
 def run_entry(run: RunInformation) -> Entry:

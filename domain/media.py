@@ -1,8 +1,9 @@
 """The media of a run: what a line of their index may hold, and which of them are kept under a limit on their size.
 
 The index has one JSON object a line: the fields of `hexloop.ports.logger.Media`, the name of the `run`, and the `time`
-in seconds since the epoch. A file is in the folder of the index. A line replaces an earlier one of the same run, name,
-step and index.
+in seconds since the epoch. The file is in the folder of the index, and named by a digest of what it holds. The content
+of texts, tables and histograms is in their files only. A line replaces an earlier one of the same run, name, step and
+index.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from attrs import asdict, fields, frozen
@@ -19,8 +20,10 @@ from hexloop.ports.logger import Entry, Fact, Media, MediaKind
 
 KINDS: tuple[MediaKind, ...] = ("text", "table", "image", "histogram", "audio")
 
-ENDINGS: Mapping[str, str] = {"image": "png", "audio": "wav"}
-"""How the names of files end, for the kinds that have one."""
+ENDINGS: Mapping[str, str] = {
+    "text": "json", "table": "json", "image": "png", "histogram": "json", "audio": "wav",
+}  # fmt: skip
+"""How the names of files end."""
 
 LONGEST_NAME = 200
 """Characters of a name."""
@@ -46,13 +49,19 @@ MOST_TOGETHER = 100
 MOST_PIXELS = 1 << 24
 """Pixels of an image."""
 
-LONGEST_LINE = 4 << 20
-"""Bytes of a line of the index. A table of the largest size in ordinary text has fewer."""
+LONGEST_LINE = 16 << 10
+"""Bytes of a line of the index."""
+
+LARGEST_DOCUMENT = 4 << 20
+"""Bytes of the content of a text, a table or a histogram, as JSON."""
+
+LARGEST_FILE = 64 << 20
+"""Bytes of a file."""
 
 LARGEST_STEP = 1 << 53
 LARGEST_RATE = 1 << 20
 
-_FILE = re.compile(r"[0-9a-f]{32}\.(png|wav)")
+_FILE = re.compile(r"[0-9a-f]{32}\.(json|png|wav)")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 Key: TypeAlias = tuple[str, str, int, int]
@@ -105,7 +114,11 @@ def kept_of(entry: object) -> KeptMedia | None:
 
 def newest(lines: Iterable[KeptMedia]) -> list[KeptMedia]:
     """Return what is valid of the lines of an index: of those with the same key the last, at its place."""
-    return list({each.key: each for each in reversed(list(lines))}.values())[::-1]
+    found: dict[Key, KeptMedia] = {}
+    for each in lines:
+        found.pop(each.key, None)
+        found[each.key] = each
+    return list(found.values())
 
 
 def kept_after_resume(lines: Iterable[KeptMedia], run: str, step: int) -> list[KeptMedia]:
@@ -116,21 +129,33 @@ def kept_after_resume(lines: Iterable[KeptMedia], run: str, step: int) -> list[K
 def within(lines: Sequence[KeptMedia], most: int, sizes: Mapping[Key, int]) -> list[KeptMedia]:
     """Return what to keep so that the sizes add up to at most `most` bytes.
 
-    Of the run and name that take the most, every second step is left out, but not the first and the last; once all have
-    two steps or fewer, the oldest is. So what is kept is spread over the run.
+    Of the run and name that take the most, steps are left out so that the rest is spread evenly over the run, with the
+    first and the last; once all have two steps or fewer, the oldest is.
     """
     total, steps = sum(sizes[each.key] for each in lines), _by_step(lines, sizes)
     dropped = set[tuple[str, str, int]]()
     while total > most and steps:
         largest = max(steps, key=lambda each: (len(steps[each]) > 2, sum(steps[each].values())))
         known = steps[largest]
-        leaving = list(known)[1:-1:2] if len(known) > 2 else list(known)[:1]
-        for step in leaving:
+        staying = set(_spread(list(known)) if len(known) > 2 else list(known)[1:])
+        for step in [each for each in known if each not in staying]:
             total -= known.pop(step)
             dropped.add((*largest, step))
         if not known:
             del steps[largest]
     return [each for each in lines if (each.run, each.media.name, each.media.step) not in dropped]
+
+
+def _spread(steps: Sequence[int]) -> Iterator[int]:
+    """Yield about three quarters of ascending steps, of few half, at even distances, with the first and the last."""
+    count = max(len(steps) * 3 // 4 if len(steps) > 8 else len(steps) // 2, 2)
+    distance = (steps[-1] - steps[0]) / (count - 1)
+    kept = -math.inf
+    for step in steps[:-1]:
+        if step - kept >= distance and (kept == -math.inf or steps[-1] - step >= distance / 2):
+            kept = step
+            yield step
+    yield steps[-1]
 
 
 def _by_step(lines: Iterable[KeptMedia], sizes: Mapping[Key, int]) -> dict[tuple[str, str], dict[int, int]]:
@@ -162,9 +187,15 @@ def _is_sound(media: Media) -> bool:
         and _is_number(media.epoch)
         and media.kind in KINDS
         and isinstance(media.content, Mapping)
-        and (is_file_name(media.file, media.kind) if media.kind in ENDINGS else media.file == "")
-        and _CHECKS[media.kind](media.content)
+        and media.size <= LARGEST_FILE
+        and is_file_name(media.file, media.kind)
+        and (is_sound_content(media.kind, media.content) if ENDINGS[media.kind] != "json" else not media.content)
     )
+
+
+def is_sound_content(kind: MediaKind, content: object) -> bool:
+    """Return whether something is the content of a medium of a kind, within its bounds."""
+    return isinstance(content, Mapping) and _CHECKS[kind](content)
 
 
 def _is_number(value: object) -> bool:
@@ -227,6 +258,6 @@ _CHECKS = {
 }
 
 
-def files_of(lines: Iterable[KeptMedia]) -> Collection[str]:
+def files_of(lines: Iterable[KeptMedia]) -> set[str]:
     """Return the names of the files that lines of an index refer to."""
     return {each.media.file for each in lines if each.media.file}

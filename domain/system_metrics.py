@@ -97,7 +97,8 @@ def start_entry(start: SessionStart) -> dict[str, Any]:
 
 def sample_entry(sample: Sample) -> dict[str, Any]:
     """Return the line of a sample as a JSON object."""
-    return {"time": round(sample.time, 3), "step": sample.step, **sample.values}
+    values = {name: round(value, 2) for name, value in sample.values.items()}
+    return {"time": round(sample.time, 3), "step": sample.step, **values}
 
 
 def line_of(entry: object) -> SessionStart | Sample | None:
@@ -134,7 +135,7 @@ def thinned(
         elif not 0 <= line.time - last < spacing:  # a clock may be set back
             kept.append(line)
             last = line.time
-    return kept[-most:], spacing
+    return kept[-(most * 3 // 4) :], spacing
 
 
 def _seconds_in(lines: Sequence[SessionStart | Sample]) -> float:

@@ -15,7 +15,7 @@ from attrs import evolve, frozen
 
 from hexloop.domain.background_logger import BackgroundLogger, Receiver, left_in
 from hexloop.domain.log_entries import Item, entry_of, item_of, remains, run_entry, run_of
-from hexloop.ports.logger import Outcome, Record, RunInformation, SavedModel, Spool
+from hexloop.ports.logger import Media, MediaKind, Outcome, Record, RunInformation, SavedModel, Spool
 from hexloop.ports.process import Clock
 
 SET_UP = 10.0
@@ -41,19 +41,26 @@ class Tracking:
     """Calls loggers in the background, with a spool that they share.
 
     pause: the seconds before a call is repeated, by the number of failures in a row. report: is called with a sentence
-    when a logger fails for the first time, also from other threads.
+    when a logger fails for the first time, also from other threads. fetch: returns a medium with its content and the
+    path of its file, or None if that is gone.
     """
 
     def __init__(
-        self, spool: Spool, clock: Clock, pause: Callable[[int], float], report: Callable[[str], None]
+        self,
+        spool: Spool,
+        clock: Clock,
+        pause: Callable[[int], float],
+        report: Callable[[str], None],
+        fetch: Callable[[Media], Media | None] = lambda media: None,
     ) -> None:
         self._spool, self._clock, self._report = spool, clock, report
         self._logger_of = partial(
-            BackgroundLogger, spool=spool, clock=clock, pause=pause, report=report, saved=self._saved
+            BackgroundLogger, spool=spool, clock=clock, pause=pause, report=report, saved=self._saved, fetch=fetch
         )
         self._loggers: dict[str, BackgroundLogger] = {}
         self._number = 0
         self._is_full = False
+        self._untaken = set[MediaKind]()
         self._models: dict[str, set[str]] = {}
         self._lock = threading.Lock()
 
@@ -113,6 +120,18 @@ class Tracking:
     def write(self, record: Record, to: Collection[str] | None = None) -> None:
         """Pass a record to all loggers, or to some."""
         self._put(record, to)
+
+    def write_media(self, media: Media) -> None:
+        """Pass a medium to the loggers that take its kind. Those that do not are reported, once for each kind."""
+        takers = [name for name, each in self._loggers.items() if media.kind in each.receiver.media]
+        others = [name for name in self._loggers if name not in takers]
+        if others and media.kind not in self._untaken:
+            self._untaken.add(media.kind)
+            verb = "does" if len(others) == 1 else "do"
+            kept = "They are in the folder of the run."
+            self._report(f"Media of the kind {media.kind} are not logged to {' and '.join(others)}, which {verb} not take them. {kept}")
+        if takers:
+            self._put(media, takers)
 
     def takes(self, final: bool) -> list[str]:
         """Return the names of the loggers that take a checkpoint's model, or that of the end."""

@@ -148,7 +148,8 @@ MediaKind: TypeAlias = Literal["text", "table", "image", "histogram", "audio"]
 class Media:
     """Something that was logged at a step and is not a number.
 
-    index: its place among those that were logged together under the name. content: what it is, by its kind:
+    index: its place among those that were logged together under the name. content: what it is, by its kind, as plain
+    values:
 
     | kind | content |
     |---|---|
@@ -158,8 +159,8 @@ class Media:
     | histogram | `edges` in ascending order, and `counts` between them, one fewer |
     | audio | `rate` in samples a second, `seconds`, `channels` |
 
-    file: the PNG of an image, the WAV of audio; "" for other kinds. For a logger it is a path on this machine. size: of
-    the file in bytes. caption: a line of text under it.
+    file: the PNG of an image, the WAV of audio, and for the other kinds a JSON document of their content. For a logger
+    it is a path on this machine. size: of the file in bytes. caption: a line of text under it.
     """
 
     name: str

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation
+from collections.abc import Iterable
+
+from hexloop.ports.logger import FINISHED, Media, MediaKind, Outcome, Record, RunInformation
 
 
 class RecordingLogger:
-    """Logger adapter that keeps every call: `runs`, `records`, the `outcomes`, and how often a run was `finished`.
+    """Logger adapter that keeps every call: `runs`, `records`, `logged_media`, the `outcomes`, how often a run was
+    `finished`.
 
     failure: if set, every call is recorded and then raises it, like a tracker whose server is unreachable.
-    identifier: what `start` returns. in_loop: whether the loop calls it itself, instead of a thread.
+    identifier: what `start` returns. in_loop: whether the loop calls it itself, instead of a thread. media: the kinds
+    that it takes; a logger that the loop calls gets none.
     """
 
-    def __init__(self, failure: Exception | None = None, identifier: str | None = None, in_loop: bool = True) -> None:
+    def __init__(
+        self,
+        failure: Exception | None = None,
+        identifier: str | None = None,
+        in_loop: bool = True,
+        media: Iterable[MediaKind] = (),
+    ) -> None:
         self.failure = failure
         self.identifier = identifier
         self.in_loop = in_loop
         self.outcomes: list[Outcome] = []
         self.runs: list[RunInformation] = []
         self.records: list[Record] = []
+        self.media: frozenset[MediaKind] = frozenset(media)
+        self.logged_media: list[Media] = []
         self.finished = 0
 
     def start(self, run: RunInformation) -> str | None:
@@ -30,6 +42,11 @@ class RecordingLogger:
     def write(self, record: Record) -> None:
         """Append to `records`."""
         self.records.append(record)
+        self._fail()
+
+    def write_media(self, media: Media) -> None:
+        """Append to `logged_media`."""
+        self.logged_media.append(media)
         self._fail()
 
     def finish(self, outcome: Outcome = FINISHED) -> None:

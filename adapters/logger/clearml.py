@@ -8,11 +8,12 @@ import math
 import os
 import sys
 from collections import Counter
+from io import StringIO
 from typing import Any, ClassVar
 
-from hexloop.adapters.logger.tracker import SINGLE_VALUES, Models, Tracker, flat, grouped, is_true
+from hexloop.adapters.logger.tracker import ALL_MEDIA, SINGLE_VALUES, Models, Tracker, flat, grouped, is_true
 from hexloop.domain.errors import ConfigurationError
-from hexloop.ports.logger import Outcome, Record, RunInformation, SavedModel
+from hexloop.ports.logger import Media, Outcome, Record, RunInformation, SavedModel
 
 SECTION = "Transformers"
 MODEL_SECTION = "Model Configuration"
@@ -35,6 +36,7 @@ class ClearML(Tracker):
     """
 
     package = ("clearml", "clearml", "clearml", "1.16")
+    media = ALL_MEDIA
 
     _runs: ClassVar[Counter[str]] = Counter()
     """How many runs of this process each task has, by its id."""
@@ -85,6 +87,22 @@ class ClearML(Tracker):
             else:
                 title, _, series = grouped(name).partition("/")
                 logger.report_scalar(title + self._suffix, series, float(value), record.step)
+
+    def write_media(self, media: Media) -> None:
+        """Report it under its name, as a series for each of several that were logged together."""
+        logger, title, series = self._run.get_logger(), media.name + self._suffix, str(media.index)
+        content, step = media.content, media.step
+        if media.kind == "text":
+            logger.report_media(title, series, step, stream=StringIO(content["text"]), file_extension=".txt")
+        elif media.kind == "table":
+            logger.report_table(title, series, step, table_plot=[content["columns"], *content["rows"]])
+        elif media.kind == "image":
+            logger.report_image(title, series, step, local_path=media.file)
+        elif media.kind == "audio":
+            logger.report_media(title, series, step, local_path=media.file)
+        else:
+            labels = [f"{edge:.4g}" for edge in content["edges"][:-1]]
+            logger.report_histogram(title, series, content["counts"], step, xlabels=labels)
 
     def save(self, model: SavedModel) -> None:
         """Upload a folder as an output model, and remove the oldest ones beyond `save_total_limit`.

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, cast
 from zipfile import BadZipFile, ZipFile
 
-from hexloop.adapters.logger.tracker import Tracker, curves_of, values_of
+from hexloop.adapters.logger.tracker import ALL_MEDIA, Tracker, curves_of, name_of_media, values_of
 from hexloop.domain.errors import ConfigurationError
-from hexloop.ports.logger import Outcome, Record, RunInformation, Value
+from hexloop.ports.logger import Media, Outcome, Record, RunInformation, Value
 
 MODES = ("get_or_create", "get", "create")
 UNFINISHED = ".unfinished.json"
@@ -35,6 +35,7 @@ class CometML(Tracker):
     """
 
     package = ("comet_ml", "comet_ml", "comet_ml", "3.43.2")
+    media = ALL_MEDIA
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,6 +66,22 @@ class CometML(Tracker):
         self._step = record.step
         values = {name: _plain(value) for name, value in curves_of(record.values).items()}
         self._run.log_metrics(values, step=record.step, epoch=record.epoch)
+
+    def write_media(self, media: Media) -> None:
+        """Log it at its step; a histogram by the middle of each bin."""
+        if self._run is None:
+            return
+        name, content, step = name_of_media(media), media.content, media.step
+        if media.kind == "text":
+            self._run.log_text(content["text"], step=step, metadata={"name": name})
+        elif media.kind == "table":
+            self._run.log_table(f"{name}-step-{step}.csv", tabular_data=content["rows"], headers=content["columns"])
+        elif media.kind == "image":
+            self._run.log_image(media.file, name=name, step=step, copy_to_tmp=True)
+        elif media.kind == "audio":
+            self._run.log_audio(media.file, file_name=f"{name}.wav", step=step, copy_to_tmp=True)
+        else:
+            self._run.log_histogram_3d(_histogram_of(content), name=name, step=step)
 
     def _log_outcome(self, run: Any, outcome: Outcome) -> None:
         """Log the outcome, and upload the folder of the run if asked to."""
@@ -121,6 +138,17 @@ def _check_key(comet_ml: Any) -> None:
             "Logging to comet_ml requires a key: set COMET_API_KEY. COMET_START_ONLINE=false logs to files, which "
             "`comet upload` uploads later."
         )
+
+
+def _histogram_of(content: Any) -> Any:
+    """Return a histogram as comet_ml has it."""
+    from comet_ml.utils import Histogram
+
+    edges = content["edges"]
+    middles = [(low + high) / 2 for low, high in zip(edges, edges[1:], strict=False)]
+    histogram = Histogram()
+    histogram.add(values=middles, counts=content["counts"])
+    return histogram
 
 
 def _plain(value: Value) -> Value:

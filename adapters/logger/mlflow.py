@@ -14,11 +14,13 @@ from typing import Any
 
 from hexloop.adapters.logger.tracker import Models, Tracker, flat, is_set, numbers_of, parameters_of
 from hexloop.domain.errors import ConfigurationError
-from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation, SavedModel
+from hexloop.ports.logger import FINISHED, Media, MediaKind, Outcome, Record, RunInformation, SavedModel
 
 STATUSES = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "preempted": "KILLED"}
 METRICS_AT_ONCE = 1000
 """The most that MLflow takes in one call."""
+
+_MEDIA_NAME = re.compile(r"[^0-9A-Za-z_\-. /]|\.\.")
 
 _logger = logging.getLogger("hexloop.loggers")
 
@@ -36,6 +38,7 @@ class MLflow(Tracker):
     """
 
     package = ("mlflow", "mlflow", "mlflow", "2.20")
+    media: frozenset[MediaKind] = frozenset({"text", "table", "image", "audio"})
 
     def __init__(self) -> None:
         if is_set("DISABLE_MLFLOW_INTEGRATION"):
@@ -49,6 +52,7 @@ class MLflow(Tracker):
         self._entered = False
         self._is_resumed = False
         self._steps: dict[str, set[int]] = {}
+        self._images: list[str] | None = None
 
     def start(self, run: RunInformation) -> str | None:
         """Start a run, continue that of MLFLOW_RUN_ID or `run.tracked_as`, or take the user's; return its id."""
@@ -64,7 +68,7 @@ class MLflow(Tracker):
         nested = is_set("MLFLOW_NESTED_RUN") or run.trial is not None
         is_own = active is None or nested or "MLFLOW_RUN_ID" in os.environ
         self._is_resumed = run.tracked_as is not None or "MLFLOW_RUN_ID" in os.environ
-        self._steps = {}
+        self._steps, self._images = {}, None
         return self._started(run, active) if is_own else active, is_own
 
     def _describe(self, run: RunInformation) -> str | None:
@@ -92,6 +96,35 @@ class MLflow(Tracker):
             ]
             for part in _parts(metrics, METRICS_AT_ONCE):
                 self._client.log_batch(self._run.info.run_id, metrics=part)
+
+    def write_media(self, media: Media) -> None:
+        """Upload it as an artifact in `media/<name>`, by its step; an image also to MLflow's images over steps.
+
+        A repeated step replaces its artifact. MLflow has no histograms.
+        """
+        name, identity = _MEDIA_NAME.sub("_", media.name)[:200], self._run.info.run_id
+        path = f"media/{name}/step-{media.step:08}" + (f"-{media.index}" if media.index else "")
+        with unreachable_as_connection_errors():
+            if media.kind == "text":
+                self._client.log_text(identity, str(media.content["text"]), f"{path}.txt")
+            elif media.kind == "table":
+                self._client.log_dict(identity, dict(media.content), f"{path}.json")
+            elif media.kind == "audio":
+                self._client.log_artifact(identity, media.file, path)
+            else:
+                self._log_image(identity, f"{name}-{media.index}" if media.index else name, media)
+
+    def _log_image(self, identity: str, key: str, media: Media) -> None:
+        """Log an image over the steps, unless a resumed run has it: MLflow would keep both."""
+        from PIL import Image
+
+        key = key.replace("/", "_")
+        if self._is_resumed and self._images is None:
+            self._images = [each.path for each in self._client.list_artifacts(identity, "images")]
+        if any(f"images/{key}%step%{media.step}%" in each for each in self._images or ()):
+            return
+        with Image.open(media.file) as image:
+            self._client.log_image(identity, image, key=key, step=media.step, synchronous=True)
 
     def save(self, model: SavedModel) -> None:
         """Upload the files into the folder of artifacts `model.name`."""

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
-from hexloop.adapters.logger.tracker import SINGLE_VALUES, Tracker, grouped, parameters_of, values_of
+from hexloop.adapters.logger.tracker import SINGLE_VALUES, Tracker, grouped, name_of_media, parameters_of, values_of
 from hexloop.domain.errors import ConfigurationError
-from hexloop.ports.logger import Outcome, Record, RunInformation
+from hexloop.ports.logger import Media, MediaKind, Outcome, Record, RunInformation
 
 STATES = {"finished": "success", "failed": "crashed", "stopped": "aborted", "preempted": "aborted"}
 
@@ -30,6 +30,7 @@ class SwanLab(Tracker):
     """
 
     package = ("swanlab", "swanlab", "swanlab", "0.10")
+    media: frozenset[MediaKind] = frozenset({"text", "image", "audio"})
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,6 +66,19 @@ class SwanLab(Tracker):
             if value is not None
         }
         self._run.log({**values, "train/global_step": record.step}, step=record.step)
+
+    def write_media(self, media: Media) -> None:
+        """Log it under its name at its step. Tables and histograms need a further package in swanlab."""
+        import swanlab
+
+        content, caption = media.content, media.caption or None
+        if media.kind == "text":
+            made = swanlab.Text(content["text"], caption=caption)
+        elif media.kind == "image":
+            made = swanlab.Image(media.file, caption=caption)
+        else:
+            made = swanlab.Audio(media.file, sample_rate=content["rate"], caption=caption)
+        self._run.log({name_of_media(media): made}, step=media.step)
 
     def _log_outcome(self, run: Any, outcome: Outcome) -> None:
         run.config.update(values_of(outcome))

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import socket
+import wave
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, TypeGuard
 
-from hexloop.adapters.logger.tracker import Tracker, curves_of
+from hexloop.adapters.logger.tracker import ALL_MEDIA, Tracker, curves_of, name_of_media, table_as_markdown
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.folders import Folder
-from hexloop.ports.logger import Outcome, Record, RunInformation
+from hexloop.ports.logger import Media, MediaKind, Outcome, Record, RunInformation
 
 FOLDER = "runs"
 """The folder of event files in that of a run."""
@@ -38,6 +39,11 @@ class TensorBoard(Tracker):
         self._folder = self._chosen_folder or os.path.join(FOLDER, _new_name())
         self._given = tb_writer
         super().__init__()
+
+    @property
+    def media(self) -> frozenset[MediaKind]:  # type: ignore[override]  # tensorboardX needs one more package for audio
+        """All kinds; audio only with the package tensorboard."""
+        return ALL_MEDIA if find_spec("tensorboard") else ALL_MEDIA - {"audio"}
 
     @property
     def tb_writer(self) -> Any:
@@ -82,6 +88,21 @@ class TensorBoard(Tracker):
         if self.tb_writer is None:
             writer.close()
 
+    def write_media(self, media: Media) -> None:
+        """Add a text, a table as text, an image, a histogram, or audio, of which TensorBoard plays one channel."""
+        writer, name, content = self.tb_writer, name_of_media(media), media.content
+        if media.kind == "text":
+            writer.add_text(name, content["text"], media.step)
+        elif media.kind == "table":
+            writer.add_text(name, table_as_markdown(content), media.step)
+        elif media.kind == "image":
+            writer.add_image(name, _pixels_in(media.file), media.step, dataformats="HWC")
+        elif media.kind == "audio":
+            writer.add_audio(name, _sound_in(media.file), media.step, sample_rate=content["rate"])
+        else:
+            writer.add_histogram_raw(name, **_bounds_of(content), global_step=media.step)
+        writer.flush()
+
     def _close(self, run: Any, outcome: Outcome) -> None:
         run.close()
 
@@ -91,6 +112,42 @@ class TensorBoard(Tracker):
     def _opened(self, purge_step: int | None = None) -> Any:
         module = import_module("torch.utils.tensorboard" if find_spec("tensorboard") else "tensorboardX")
         return module.SummaryWriter(self._folder, purge_step=purge_step)
+
+
+def _pixels_in(path: str) -> Any:
+    """Return the pixels of an image, (height, width, 3 or 4)."""
+    import numpy as np
+    from PIL import Image
+
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGBA" if "A" in image.getbands() else "RGB"))
+
+
+def _sound_in(path: str) -> Any:
+    """Return the first channel of audio, (1, samples), from -1 to 1."""
+    import numpy as np
+    import torch
+
+    with wave.open(path, "rb") as file:
+        frames = np.frombuffer(file.readframes(file.getnframes()), "<i2").reshape(-1, file.getnchannels())
+    return torch.from_numpy(frames[:, 0].astype(np.float32) / 32768).reshape(1, -1)
+
+
+def _bounds_of(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a histogram as SummaryWriter takes it. The sums are those of values in the middle of their bins."""
+    import numpy as np
+
+    edges, counts = np.array(content["edges"]), np.array(content["counts"], np.float64)
+    middles = (edges[:-1] + edges[1:]) / 2
+    return {
+        "min": edges[0],
+        "max": edges[-1],
+        "num": counts.sum(),
+        "sum": float((counts * middles).sum()),
+        "sum_squares": float((counts * middles**2).sum()),
+        "bucket_limits": edges[1:].tolist(),
+        "bucket_counts": counts.tolist(),
+    }
 
 
 def _located(folder: str) -> str:

@@ -10,9 +10,11 @@ from importlib.util import find_spec
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from hexloop.domain.errors import ConfigurationError
-from hexloop.ports.logger import FINISHED, Outcome, RunInformation, Value
+from hexloop.ports.logger import FINISHED, Media, MediaKind, Outcome, RunInformation, Value
 
 Models: TypeAlias = Literal["none", "final", "checkpoints"]
+
+ALL_MEDIA: frozenset[MediaKind] = frozenset({"text", "table", "image", "histogram", "audio"})
 
 SINGLE_VALUES = (
     "train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss", "total_flos",
@@ -24,11 +26,12 @@ class Tracker:
     """Base of the Logger adapters of trackers; a subclass adds `write`, and the calls of its library.
 
     package: the module that must be importable, its distribution, the extra of hexloop that installs it, and the oldest
-    version that works; None if there is nothing to check.
+    version that works; None if there is nothing to check. media: the kinds that the tracker takes, with `write_media`.
     Raises ConfigurationError if the package is missing or too old.
     """
 
     package: ClassVar[tuple[str, str, str, str] | None] = None
+    media: frozenset[MediaKind] = frozenset()
 
     def __init__(self) -> None:
         if self.package is not None:
@@ -66,6 +69,10 @@ class Tracker:
         if self._is_own:
             self._close(self._run, outcome)
         self._run = self._starting = None
+
+    def write_media(self, media: Media) -> None:
+        """Log a medium of a kind in `media`, at its step."""
+        raise NotImplementedError
 
     def _open(self, run: RunInformation) -> tuple[Any, bool]:
         """Return a run of the library, and whether it is the logger's own. None: nothing is to be logged."""
@@ -152,6 +159,21 @@ def curves_of(values: Mapping[str, Value], without: Collection[str] = ()) -> dic
 def numbers_of(values: Mapping[str, Value]) -> dict[str, float]:
     """Return the values that are numbers; booleans count as such, texts and None do not."""
     return {name: value for name, value in values.items() if isinstance(value, bool | int | float)}
+
+
+def name_of_media(media: Media) -> str:
+    """Return a name for each of several media that were logged together."""
+    return media.name if media.index == 0 else f"{media.name}/{media.index}"
+
+
+def table_as_markdown(content: Mapping[str, Any]) -> str:
+    """Return a table in Markdown."""
+    rows = [content["columns"], ["---"] * len(content["columns"]), *content["rows"]]
+    return "\n".join(f"| {' | '.join(map(_markdown_cell, row))} |" for row in rows)
+
+
+def _markdown_cell(value: object) -> str:
+    return "" if value is None else str(value).replace("|", "\\|").replace("\n", " ")
 
 
 def values_of(outcome: Outcome) -> dict[str, Value]:

@@ -9,9 +9,9 @@ import secrets
 from contextvars import ContextVar, Token
 from typing import Any
 
-from hexloop.adapters.logger.tracker import SINGLE_VALUES, Tracker, curves_of, parameters_of, values_of
+from hexloop.adapters.logger.tracker import ALL_MEDIA, SINGLE_VALUES, Tracker, curves_of, name_of_media, parameters_of, values_of
 from hexloop.domain.errors import ConfigurationError
-from hexloop.ports.logger import Outcome, Record, RunInformation
+from hexloop.ports.logger import Media, Outcome, Record, RunInformation
 
 VARIABLES = ("current_run", "current_project", "current_server", "current_space_id", "current_server_write_token")
 """What `trackio.log` and its neighbors read, in `trackio.context_vars`; each thread has its own."""
@@ -32,6 +32,7 @@ class Trackio(Tracker):
     """
 
     package = ("trackio", "trackio", "trackio", "0.21.1")
+    media = ALL_MEDIA
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,6 +64,11 @@ class Trackio(Tracker):
         curves = curves_of(record.values, without=SINGLE_VALUES)
         self._step = max(self._step, record.step)
         self._run.log({**curves, "train/global_step": record.step}, step=record.step)
+
+    def write_media(self, media: Media) -> None:
+        """Log it under its name at its step; a text as Markdown that shows it as it is."""
+        self._step = max(self._step, media.step)
+        self._run.log({name_of_media(media): _object_of(media), "train/global_step": media.step}, step=media.step)
 
     def _log_outcome(self, run: Any, outcome: Outcome) -> None:
         """Log the outcome, with an alert if the run has not finished."""
@@ -124,6 +130,23 @@ class Trackio(Tracker):
 
 
 _PHRASES = {"failed": "failed", "stopped": "been stopped", "preempted": "been preempted"}
+
+
+def _object_of(media: Media) -> Any:
+    """Return a medium as trackio has it."""
+    import trackio
+
+    content, caption = media.content, media.caption or None
+    if media.kind == "image":
+        return trackio.Image(media.file, caption=caption)
+    if media.kind == "audio":
+        return trackio.Audio(media.file, caption=caption)
+    if media.kind == "table":
+        return trackio.Table(columns=content["columns"], data=content["rows"])
+    if media.kind == "histogram":
+        return trackio.Histogram(np_histogram=(content["counts"], content["edges"]))
+    fence = "`" * (max(map(len, re.findall("`+", str(content["text"]))), default=2) + 1)
+    return trackio.Markdown(f"{fence:`<3}\n{content['text']}\n{fence:`<3}")
 
 
 def _page(space: object) -> str | None:

@@ -8,22 +8,25 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
+from html import escape
 from pathlib import Path
 from typing import Any, ClassVar, cast
 from urllib.parse import urlsplit
 
 from hexloop.adapters.logger.tracker import (
+    ALL_MEDIA,
     SINGLE_VALUES,
     Models,
     Tracker,
     curves_of,
     grouped,
+    name_of_media,
     numbers_of,
     parameters_of,
     values_of,
 )
 from hexloop.domain.errors import ConfigurationError
-from hexloop.ports.logger import Outcome, Record, RunInformation, SavedModel
+from hexloop.ports.logger import Media, Outcome, Record, RunInformation, SavedModel
 
 FLUSH_INTERVAL = "x_transaction_log_flush_interval"
 FLUSH_VARIABLE = "WANDB__TRANSACTION_LOG_FLUSH_INTERVAL"
@@ -49,6 +52,7 @@ class Wandb(Tracker):
     """
 
     package = ("wandb", "wandb", "wandb", "0.20")
+    media = ALL_MEDIA
 
     _own: ClassVar[set[str]] = set()
     """Ids of the runs in this process that an adapter has started and not finished."""
@@ -104,6 +108,18 @@ class Wandb(Tracker):
             return  # the row of this step has the epoch
         is_complete = not self._evaluates or any(name.startswith("eval_") for name in names)
         self._run.log({**curves, X_AXIS: record.step}, step=step, commit=is_complete or step is None)
+
+    def write_media(self, media: Media) -> None:
+        """Log it under its name at its step; a text is shown as it is, in a page of its own.
+
+        What a resumed run has already is left out. It waits for the values of the same step, as far as these come.
+        """
+        name = name_of_media(media)
+        is_stored = media.step < self._stored[0] or (media.step == self._stored[0] and name in dict(self._run.summary))
+        if is_stored:
+            return
+        step = media.step if media.step >= self._run.step else None
+        self._run.log({name: _object_of(media), X_AXIS: media.step}, step=step, commit=step is None)
 
     def save(self, model: SavedModel) -> None:
         """Log the folder as a version of the artifact "model-...": of the final model, or of a checkpoint."""
@@ -165,6 +181,22 @@ class Wandb(Tracker):
         artifact = wandb.Artifact(name=self._artifact_name, type="model", metadata=dict(metadata))
         artifact.add_dir(folder)
         self._run.log_artifact(artifact, aliases=aliases)
+
+
+def _object_of(media: Media) -> Any:
+    """Return a medium as wandb has it."""
+    import wandb
+
+    content, caption = media.content, media.caption or None
+    if media.kind == "image":
+        return wandb.Image(media.file, caption=caption)
+    if media.kind == "audio":
+        return wandb.Audio(media.file, caption=caption, sample_rate=content["rate"])
+    if media.kind == "table":
+        return wandb.Table(columns=content["columns"], data=content["rows"], allow_mixed_types=True)
+    if media.kind == "histogram":
+        return wandb.Histogram(np_histogram=(content["counts"], content["edges"]))
+    return wandb.Html(f"<pre>{escape(str(content['text']))}</pre>", inject=False)
 
 
 def _models(word: str) -> Models:

@@ -205,6 +205,11 @@ class MeterArguments(ArgumentGroup):
     profile: record some steps with the profiler of the framework, and leave a Chrome trace and a table in the folder
         `profile` of `output_dir`, one for each process. `wait` steps of the process pass by first, then `warmup` steps
         in which the profiler runs and nothing is kept, then `steps` are recorded. A number is that of `steps`.
+    system_metrics: measure in the background what each process and its machine use of processor, memory, disk, network
+        and GPU, and write it to `.hexloop/system-<rank>.jsonl` in the output folder. A thread does so, with at most a
+        thousandth of a processor. A run that writes no journal writes none of it.
+    media_limit: megabytes that the media of a run, such as images that `log_media` gets, may take in the output folder.
+        Beyond it, steps in the middle are left out.
     """
 
     log_goodput: bool = argument(
@@ -219,6 +224,13 @@ class MeterArguments(ArgumentGroup):
         default=None,
         prepare=_profile_window,
         help="steps to record with the profiler: their number, or a mapping with wait, warmup and steps",
+    )
+
+    system_metrics: bool = argument(
+        default=True, help="measure the use of processor, memory, disk, network and GPU in the background"
+    )
+    media_limit: float = argument(
+        default=1000.0, check=above_zero, help="megabytes of the images and other media that are kept of a run"
     )
 
     @rule("peak_flops", "log_goodput")

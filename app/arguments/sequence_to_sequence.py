@@ -49,6 +49,12 @@ class Seq2SeqTrainingArguments(TrainingArguments):
         "from Python also a GenerationConfig",
     )
 
+    generation_samples: int = argument(
+        default=8,
+        check=at_least(0),
+        help="with predict_with_generate, samples of each evaluation of a run that are logged as a table of text; 0: none",
+    )
+
     def to_dict(self) -> dict[str, Any]:
         """Return the arguments as `TrainingArguments.to_dict` does, with a generation config as a dictionary."""
         described = super().to_dict()

@@ -28,6 +28,7 @@ from hexloop.adapters.interrupts import (
     SeveralInterrupts,
     SignalInterrupts,
 )
+from hexloop.adapters.machine import PsutilMachine
 from hexloop.adapters.journal import JsonLinesJournal, NoJournal, checked_notes, line_batches
 from hexloop.adapters.logger.console import Console
 from hexloop.adapters.logger.json_lines import JsonLines
@@ -64,7 +65,7 @@ from hexloop.ports.learner import Precision
 from hexloop.ports.logger import Journal, Logger
 from hexloop.ports.mesh import DATA, Mesh, flat_mesh
 from hexloop.ports.parallelism import Parallelism
-from hexloop.ports.process import Background, Clock, Interrupts
+from hexloop.ports.process import Background, Clock, Interrupts, Machine
 from hexloop.ports.storage import Storage
 
 __all__ = ["checked_notes", "line_batches"]
@@ -87,6 +88,7 @@ class Injected(TypedDict, total=False):
     clock: Clock | None
     interrupts: Interrupts | None
     journal: Journal | None
+    machine: Machine | None
     framework: Framework[Any] | None
 
 
@@ -110,6 +112,7 @@ class Adapters:
     background: Background
     interrupts: Interrupts
     journal: Journal
+    machine: Machine
     framework: Framework[Any]
     engine: Engine[Any, Any]
     """The engine that the arguments choose, even if another parallelism was passed."""
@@ -168,6 +171,7 @@ def choose_adapters(args: TrainingArguments, injected: Injected, started_in: Wor
         background=ThreadBackground(),
         interrupts=interrupts,
         journal=FailSafeJournal(journal, clock),
+        machine=injected.get("machine") or PsutilMachine(storage.capabilities.local_folder or os.getcwd()),
         framework=framework,
         engine=engine,
     )
@@ -204,6 +208,7 @@ PORTS: Mapping[str, tuple[Any, str]] = {
     "clock": (Clock, "leave it out"),
     "interrupts": (Interrupts, "leave it out"),
     "journal": (Journal, "leave it out"),
+    "machine": (Machine, "leave it out"),
 }
 """The port of each adapter that can be passed, and how to choose one without passing it."""
 
@@ -410,10 +415,14 @@ def choose_journal(args: TrainingArguments, storage: Storage, problems: list[str
             f"journal='steps' needs a local folder, but the output goes to {storage.capabilities.location}, which "
             "cannot be appended to. Set journal='events', or pass journal=JsonLinesJournal(...) to the Trainer."
         )
-    writes = args.journal == "steps" or (args.journal == "events" and args.save_strategy != "no")
-    if not writes or folder is None or args.process_index != 0:
+    if not keeps_records(args) or folder is None or args.process_index != 0:
         return NoJournal()
     return JsonLinesJournal(own_file(folder, JOURNAL))
+
+
+def keeps_records(args: TrainingArguments) -> bool:
+    """Return whether a run records what happens in it: not with `journal="off"`, nor if it leaves no checkpoints."""
+    return args.journal == "steps" or (args.journal == "events" and args.save_strategy != "no")
 
 
 def choose_loggers(args: TrainingArguments, problems: list[str], folder: str) -> dict[str, Logger]:

@@ -189,6 +189,10 @@ class Framework(ABC, Generic[Parts]):
     def parameter_counts(self, parts: Parts) -> tuple[int, int]:
         """Return the number of values in the model's parameters, and of those that are trained."""
 
+    def parameter_bytes(self, parts: Parts) -> int | None:
+        """Return the bytes of the model's parameters; None if it is not known."""
+        return None
+
     def named_parameters(self, model: Any) -> Iterable[tuple[str, Any]]:
         """Return the parameters that may be frozen, by `requires_grad`, with their names."""
         return ()
@@ -460,6 +464,14 @@ class Framework(ABC, Generic[Parts]):
     def loss_figures(self, parts: Parts, losses: Losses[Any], steps: int) -> dict[str, float]:
         """Return the mean loss of a run that has ended, if it is not that of all processes."""
         return {}
+
+    def array_later(self, value: Any, most: int | None) -> Callable[[], Any] | None:
+        """Return what copies an array of the framework to the host, for numpy, as it is now; None if it is not one.
+
+        It is called in another thread. The call itself does not wait for the device. most: of more values, take so many
+        at even distances.
+        """
+        return None
 
     # Meters
 

@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pkgutil import resolve_name
 from typing import Any
 
@@ -28,8 +29,9 @@ from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.domain.folders import Folder
 from hexloop.domain.limits import limits
 from hexloop.domain.log_entries import run_of
+from hexloop.domain.media_log import fetched
 from hexloop.domain.redaction import is_secret_name, printable, redact
-from hexloop.domain.run_folder import OUTBOX
+from hexloop.domain.run_folder import MEDIA, OUTBOX
 from hexloop.domain.tracking import Left, Tracking
 from hexloop.ports.logger import Logger, Spool
 
@@ -103,6 +105,8 @@ def receiver_of(name: str, logger: Logger, facts: Mapping[str, Any]) -> Receiver
         save=getattr(logger, "save", None),
         only_live=bool(getattr(logger, "only_live", False)),
         models=getattr(logger, "models", "none") if hasattr(logger, "save") else "none",
+        write_media=getattr(logger, "write_media", None),
+        media=frozenset(getattr(logger, "media", ())),
         facts=facts,
     )
 
@@ -156,11 +160,21 @@ def is_in_loop(logger: Logger) -> bool:
     return bool(getattr(logger, "in_loop", False))
 
 
-def tracking_in(spool: Spool) -> Tracking:
-    """Return what calls loggers in the background. Their problems are logged by `hexloop.loggers`."""
+def tracking_in(spool: Spool, media: Folder | None) -> Tracking:
+    """Return what calls loggers in the background. Their problems are logged by `hexloop.loggers`.
+
+    media: the folder of the media of the run; None if there is none.
+    """
     backoff = Backoff()
     report: Callable[[str], None] = logging.getLogger("hexloop.loggers").warning
-    return Tracking(spool, SystemClock(), backoff.pause, report)
+    if media is None:
+        return Tracking(spool, SystemClock(), backoff.pause, report)
+    return Tracking(spool, SystemClock(), backoff.pause, report, partial(fetched, media))
+
+
+def media_folder(location: str) -> Folder:
+    """Return the folder of the media of runs that write to a location. For a URL, it is that of their outbox."""
+    return Folder(state_folder(location), MEDIA)
 
 
 def spool_name(run: str) -> str:
@@ -271,14 +285,14 @@ def deliver_logs(
     spool = locked_spool(folder, name)
     if spool is None:
         raise RunStateError(f"A live run logs to {name} in {folder}, and delivers it; wait until it ends.")
-    tracking = tracking_in(spool)
+    place = as_location(folder if location is None else location)
+    tracking = tracking_in(spool, media_folder(place))
     tracking.take_over()
     noted = destinations_of(folder)
 
     def may_choose(facts: Mapping[str, Any]) -> bool:
         return facts.get(TRACKER) in trusted or noted.may_log(facts)
 
-    place = as_location(folder if location is None else location)
     names = spool.receivers()
     finished = {each for each, (_, is_finished) in left_in(spool, names).items() if is_finished}
     problems = {each: _start_logger(tracking, spool, each, place, may_choose) for each in names if each not in finished}

@@ -61,6 +61,9 @@ class RunView:
     spelled: Callable[[str], str] = str
     """Returns that folder as the user wrote it, or absolute where that leads elsewhere now; the Trainer sets it."""
 
+    takes_media: Callable[..., None] | None = None
+    """Takes media for the live run; None between runs."""
+
     _run: FollowedRun
     _set_epoch: tuple[tuple[int, int], float] | None
 
@@ -240,6 +243,11 @@ class TrainerState(RunView):
     trial_name: str | None = None
     trial_params: dict[str, str | float | int | bool] | None = None
     stateful_callbacks: RunField[Any] = callbacks_field()
+
+    def log_media(self, name: str, value: Any, kind: str | None = None, **options: Any) -> None:
+        """Log media from a callback; see `Trainer.log_media`."""
+        if self.takes_media is not None:
+            self.takes_media(name, value, kind, **options)
 
     def to_json_string(self) -> str:
         """Return the fields, sorted by name, as a JSON document."""

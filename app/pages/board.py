@@ -25,7 +25,7 @@ from hexloop.app.pages.watching import Listing, RunListing, SearchListing, Watch
 from hexloop.domain.errors import ConfigurationError
 
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; media-src 'self'; base-uri 'none'; "
     "form-action 'self'"
 )
 
@@ -41,7 +41,7 @@ LIST_STYLES = ("tabulator_simple.min.css", "runs.css")
 OF_A_SEARCH = ("echarts.min.js", *SEARCH_SCRIPTS, "board.js")
 """Those of the page of a search."""
 
-DRAWN = ("curves", "search", "objective", "slices", "list", "means")
+DRAWN = ("curves", "media", "search", "objective", "slices", "list", "means")
 """The sections whose charts a script keeps up to date."""
 
 LISTENING_FOR = 60.0

@@ -2,46 +2,47 @@
 
 from __future__ import annotations
 
-import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from hexloop.domain.folders import Folder
-from hexloop.domain.json_documents import read_json
-from hexloop.domain.media import LONGEST_LINE, KeptMedia, is_file_name, kept_of, newest
-from hexloop.domain.regular_files import lines_in
+from hexloop.domain.media import KeptMedia, newest
+from hexloop.domain.media_log import content_of, file_of, lines_of_index
 from hexloop.domain.run_folder import MEDIA, MEDIA_INDEX
-
-MOST_BYTES = 64 << 20
-"""Bytes of an index that are read, the last ones."""
-
-MOST_LINES = 20_000
-"""Lines of an index that are read."""
+from hexloop.ports.logger import Media
 
 MOST_NAMES = 100
 """Names of media that are shown."""
-
-LARGEST_FILE = 64 << 20
-"""Bytes of a file that is shown."""
 
 
 @frozen
 class LoggedMedia:
     """The media of a run, in the order in which they were logged. remarks: sentences about what could not be read."""
 
+    folder: str = ""
     entries: Sequence[KeptMedia] = ()
     remarks: Sequence[str] = ()
+
+    def content(self, media: Media) -> Mapping[str, Any] | None:
+        """Return the content of a medium; None if its file is missing or damaged."""
+        return content_of(Folder(self.folder, MEDIA), media)
+
+    def file(self, media: Media) -> bytes:
+        """Return the bytes of the file of an image or audio. Raises OSError if there is none, or it is another kind."""
+        return file_of(Folder(self.folder, MEDIA), media)
 
 
 def media_in(folder: str | os.PathLike[str], run: str) -> LoggedMedia:
     """Return the media of a run. folder: its output folder on this machine. run: its name in the journal."""
-    place, remarks = Folder(folder, MEDIA), list[str]()
-    found = list[KeptMedia]()
+    place, found, remarks = Folder(folder, MEDIA), list[KeptMedia](), list[str]()
     try:
-        found += (each for each in lines_of_index(place) if each.run == run)
-    except FileNotFoundError:
+        for each in lines_of_index(place):
+            if each.run == run:
+                found.append(each)
+    except (FileNotFoundError, NotADirectoryError):
         return LoggedMedia()
     except OSError as error:
         remarks.append(f"{MEDIA_INDEX} cannot be read to its end: {error.strerror or error}.")
@@ -51,47 +52,4 @@ def media_in(folder: str | os.PathLike[str], run: str) -> LoggedMedia:
         remarks.append(f"The media of {len(names) - MOST_NAMES:,} names are left out.")
         shown = set(names[:MOST_NAMES])
         found = [each for each in found if each.media.name in shown]
-    return LoggedMedia(found, remarks)
-
-
-def lines_of_index(place: Folder) -> Iterator[KeptMedia]:
-    """Yield the lines of an index; those that are not sound are left out. place: its folder. Raises OSError."""
-    descriptor = place.open(MEDIA_INDEX)
-    try:
-        start = max(os.fstat(descriptor).st_size - MOST_BYTES, 0)
-        for number, data in enumerate(lines_in(descriptor, place.location(MEDIA_INDEX), start, MOST_BYTES)):
-            if number >= MOST_LINES:
-                raise OSError(errno.EFBIG, f"it has more than {MOST_LINES:,} lines")
-            if len(data) > LONGEST_LINE:
-                continue
-            try:
-                kept = kept_of(read_json(data))
-            except ValueError:
-                continue
-            if kept is not None:
-                yield kept
-    finally:
-        os.close(descriptor)
-
-
-def file_of(folder: str | os.PathLike[str], name: str, kind: str) -> bytes:
-    """Return the bytes of the file of a medium.
-
-    Raises OSError if there is none, or it is not a regular file, too large, or not of its kind.
-    """
-    if not is_file_name(name, kind):
-        raise FileNotFoundError(errno.ENOENT, "it is not the name of a file of media", name)
-    data = Folder(folder, MEDIA).read(name, LARGEST_FILE)
-    if not data.startswith(_STARTS[kind]):
-        raise OSError(errno.EINVAL, f"it is not {_WORDS[kind]}", name)
-    return data
-
-
-_STARTS = {"image": b"\x89PNG\r\n\x1a\n", "audio": b"RIFF"}
-_WORDS = {"image": "an image in PNG", "audio": "audio in WAV"}
-
-
-def without_missing(shown: LoggedMedia, folder: str | os.PathLike[str]) -> LoggedMedia:
-    """Return the media whose files exist. A crash may leave a line without its file."""
-    have = {each.name for each in Folder(folder, MEDIA).entries(most=10 * MOST_LINES) if each.size is not None}
-    return evolve(shown, entries=[each for each in shown.entries if not each.media.file or each.media.file in have])
+    return LoggedMedia(os.fspath(folder), found, remarks)

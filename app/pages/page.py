@@ -24,6 +24,7 @@ from hexloop.app.pages.charts import (
     charts_of,
 )
 from hexloop.app.pages.comparison import differences_section, means_of, means_section
+from hexloop.app.pages.media_section import Addresses, media_data, media_section, shown_media
 from hexloop.app.pages.overview import information_section, progress_section
 from hexloop.app.pages.reading import RunRecord
 from hexloop.app.pages.search import search_data, search_of, search_section
@@ -51,7 +52,7 @@ ECHARTS = "6.1.0"
 TABULATOR = "6.5.3"
 """The version of the table library that is shipped."""
 
-RUN_SCRIPTS = ("common.js", "curves.js", "report.js", "compare.js", "search.js")
+RUN_SCRIPTS = ("common.js", "curves.js", "report.js", "media.js", "compare.js", "search.js")
 SEARCH_SCRIPTS = ("common.js", "search.js", "trials.js")
 """The scripts of a report on runs and of one on a search, after the chart library."""
 
@@ -119,7 +120,7 @@ def _alone(content: PageContent, names: Sequence[str], now: float) -> str:
     scripts = [inline("script", asset(name)) for name in ("echarts/echarts.min.js", *names)]
     policy = (
         f"default-src 'none'; script-src {' '.join(digest for _, digest in scripts)}; style-src {style_digest}; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
+        "img-src data:; media-src data:; base-uri 'none'; form-action 'none'"
     )
     written = f"Written by hexloop {__version__} on {moment(now)} UTC. Times are in UTC; ages are as of then."
     return page_of(content, PageFrame(policy, style, [source for source, _ in scripts], True, written))
@@ -135,16 +136,20 @@ def search_content(record: ShownSearch, addresses: Mapping[int, str] | None = No
     return PageContent(f"Search {record.label}", [each for each in sections if each.content], search_document(shown))
 
 
-def content_of(records: Sequence[RunRecord], now: float) -> PageContent:
-    """Return what a page shows of runs. now: in seconds since the epoch."""
+def content_of(records: Sequence[RunRecord], now: float, addresses: Addresses | None = None) -> PageContent:
+    """Return what a page shows of runs. now: in seconds since the epoch.
+
+    addresses: what the board calls the runs; None if the page is to have their media in itself.
+    """
     labels = [record.label for record in records]
     charts = charts_of(records)
     named = [(f"chart-{number}", chart) for number, chart in enumerate(charts[:MOST_CHARTS])]
-    search, means = search_of(records), means_of(records)
+    search, means, media = search_of(records), means_of(records), shown_media(records, addresses is None)
     sections = [
         Section("runs", "Progress", progress_section(records, now), is_quiet=True),
         Section("curves", "Curves", _curves(records, named, len(charts))),
         Section("means", "Mean and band", means_section(records, means)),
+        Section("media", "Media", media_section(media)),
         Section("differences", "What differs", differences_section(records)),
         Section("search", "Arguments and results", search_section(search, labels)),
         Section("time", "Where the time went", time_section(records)),
@@ -166,6 +171,7 @@ def content_of(records: Sequence[RunRecord], now: float) -> PageContent:
         "charts": drawn,
         "axes": list(map(axes_of, records)),
         "search": search_data(search),
+        "media": media_data(media, addresses),
         "means": means,
     }
     return PageContent(_title(labels), [each for each in sections if each.content], document)

@@ -41,6 +41,7 @@ from hexloop.app.pages.board import (
 )
 from hexloop.app.pages.charts import finer_points
 from hexloop.app.pages.lines import files_with_lines, last_lines, lines_content, with_last_lines
+from hexloop.app.pages.media_section import file_shown
 from hexloop.app.pages.page import PageContent, asset, asset_path, content_of, report_page, search_content
 from hexloop.app.pages.reading import RunRecord
 from hexloop.app.pages.run_table import RunTable
@@ -182,6 +183,7 @@ class Board:
                 web.get("/{token}/assets/{name}", self._asset),
                 web.get("/{token}/lines", self._lines),
                 web.get("/{token}/report", self._report),
+                web.get("/{token}/media", self._media),
                 web.post("/{token}/commands", self._command),
                 web.post("/{token}/labels", self._label),
             ]
@@ -279,6 +281,15 @@ class Board:
         answer = _html(page.encode("utf-8", "replace"))
         answer.headers.update(headers)
         return answer
+
+    async def _media(self, request: web.Request) -> web.Response:
+        """Answer with the file of a medium of a run: an image, audio, or a document of what a script shows as text."""
+        folder, name, kind = (request.query.get(each, "") for each in ("run", "file", "kind"))
+        try:
+            data, kind = await asyncio.to_thread(partial(self._medium, folder, name, kind))
+        except OSError as error:
+            raise web.HTTPNotFound(text="There is no such file of media.") from error
+        return web.Response(body=data, content_type=kind)
 
     async def _command(self, request: web.Request) -> web.Response:
         """Write a command into the folder of a run, and answer with its number. The run reports what becomes of it."""
@@ -395,11 +406,15 @@ class Board:
         self._know(folders)
         return self._runs.show(folders, lambda records: report_page(records, time.time()))
 
+    def _medium(self, folder: str, name: str, kind: str) -> tuple[bytes, str]:
+        self._know([folder])
+        return file_shown(self._runs.path(folder), name, kind)
+
     def _content(self, folders: list[str]) -> PageContent:
         now = time.time()
 
         def build(records: list[RunRecord]) -> PageContent:
-            return with_controls(content_of(records, now), folders, records, now)
+            return with_controls(content_of(records, now, folders), folders, records, now)
 
         content = self._runs.show(folders, build)
         return with_last_lines(content, folders[0], self._runs.path(folders[0])) if len(folders) == 1 else content

@@ -7,16 +7,25 @@ import os
 import platform
 import shlex
 import sys
+import threading
 from array import array
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from functools import partial
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
+from hexloop.app.assembly.adapters import keeps_records
+from hexloop.app.assembly.framework import Observer
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.app.assembly.sharing import global_batch_size
 from hexloop.app.run.command import command_of_process
+from hexloop.app.run.repository import state_of_repository
+from hexloop.domain.events import TrainBegan
 from hexloop.domain.redaction import redact, redacted
 from hexloop.domain.run import Run
-from hexloop.ports.logger import RunInformation
+from hexloop.ports.logger import Fact, Journal, RunInformation
 
 
 def information_of(parts: TrainerParts, run: Run[Any, Any]) -> RunInformation:
@@ -125,3 +134,118 @@ def _last_name(word: str) -> str:
     if equals and os.path.isabs(value):
         return f"{option}={os.path.basename(value)}"
     return os.path.basename(word) if os.path.isabs(word) else word
+
+
+# What the journal records of the machine, the code and the sizes
+
+MOST_PACKAGES = 1_000
+"""How many packages are recorded."""
+
+LONGEST_FACT = 200
+"""Characters of a recorded text."""
+
+COLLECTED = 7.0
+"""Seconds for which the end of a run waits for what is being collected, as git may be slow in a large repository."""
+
+
+def note_information(parts: TrainerParts, cleanups: ExitStack) -> Observer:
+    """Return the event handlers that record on which machine, from which code and with which sizes a run is trained.
+
+    It is recorded in the journal. What takes time is collected in a thread, and noted once it is known. cleanups: gets
+    what waits for it.
+    """
+    args, adapters = parts.args, parts.adapters
+    if not keeps_records(args) or args.process_index != 0:
+        return {}
+    known: dict[str, Fact] = {"model": _model_facts(parts), "data": _data_facts(parts)}
+    collect = partial(_collect, adapters.journal, known, adapters.device.name, adapters.mesh.size)
+
+    def began(_event: TrainBegan) -> None:
+        thread = threading.Thread(target=collect, name="hexloop notes the machine", daemon=True)
+        thread.start()
+        cleanups.callback(thread.join, COLLECTED)
+
+    return {TrainBegan: began}
+
+
+def _collect(journal: Journal, known: Mapping[str, Fact], device: str, ranks: int) -> None:
+    with suppress(Exception):  # facts that are not known do not stop a run
+        facts: dict[str, Fact] = {"host": {**_host_facts(), "device": device, "devices": ranks}, **known}
+        facts["packages"] = installed_packages()
+        state = state_of_repository(script_folder())
+        if state is not None:
+            facts["git"] = {"commit": state.commit, "branch": state.branch, "changed_files": state.changed_files}
+        journal.note("information", **facts)
+
+
+def _host_facts() -> dict[str, Fact]:
+    import psutil
+
+    return {
+        "name": platform.node()[:LONGEST_FACT],
+        "system": platform.platform()[:LONGEST_FACT],
+        "python": platform.python_version(),
+        "processor": _processor()[:LONGEST_FACT],
+        "cpus": os.cpu_count(),
+        "memory": psutil.virtual_memory().total,
+    }
+
+
+def _processor() -> str:
+    """Return the name of the processor; on Linux, where `platform` does not know it, as the kernel has it."""
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+        for line in islice(lines, 100):
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor()
+
+
+def script_folder() -> str:
+    """Return the folder of the program's main script; the working folder if it has none, as in a notebook."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    inside = script and not any(part in ("site-packages", "dist-packages", "bin") for part in Path(script).parts)
+    return os.path.dirname(os.path.abspath(script)) if script and inside else os.getcwd()
+
+
+def installed_packages() -> dict[str, Fact]:
+    """Return the versions of the installed distributions by name, from the names of their folders alone."""
+    found: dict[str, Fact] = {}
+    for place in sys.path:
+        with suppress(OSError), os.scandir(place or ".") as entries:
+            for entry in entries:
+                stem, _, ending = entry.name.rpartition(".")
+                name, _, version = stem.partition("-")
+                if ending == "dist-info" and version:
+                    found.setdefault(name.replace("_", "-").lower()[:LONGEST_FACT], version[:LONGEST_FACT])
+    return dict(islice(sorted(found.items()), MOST_PACKAGES))
+
+
+def _model_facts(parts: TrainerParts) -> dict[str, Fact]:
+    framework = parts.adapters.framework
+    parameters, trained = framework.parameter_counts(parts)
+    return {
+        "name": type(parts.unwrapped_model).__name__[:LONGEST_FACT],
+        "parameters": parameters,
+        "trainable_parameters": trained,
+        "bytes": framework.parameter_bytes(parts),
+    }
+
+
+def _data_facts(parts: TrainerParts) -> dict[str, Fact]:
+    evaluated = parts.eval_dataset
+    several = list(evaluated.values()) if isinstance(evaluated, dict) else [evaluated]
+    counts = [_length_of(each) for each in several]
+    known = [each for each in counts if each is not None]
+    return {
+        "training_samples": _length_of(parts.train_dataset),
+        "evaluation_samples": sum(known) if len(known) == len(counts) else None,
+    }
+
+
+def _length_of(data: Any) -> int | None:
+    """Return the number of samples of a data set; None if it has none, or does not know it."""
+    try:
+        return len(data)
+    except Exception:  # a class of the user's
+        return None

@@ -30,7 +30,9 @@ from hexloop.app.run.memory_metrics import MemoryStages
 from hexloop.app.run.meters import meter_for
 from hexloop.app.run.profiling import profile_steps
 from hexloop.app.run.publishing import finish_pushes_after, publishing_events
+from hexloop.app.run.run_information import note_information
 from hexloop.app.run.step_sizes import same_global_batch
+from hexloop.app.run.system_metrics import sample_system
 from hexloop.app.run.tracking import RunLoggers, run_loggers
 from hexloop.app.run.trained_parameters import TrainedParameters
 from hexloop.domain.checkpoints.manifest import checkpoint_name
@@ -68,6 +70,7 @@ class Reporting:
         interrupts.start(self._preempt)  # may raise, so before the loggers
         cleanups.callback(interrupts.stop)
         self.loggers = run_loggers(parts, self.run)
+        parts.state.takes_media = self.loggers.media.take
         cleanups.callback(self._finish, self.loggers)
         cleanups.callback(_close_bars, parts.callback_handler, ProgressDisplay)
         cleanups.push(self._note_failure)
@@ -87,7 +90,7 @@ class Reporting:
         self.run.failure = self.run.failure or error
 
     def _finish(self, loggers: RunLoggers) -> None:
-        self.loggers = None
+        self.loggers = self.parts.state.takes_media = None
         loggers.finish()
 
 
@@ -259,10 +262,12 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         messages.log_start(parts, run, prepared.loader, resumed)
         messages.log_nothing_left(run, resumed, resume_from)
         cleanups.callback(prepared.journal.close)
+        sample_system(parts, run, cleanups)
         passes_models = reporting.start(cleanups)
         parts.dispatcher.observe(
             meter.handlers(),
             prepared.journal.follow(run, framework.group_lines(parts)),
+            note_information(parts, cleanups),
             _watch_outcome(host, session),
             messages.end_messages(parts, run),
             guard_messages(parts.args),

@@ -26,6 +26,7 @@ from hexloop.app.assembly.trackers import (
     is_in_loop,
     logger_of,
     maker_in,
+    media_folder,
     open_spool,
     receiver_of,
     spool_name,
@@ -34,6 +35,7 @@ from hexloop.app.assembly.trackers import (
 )
 from hexloop.app.callbacks.console import bar_of_the_rest
 from hexloop.app.callbacks.trackers import TRACKERS, TrackerCallback, replaces
+from hexloop.app.run.media import RunMedia, run_media
 from hexloop.app.run.publishing import AFTER_A_STOP
 from hexloop.app.run.run_information import information_of
 from hexloop.app.run.saving import save_model
@@ -46,7 +48,7 @@ from hexloop.domain.fail_safe import LoggerGroup
 from hexloop.domain.redaction import redact
 from hexloop.domain.run import Run
 from hexloop.domain.tracking import Left, Tracking
-from hexloop.ports.logger import Outcome, Record, RunInformation, SavedModel
+from hexloop.ports.logger import Media, Outcome, Record, RunInformation, SavedModel
 
 
 @frozen
@@ -89,6 +91,7 @@ class RunLoggers:
     deferred: dict[str, Receiver] = field(factory=dict)
     preempted: bool = False
     takes_next: set[str] = field(factory=set)
+    media: RunMedia = field(init=False)
     _overriding_log: set[str] = field(factory=set)
     _overriding_save: set[str] = field(factory=set)
     _saved: dict[str, tuple[float, bool]] = field(factory=dict)
@@ -98,6 +101,7 @@ class RunLoggers:
 
     def __attrs_post_init__(self) -> None:
         self._in_checkpoint = dict(self.run.state.trackers) if self.run.state.step > 0 else None
+        self.media = run_media(self.parts, self.run, self._pass_on)
 
     # Start
 
@@ -154,6 +158,11 @@ class RunLoggers:
                 self.start(name)
             names = [name for name in self.tracking.names if name not in self._overriding_log]
         self.tracking.write(record, names)
+
+    def _pass_on(self, media: Media) -> None:
+        """Pass a medium to the loggers in the background that take its kind."""
+        if self.tracking is not None:
+            self.tracking.write_media(media)
 
     def events(self) -> dict[type[AnyEvent], Callable[[Any], None]]:
         """Return the event handlers that pass models on; none if no logger takes any."""
@@ -220,13 +229,15 @@ class RunLoggers:
     def finish(self) -> None:
         """Finish all loggers with the outcome of the run, wait for a bounded time, and warn about what is left."""
         outcome = outcome_of(self.run, self.preempted)
+        grace = self.parts.args.logger_grace
+        grace = min(grace, AFTER_A_STOP) if outcome.kind in ("stopped", "preempted") else grace
+        ends_at = time.monotonic() + grace
+        self.media.finish(grace)
         for logger in self._entered:
             _warn_on_error(type(logger).__name__, logger.leave_thread)
         for callback in self.callbacks.values():
             callback.tracked_run, callback._initialized = None, False
         self.direct.finish(outcome)
-        grace = self.parts.args.logger_grace
-        ends_at = time.monotonic() + (min(grace, AFTER_A_STOP) if outcome.kind in ("stopped", "preempted") else grace)
         left = self._finish_tracking(outcome, ends_at)
         if outcome.kind == "finished" and self.parts.adapters.mesh.writes:
             folder, own = state_folder(self.parts.folder), spool_name(self.run.state.run)
@@ -294,7 +305,7 @@ def run_loggers(parts: TrainerParts, run: Run[Any, Any]) -> RunLoggers:
 def _track(loggers: RunLoggers, receivers: Mapping[str, Receiver]) -> None:
     """Start loggers in the background, but those whose callbacks override `setup`, which decides when they start."""
     parts, state = loggers.parts, loggers.run.state
-    tracking = tracking_in(open_spool(parts.folder, state.run))
+    tracking = tracking_in(open_spool(parts.folder, state.run), media_folder(parts.folder))
     tracking.resume(state.step)
     loggers.tracking = tracking
     for receiver in receivers.values():

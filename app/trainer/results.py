@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 from hexloop.app.hooks import standard
@@ -11,7 +12,7 @@ from hexloop.app.trainer.attributes import TrainerAttributes
 from hexloop.domain.errors import RunStateError
 from hexloop.domain.events import TrainEnded
 from hexloop.domain.loop import log_evaluate_save
-from hexloop.ports.logger import Record
+from hexloop.ports.logger import MediaKind, Record
 
 
 class TrainOutput(NamedTuple):
@@ -123,6 +124,43 @@ class TrainerStages(TrainerAttributes):
         self._dispatcher.call("on_log", logs=logs)
         if session is not None and (loggers := session.reporting.loggers) is not None:
             loggers.write(Record(state.global_step, state.epoch, dict(logs)))
+
+    def log_media(
+        self,
+        name: str,
+        value: Any,
+        kind: MediaKind | None = None,
+        *,
+        caption: str | Sequence[str] = "",
+        columns: Sequence[str] | None = None,
+        rate: int | None = None,
+        bins: int = 64,
+    ) -> None:
+        """Log an image, audio, a text, a table or a histogram at the present step of the live run.
+
+        The value is taken as it is now, and everything else happens in the background: it is written to the folder of
+        the run, where its page shows it, and passed to the trackers that take such media. Callbacks call
+        `state.log_media`. Nothing happens between runs, and on processes that do not write. What cannot be logged is
+        warned of once for each name, and never stops the run.
+
+        Args:
+            name: What it is shown under, such as `"samples"` or `"eval/attention"`. Media of one name are shown over
+                the steps. A second value of the same name and step replaces the first.
+            value: A text; an image of Pillow, a figure of matplotlib, or pixels as (height, width) or with 1, 3 or 4
+                channels first or last, floats from 0 to 1 or integers from 0 to 255; rows as mappings, or as lists with
+                `columns`, or a frame of pandas; numbers for a histogram, or a pair of counts and edges; samples of
+                sound, (samples,) or (samples, channels), floats from -1 to 1 or integers. Arrays are those of numpy or
+                tensors. A list of several of the same kind is logged together, at most 100.
+            kind: Which of these it is. It may be left out if the type and the shape of the value say so: a text, an
+                image or a figure, three dimensions (an image), one dimension (a histogram), rows (a table).
+            caption: A line of text shown with it; a list for several.
+            columns: The names of the columns of a table whose rows are lists.
+            rate: Of audio, in samples a second.
+            bins: Of a histogram.
+        """
+        session = self._session
+        if session is not None and (loggers := session.reporting.loggers) is not None:
+            loggers.media.take(name, value, kind, caption=caption, columns=columns, rate=rate, bins=bins)
 
     def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
         """Print the metrics of a split ("train", "eval", "test") in aligned lines, formatted by `metrics_format`."""

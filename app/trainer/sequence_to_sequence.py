@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -15,6 +16,7 @@ from hexloop.app.arguments.sequence_to_sequence import Seq2SeqTrainingArguments
 from hexloop.app.assembly.torch.losses import loss_of_generation
 from hexloop.app.hooks import is_overridden, standard
 from hexloop.app.rules import rules_of
+from hexloop.app.run.generated_samples import NAME, GeneratedSamples
 from hexloop.app.trainer.trainer import Trainer
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.evaluation import PredictionOutput
@@ -37,6 +39,7 @@ class Seq2SeqTrainer(Trainer):
     """
 
     arguments_class: ClassVar[type[Seq2SeqTrainingArguments]] = Seq2SeqTrainingArguments
+    _samples: GeneratedSamples | None = None
     args: Seq2SeqTrainingArguments
 
     def __init__(
@@ -157,10 +160,32 @@ class Seq2SeqTrainer(Trainer):
             _state_defaults(self.model.generation_config)  # as the evaluation before a resume did
         if not is_overridden(self, "evaluate"):
             self.gather_function = self.accelerator.gather
+        self._samples = self._wanted_samples()
         try:
-            return (yield from super().evaluation_in_training())
+            metrics = yield from super().evaluation_in_training()
+            self._log_samples()
+            return metrics
         finally:
-            self.gather_function = None
+            self.gather_function = self._samples = None
+
+    def _wanted_samples(self) -> GeneratedSamples | None:
+        """Return what collects samples of an evaluation; None on other processes, and where nothing can decode them."""
+        wanted = self.args.predict_with_generate and self.args.generation_samples > 0
+        decodes = wanted and self.is_world_process_zero() and hasattr(self.processing_class, "batch_decode")
+        return GeneratedSamples(self.args.generation_samples) if decodes else None
+
+    def _log_samples(self) -> None:
+        """Log the samples that were collected. A tokenizer that fails is reported, and stops nothing."""
+        if self._samples is None:
+            return
+        try:
+            rows = self._samples.table(self.processing_class, getattr(self.processing_class, "pad_token_id", None))
+        except Exception as error:
+            text = f"The generated samples cannot be decoded ({type(error).__name__}: {error}); they are not logged."
+            warnings.warn(text, stacklevel=2)
+            return
+        if rows:
+            self.log_media(NAME, rows, "table")
 
     def prediction_step(
         self,
@@ -188,6 +213,8 @@ class Seq2SeqTrainer(Trainer):
         if not rules_of(self.args).generation_config_stays:
             _state_defaults(self.model.generation_config)
         generated = self._padded(tokens)
+        if self._samples is not None:
+            self._samples.see(inputs, tokens, labels)
         loss = None
         if labels is not None and rules_of(self.args).own_losses:
             loss = super().prediction_step(model, raw, True)[0]

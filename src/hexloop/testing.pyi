@@ -20,6 +20,7 @@ from .adapters.hub import FolderHub as FolderHub, MemoryHub as MemoryHub, NoHub 
 from .adapters.interrupts import ManualInterrupts as ManualInterrupts, NoInterrupts as NoInterrupts
 from .adapters.journal import MemoryJournal as MemoryJournal, NoJournal as NoJournal
 from .adapters.logger import NoLogger as NoLogger, RecordingLogger as RecordingLogger
+from .adapters.machine import SimulatedMachine as SimulatedMachine
 from .adapters.losses import PlainLosses as PlainLosses
 from .adapters.engines.single.engine import SingleProcess as SingleProcess
 from .adapters.precision.plain import PlainPrecision as PlainPrecision
@@ -53,6 +54,7 @@ from .app.testing.contracts.environment import JournalContract as JournalContrac
 from .app.testing.contracts.learning import LearnerContract as LearnerContract
 from .app.testing.contracts.environment import LoggerContract as LoggerContract
 from .app.testing.contracts.learning import LossesContract as LossesContract
+from .app.testing.contracts.environment import MachineContract as MachineContract
 from .app.testing.contracts.processes import ParallelismContract as ParallelismContract
 from .app.testing.contracts.learning import SchedulerContract as SchedulerContract
 from .app.testing.contracts.search import SearchContract as SearchContract

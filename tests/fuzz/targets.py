@@ -37,8 +37,11 @@ from hexloop.app.assembly.torch.transformers_checkpoints.pickled.descriptions im
 from hexloop.app.assembly.torch.transformers_checkpoints.pickled.program import read_file
 from hexloop.app.pages import journal_lines
 from hexloop.app.pages.journal_lines import RunLines, journal_note
+from hexloop.app.pages.history import RunHistory
+from hexloop.app.pages.media_section import file_shown
 from hexloop.app.pages.page import content_of, search_content
 from hexloop.app.pages.reading import RunRecord
+from hexloop.app.pages.system import system_metrics_in
 from hexloop.app.pages.trials import ShownSearch, in_order, shown_search
 from hexloop.domain import journal_index
 from hexloop.domain.checkpoints.manifest import (
@@ -54,7 +57,9 @@ from hexloop.domain.errors import CheckpointError, ConfigurationError, HexloopEr
 from hexloop.domain.folders import Folder
 from hexloop.domain.journal import compare, timelines
 from hexloop.domain.json_documents import json_part, read_json
+from hexloop.domain.media import ENDINGS, kept_of
 from hexloop.domain.redaction import printable, printable_lines, redact, redacted
+from hexloop.domain.run_folder import MEDIA, MEDIA_INDEX, system_file
 from hexloop.domain.search.records import DEFINITION, LINES, read_search
 from hexloop.domain.search.selection import best_trials
 from hexloop.domain.state import RunState
@@ -337,6 +342,87 @@ def journal_page(data: bytes) -> None:
     lines.read_edges()
 
 
+RUN = "a run"
+
+MEDIUM = (
+    '{"run": "a run", "time": 1.0, "name": "a", "step": 1, "epoch": 0.5, "kind": "KIND", "content": CONTENT, '
+    '"index": 0, "caption": "", "file": "00000000000000000000000000000000.ENDING", "size": 9}'
+)
+MEDIA_CASES = {
+    "text": ("{}", b'{"text": "a <b>"}'),
+    "table": ("{}", b'{"columns": ["a", "b"], "rows": [[1, "<i>"], [null, true]]}'),
+    "histogram": ("{}", b'{"edges": [0, 1.5, 2], "counts": [3, 4]}'),
+    "image": ('{"width": 3, "height": 2}', b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x03\x00\x00\x00\x02"),
+    "audio": ('{"rate": 8000, "seconds": 1.0, "channels": 1}', b"RIFF"),
+}
+
+
+def media_cases() -> list[bytes]:
+    """Return an index and a file of each kind."""
+    lines = [
+        MEDIUM.replace("KIND", kind).replace("CONTENT", content).replace("ENDING", ENDINGS[kind]).encode() + b"\0" + data
+        for kind, (content, data) in MEDIA_CASES.items()
+    ]
+    return lines
+
+
+def media(data: bytes) -> None:
+    """A page of any index and file of media is made, and shows files of the folder alone.
+
+    A case is the index and, after a null byte, what the files of all endings hold.
+    """
+    index, _, content = data.partition(b"\0")
+    place = folder() / f"{os.getpid()}-media"
+    (place / MEDIA).mkdir(parents=True, exist_ok=True)
+    (place / MEDIA / MEDIA_INDEX).write_bytes(index)
+    for ending in set(ENDINGS.values()):
+        (place / MEDIA / f"{'0' * 32}.{ending}").write_bytes(content)
+    history = RunHistory(RUN)
+    for addresses in (None, ["a run"]):
+        page = content_of([RunRecord("run", "run", str(place), history, "")], 1e9, addresses)
+        json.dumps(page.document, allow_nan=False)
+    for line in index.split(b"\n"):
+        try:
+            kept = kept_of(json.loads(line))
+        except (ValueError, RecursionError):
+            continue
+        if kept is None:
+            continue
+        assert re.fullmatch(r"[0-9a-f]{32}\.(json|png|wav)", kept.media.file), kept.media.file
+        try:
+            shown, kind = file_shown(place, kept.media.file, kept.media.kind)
+        except OSError:
+            continue
+        assert kind in ("image/png", "audio/wav") or json.loads(shown)
+
+
+def changed_media(data: bytes, random: Random, others: list[bytes]) -> bytes:
+    """Change the index, or what the files hold."""
+    index, _, content = data.partition(b"\0")
+    if random.random() < 0.6:
+        lines = [changed_json(line, random, others) for line in index.split(b"\n")]
+        return b"\n".join(lines) + b"\0" + content
+    return index + b"\0" + changed_json(content, random, others)
+
+
+def system(data: bytes) -> None:
+    """The system metrics of any file are read: as many values as times, which ascend."""
+    place = folder() / f"{os.getpid()}-system"
+    path = place / system_file(0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    for rank in system_metrics_in(place, RUN).ranks:
+        assert all(len(each) == len(rank.times) == len(rank.steps) for each in rank.values.values())
+        assert all(one < other for one, other in zip(rank.times, rank.times[1:], strict=False))
+
+
+def system_cases() -> list[bytes]:
+    """Return a file of a session."""
+    began = '{"kind": "began", "run": "a run", "rank": 0, "host": "h", "process": 1, "step": 0, "time": 1.0}'
+    samples = [f'{{"time": {time}.5, "step": {time}, "cpu": 1.5, "gpu_use": 2}}' for time in range(1, 4)]
+    return ["\n".join([began, *samples]).encode()]
+
+
 def _windows_of(journal: bytes) -> list[journal_index.Window]:
     lines = journal.split(b"\n")[:-1]
     cut = len(lines) // 2
@@ -448,6 +534,8 @@ PARSERS = (
     Target("arguments", arguments, changed_json),
     Target("journal", journal),
     Target("journal_page", journal_page, cases_per_process=500),
+    Target("media", media, changed_media, cases_per_process=500, first=media_cases),
+    Target("system", system, first=system_cases),
     Target("search", search, changed_search, cases_per_process=500),
     Target("printed", printed),
     Target("redaction", redaction, cases_per_process=500),

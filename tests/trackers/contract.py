@@ -8,12 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, ClassVar
+from zipfile import ZipFile, is_zipfile
 
 import pytest
 from attrs import evolve
 
 from hexloop.adapters.logger.tracker import SINGLE_VALUES, grouped
+from hexloop.app.testing.contracts.environment import MEDIA, with_file
 from hexloop.ports.logger import FINISHED, Outcome, Record, Value
 from tests.trackers.running import Answer, SentRun, StoredRun, pinned, run, stored, track
 
@@ -181,6 +184,26 @@ class TrackerContract:
 
     def check_summary(self, one: StoredRun) -> None:
         """Check values of the whole run where they are no curves."""
+
+    def test_media_are_taken(self, tmp_path: Path) -> None:
+        """Of the kinds that the adapter says, also twice; images are in the store, and values are as without media."""
+        kinds = resolve_name(self.adapter).media
+        if not kinds:
+            pytest.skip("it takes none")
+        source = tmp_path / "source"
+        source.mkdir()
+        media = [evolve(with_file(each, source), step=10) for each in MEDIA if each.kind in kinds]
+        answer = self.track(tmp_path, SentRun(information(), FIRST, media=[*media, *media]))
+        assert answer.error is None, answer.output
+        [one] = self.read(tmp_path)
+        assert self.found(one, self.expected(*FIRST)) == self.expected(*FIRST)
+        assert self.images(tmp_path), sorted(each.name for each in tmp_path.rglob("*"))
+
+    def images(self, folder: Path) -> list[str]:
+        """Return the names of images in the store, or in an archive of it."""
+        files = [each for each in folder.rglob("*") if each.is_file() and each.parent.name != "source"]
+        inside = [name for each in files if is_zipfile(each) for name in ZipFile(each).namelist()]
+        return [name for name in (*map(str, files), *inside) if name.endswith(".png")]
 
     @pytest.mark.matrix
     @pytest.mark.parametrize("kind", ["failed", "stopped", "preempted"])

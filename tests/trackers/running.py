@@ -15,7 +15,7 @@ import attrs
 import pytest
 from attrs import field, frozen
 
-from hexloop.ports.logger import FINISHED, Outcome, Record, SavedModel
+from hexloop.ports.logger import FINISHED, Media, Outcome, Record, SavedModel
 
 ROOT = Path(__file__).resolve().parents[2]
 CREATED = ROOT / ".trackers"
@@ -35,6 +35,7 @@ class SentRun:
     information: Mapping[str, object]
     records: Sequence[Record] = ()
     models: Sequence[SavedModel] = ()
+    media: Sequence[Media] = ()
     outcome: Outcome | None = FINISHED
     with_model: bool = False
 

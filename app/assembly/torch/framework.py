@@ -62,11 +62,17 @@ class TorchFramework(Framework[TrainerParts]):
     patched = staticmethod(models.patched)
     compiled = staticmethod(models.compiled)
     kept_on_host = staticmethod(tensors.kept_on_host)
+    array_later = staticmethod(tensors.array_later)
 
     def parameter_counts(self, parts: TrainerParts) -> tuple[int, int]:
         """See `Framework.parameter_counts`."""
         count, parameters = parts.adapters.engine.element_count, list(parts.unwrapped_model.parameters())
         return sum(map(count, parameters)), sum(count(each) for each in parameters if each.requires_grad)
+
+    def parameter_bytes(self, parts: TrainerParts) -> int:
+        """See `Framework.parameter_bytes`."""
+        count = parts.adapters.engine.element_count
+        return sum(count(each) * each.element_size() for each in parts.unwrapped_model.parameters())
 
     def is_model(self, candidate: Any) -> bool:
         """Return whether an object has parameters, and is not a class."""

@@ -44,6 +44,40 @@ def is_tensor(value: object) -> bool:
     return isinstance(value, Tensor)
 
 
+def array_later(value: object, most: int | None) -> Callable[[], Any] | None:
+    """Return what copies a tensor to the host as it is now; see `Framework.array_later`."""
+    if not isinstance(value, Tensor):
+        return None
+    kept = value.detach()
+    if most is not None and kept.numel() > most:
+        kept = kept.reshape(-1)[:: -(-kept.numel() // most)]
+    kept = kept.clone()
+    copied = _event_after(kept)
+
+    def copy() -> Any:
+        if copied is not None:
+            copied.synchronize()
+        host = kept.cpu()
+        return (host.float() if host.is_floating_point() else host).numpy()
+
+    if copied is None and kept.device.type != "cpu":
+        array = copy()  # the device has no events, so only this thread can wait for it
+        return lambda: array
+    return copy
+
+
+def _event_after(tensor: Tensor) -> Any:
+    """Return an event after what was started on the device of a tensor; None if the device has no events."""
+    if tensor.device.type == "cpu":
+        return None
+    try:
+        event = torch.Event(tensor.device)
+        event.record()
+    except (RuntimeError, NotImplementedError):
+        return None
+    return event
+
+
 def clip_gradients(parameters: Any, max_norm: float, norm_type: float = 2.0) -> Any:
     """Clip the gradients of parameters to `max_norm` in place; return their norm before, a scalar on the device."""
     return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)

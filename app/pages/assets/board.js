@@ -15,7 +15,8 @@
     });
     const trials = data.trials && [data.trials.parameters.map(function (axis) { return axis.name; }),
                                    data.trials.objectives.some(function (each) { return each.values.some(Number.isFinite); })];
-    return JSON.stringify([data.runs, data.charts.map(function (chart) { return [chart.id, chart.title]; }), search, trials]);
+    const media = data.media && data.media.map(function (panel) { return panel.name; });
+    return JSON.stringify([data.runs, media, data.charts.map(function (chart) { return [chart.id, chart.title]; }), search, trials]);
   }
 
   function replace(identifier, html) {

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar, cast
 
 import pytest
 
 from hexloop.app.testing.contracts.state import contents, kept
-from hexloop.ports.device import Device
+from hexloop.ports.device import Device, DeviceUse
 from hexloop.ports.learner import Precision, Trainable
 
 
@@ -53,6 +54,20 @@ class DeviceContract:
 
         assert 0 <= memory.used <= memory.peak
         assert memory.total == 0 or memory.peak <= memory.total
+
+    def test_its_use_is_within_its_bounds(self, device: Device) -> None:
+        """What is measured is a number in its range, from any thread; what is not measured is None."""
+        found: list[DeviceUse] = [device.use()]
+        thread = threading.Thread(target=lambda: found.append(device.use()))
+        thread.start()
+        thread.join()
+
+        for use in found:
+            assert use.use is None or 0 <= use.use <= 100
+            assert use.memory is None or use.memory >= 0
+            assert use.power is None or 0 <= use.power < 10_000
+            assert use.temperature is None or -50 < use.temperature < 200
+        assert len(found) == 2
 
     def test_a_peak_can_be_reset(self, device: Device) -> None:
         """After a reset the peak is no higher than before, and no lower than the memory in use."""

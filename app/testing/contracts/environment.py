@@ -1,18 +1,26 @@
-"""Contract suites of the Background, Clock, Interrupts, Logger, Journal and Signatures ports."""
+"""Contract suites of the Background, Clock, Interrupts, Machine, Logger, Journal and Signatures ports."""
 
 from __future__ import annotations
 
+import base64
+import json
 import math
 import threading
+import wave
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Literal
 
 import pytest
+from attrs import evolve
 
-from hexloop.ports.logger import Fact, Journal, Logger, Outcome, Record, RunInformation, Value
-from hexloop.ports.process import Background, Clock, Interrupts
+from hexloop.app.assembly.trackers import receiver_of
+from hexloop.domain.media import ENDINGS
+from hexloop.domain.system_metrics import LARGEST, METRICS
+from hexloop.ports.logger import Fact, Journal, Logger, Media, Outcome, Record, RunInformation, Value
+from hexloop.ports.process import Background, Clock, Interrupts, Machine
 from hexloop.ports.storage import Signatures
 
 
@@ -163,6 +171,62 @@ class InterruptsContract:
         interrupts.stop()
 
 
+class MachineContract:
+    """Contract suite of the Machine port."""
+
+    @pytest.fixture
+    def machine(self) -> Machine:
+        """The adapter under test."""
+        raise NotImplementedError
+
+    def test_known_metrics_are_measured(self, machine: Machine) -> None:
+        """Every name is that of a metric, and every value a finite number that is not negative."""
+        for _ in range(3):
+            for name, value in machine.measure().items():
+                assert name in METRICS
+                assert 0 <= value < LARGEST
+
+    def test_another_thread_may_measure(self, machine: Machine) -> None:
+        """All calls come from one thread, which need not be the one that made the machine."""
+        found: list[object] = []
+        thread = threading.Thread(target=lambda: found.append(machine.measure()))
+        thread.start()
+        thread.join()
+
+        assert len(found) == 1
+
+
+MEDIA = (
+    Media("a text", 1, 0.5, "text", {"text": "a <b> text\nover two lines"}, caption="with a caption"),
+    Media("a table", 1, 0.5, "table", {"columns": ["in", "out"], "rows": [["a|b", 1], [None, 0.5], [True, "c"]]}),
+    Media("a group/an image", 1, 0.5, "image", {"width": 3, "height": 2}),
+    Media("a group/an image", 1, 0.5, "image", {"width": 3, "height": 2}, index=1, caption="the second"),
+    Media("a histogram", 1, 0.5, "histogram", {"edges": [-1.0, 0.0, 2.0], "counts": [3, 0]}),
+    Media("sound", 2, 1.0, "audio", {"rate": 8000, "seconds": 0.01, "channels": 1}),
+)
+"""A medium of each kind, without its file."""
+
+
+def with_file(media: Media, folder: Path) -> Media:
+    """Return a medium with the path of its file, which is written into a folder."""
+    path = folder / f"{media.kind}-{media.index}.{ENDINGS[media.kind]}"
+    if media.kind == "image":
+        path.write_bytes(PIXELS)
+    elif media.kind == "audio":
+        with wave.open(str(path), "wb") as file:
+            file.setparams((1, 2, 8000, 0, "NONE", ""))
+            file.writeframes(bytes(160))
+    else:
+        path.write_text(json.dumps(dict(media.content)))
+    return evolve(media, file=str(path), size=path.stat().st_size)
+
+
+PIXELS = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAMAAAACCAIAAAASFvFNAAAAHElEQVR42mM8wcXFwMDAwMDAxMDAYPHtKwMDAwAaZAMDiN1qJwAAAABJRU5ErkJggg=="
+)
+"""A PNG of 3 times 2 pixels."""
+
+
 RECORDS = (
     Record(1, 0.5, {"loss": 2.5, "learning_rate": 1e-5, "grad_norm": None}),
     Record(1, 0.5, {}),
@@ -218,6 +282,21 @@ class LoggerContract:
         logger.start(RunInformation("a run"))
         logger.write(Record(1, 0.5, {"loss": 1.0}))
         logger.finish(Outcome(kind, "RuntimeError: the data ended"))
+
+        assert self.written(logger) in (None, {"loss": 1.0})
+
+    def test_media_of_the_kinds_that_it_takes_can_be_written(self, logger: Logger, tmp_path: Path) -> None:
+        """A logger that says that it takes a kind takes it, also twice; one that says nothing takes none."""
+        receiver = receiver_of("logger", logger, {})
+        assert receiver.media <= set(ENDINGS)
+        assert receiver.write_media is not None or not receiver.media
+        logger.start(RunInformation("a run"))
+        for media in MEDIA:
+            if media.kind in receiver.media and receiver.write_media is not None:
+                for _ in range(2):
+                    receiver.write_media(with_file(media, tmp_path))
+        logger.write(Record(3, 1.5, {"loss": 1.0}))
+        logger.finish()
 
         assert self.written(logger) in (None, {"loss": 1.0})
 

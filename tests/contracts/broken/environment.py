@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -14,9 +14,9 @@ from hexloop.adapters.background import InlineTask
 from hexloop.adapters.trainable.least_squares import Row
 from hexloop.ports.batches import Evaluator
 from hexloop.ports.collectives import Collectives, Json
-from hexloop.ports.device import Device
-from hexloop.ports.logger import Fact, Journal, Logger, Record
-from hexloop.ports.process import Interrupts
+from hexloop.ports.device import Device, DeviceUse
+from hexloop.ports.logger import Fact, Journal, Logger, Media, Record
+from hexloop.ports.process import Interrupts, Machine
 from hexloop.ports.state import Part
 from hexloop.testing import (
     BackgroundContract,
@@ -30,11 +30,14 @@ from hexloop.testing import (
     LeastSquaresEvaluator,
     LinearModel,
     LoggerContract,
+    MachineContract,
     ManualClock,
     ManualInterrupts,
     MemoryJournal,
     NoLogger,
+    RecordingLogger,
     SimulatedDevice,
+    SimulatedMachine,
     SimulatedOutOfMemoryError,
     SimulatedWorld,
     SingleProcessCollectives,
@@ -120,6 +123,38 @@ class TestKeptUntilClosed(JournalContract):
         return list(journal.notes)
 
 
+class TakingNoImages(RecordingLogger):
+    def write_media(self, media: Media) -> None:
+        if media.kind == "image":
+            raise ValueError
+
+
+class TestTakingNoImages(LoggerContract):
+    broken = "test_media_of_the_kinds_that_it_takes_can_be_written"
+
+    @pytest.fixture
+    def logger(self) -> Logger:
+        return TakingNoImages(media={"text", "image"})
+
+
+class MadeUpMetrics(SimulatedMachine):
+    def measure(self) -> Mapping[str, float]:
+        return {"made_up": 1.0}
+
+
+class TestMadeUpMetrics(MachineContract):
+    broken = "test_known_metrics_are_measured"
+
+    @pytest.fixture
+    def machine(self) -> Machine:
+        return MadeUpMetrics()
+
+
+class Overheated(SimulatedDevice):
+    def use(self) -> DeviceUse:
+        return DeviceUse(use=101.0)
+
+
 class FailingOnNan(NoLogger):
     def write(self, record: Record) -> None:
         if any(isinstance(value, float) and math.isnan(value) for value in record.values.values()):
@@ -176,6 +211,11 @@ class TestSeedingHalf(DeviceTest):
 class TestLosingGaussians(DeviceTest):
     broken = "test_generators_can_be_restored_at_any_time"
     kind = LosingGaussians
+
+
+class TestOverheated(DeviceTest):
+    broken = "test_its_use_is_within_its_bounds"
+    kind = Overheated
 
 
 class TestBlamingMemory(DeviceTest):

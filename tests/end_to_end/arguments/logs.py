@@ -210,3 +210,19 @@ def _(bench: Bench) -> None:
     made.train()
     assert list(folder.glob("events.*"))
     assert not (Path(made.args.output_dir) / "runs").exists()
+
+
+@shows("system_metrics")
+def _(bench: Bench) -> None:
+    for given in (True, False):
+        made = bench.trained(system_metrics=given, save_strategy="epoch")
+        assert Path(made.args.output_dir, ".hexloop", "system-0.jsonl").exists() is given
+
+
+@shows("media_limit")
+def _(bench: Bench) -> None:
+    made = bench.trainer(media_limit=0.002)
+    for _event in made.stream():
+        made.log_media("noise", torch.rand(3, 20, 20))
+    kept = list(Path(made.args.output_dir, ".hexloop", "media").iterdir())
+    assert sum(each.stat().st_size for each in kept) <= 2000

@@ -66,3 +66,12 @@ def _(bench: Bench) -> None:
     with pytest.warns(FutureWarning, match="sortish_sampler"):
         made = _trainer(bench, sortish_sampler=True)
     assert made.args.train_sampling_strategy == "group_by_length"
+
+
+@shows("generation_samples")
+def _(bench: Bench) -> None:
+    for given in (0, 2):
+        made = _trainer(bench, generation_samples=given, predict_with_generate=True)
+        assert (made._wanted_samples() is not None) is False, "there is no tokenizer"
+        made.processing_class = type("Decoder", (), {"batch_decode": lambda self, rows, **_: map(str, rows)})()
+        assert (made._wanted_samples() is not None) is (given > 0)

@@ -17,7 +17,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
-from hexloop.ports.logger import Outcome, Record, RunInformation, SavedModel
+from hexloop.ports.logger import Media, Outcome, Record, RunInformation, SavedModel
 
 
 class Warnings(logging.Handler):
@@ -46,6 +46,8 @@ def track(logger: Any, run: dict[str, Any], calls: ThreadPoolExecutor) -> str | 
         logger.enter_thread()
     for record in run["records"]:
         calls.submit(logger.write, Record(**record)).result()
+    for media in run["media"]:
+        calls.submit(logger.write_media, Media(**media)).result()
     for saved in run["models"]:
         calls.submit(logger.save, SavedModel(**saved)).result()
     if hasattr(logger, "leave_thread"):

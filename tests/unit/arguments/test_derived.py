@@ -129,7 +129,7 @@ def test_dictionaries_equal_transformers() -> None:
     own |= {"reproduce", "predictions_folder", "journal", "interrupts", "stop_file", "stop_after", "stop_margin"}
     own |= {"on_nonfinite", "on_spike", "spike_factor", "nonfinite_limit", "dataloader_timeout"}
     own |= {"capture_step", "compile_buckets", "save_full_model"}
-    own |= {"log_goodput", "peak_flops", "profile"}
+    own |= {"log_goodput", "peak_flops", "profile", "system_metrics", "media_limit"}
     own |= {"fp8"}
     own |= {"optim_layerwise", "chunked_loss", "loss_type", "log_token_accuracy"}
     own |= {"packing", "packing_strategy", "max_length", "padding_free", "tokens_per_batch", "eval_packing"}
