@@ -25,8 +25,8 @@ from hexloop.app.pages.watching import Listing, RunListing, SearchListing, Watch
 from hexloop.domain.errors import ConfigurationError
 
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; media-src 'self'; base-uri 'none'; "
-    "form-action 'self'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "media-src 'self'; base-uri 'none'; form-action 'self'"
 )
 
 SCRIPTS = ("echarts.min.js", *RUN_SCRIPTS, "board.js")

@@ -32,7 +32,7 @@ COLOURS = {
 
 
 def progress_section(records: Sequence[RunRecord], now: float) -> Markup:
-    """Return the state of each run, percent, steps, time left, and how good it is: of several in a table of few lines."""
+    """Return the state of each run, percent, steps, time left, how good it is: of several in a table."""
     runs = [_progress(record, now) for record in records]
     if len(runs) == 1:
         return section("progress", runs=runs)

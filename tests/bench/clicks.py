@@ -1,4 +1,4 @@
-"""How many clicks the commonest actions take on the board, and on TensorBoard over the same runs, in a headless browser.
+"""How many clicks the commonest actions take on the board, in a headless browser.
 
 `python -m tests.bench.clicks [FOLDER]` writes fifty runs to a folder, opens the pages, does each action with the mouse,
 checks that it did what it was to do, and prints the table. A drag counts as a click; a choice in a select counts as
@@ -32,7 +32,8 @@ class Mouse:
         """Click in the middle of what a JavaScript expression returns, where it must be what is under the mouse."""
         self._point(element)
         hit = self.window.run(
-            f"const found = {element}; found.scrollIntoView({{ block: 'center' }}); const box = found.getBoundingClientRect();"
+            f"const found = {element}; found.scrollIntoView({{ block: 'center' }});"
+            "const box = found.getBoundingClientRect();"
             "const top = document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2);"
             "if (!(found.contains(top) || top.contains(found))) return top.outerHTML.slice(0, 100);"
             "return [box.x + box.width / 2, box.y + box.height / 2];"
