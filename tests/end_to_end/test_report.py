@@ -140,12 +140,12 @@ def test_resumed_run_is_shown_on_the_time_line(tmp_path: Path) -> None:
 
 
 def test_killed_run_is_said_to_be_lost(folder: Path) -> None:
-    """It did not report its end; one that reported a moment ago may still run."""
+    """It did not report its end; one that reported a moment ago is running."""
     journal = folder / ".hexloop/journal.jsonl"
     notes = [json.loads(line) for line in journal.read_text().splitlines()][:-1]
     journal.write_text("".join(f"{json.dumps(note)}\n" for note in notes))
     reported(folder)
-    assert ReportPage(folder / "report.html").row("The run", "state")[1] == "running, or killed a moment ago"
+    assert ReportPage(folder / "report.html").row("The run", "state")[1] == "running"
     old = [{**note, "time": note["time"] - 3600} for note in notes]
     journal.write_text("".join(f"{json.dumps(note)}\n" for note in old))
     reported(folder)
