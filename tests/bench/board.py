@@ -15,12 +15,14 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
+
+import psutil
+from attrs import define, frozen
 
 from hexloop.domain.journal_index import INDEX, WindowsAhead
 from hexloop.domain.run_folder import OWN
@@ -107,12 +109,54 @@ def board(folder: Path) -> Iterator[str]:
             process.terminate()
 
 
-def opened(window: Browser, address: str, condition: str) -> float:
-    """Return the seconds from the start of a navigation until a condition holds, on the browser's own clock."""
-    window.open("about:blank")
-    window.open(address)
-    window.wait_for(f"({condition}) && (window.seenAt = window.seenAt || performance.now())")
-    return float(window.run("return window.seenAt")) / 1000
+@frozen
+class Measured:
+    """Seconds: of the wall until something was seen, and of processor time of the board and of the browser."""
+
+    wall: float
+    board: float
+    browser: float
+
+    def __str__(self) -> str:
+        return f"{self.wall:6.2f} ({self.board:.2f} + {self.browser:.2f})"
+
+
+def processor_time(word: str) -> float:
+    """Return the seconds of processor time of the processes whose command has a word."""
+    seconds = 0.0
+    for each in psutil.process_iter():
+        with suppress(psutil.Error):
+            if any(word in part for part in each.cmdline()) and each.pid != os.getpid():
+                times = each.cpu_times()
+                seconds += times.user + times.system
+    return seconds
+
+
+@define
+class Viewer:
+    """A browser that opens pages of a board. folder, files: by which their processes are known."""
+
+    window: Browser
+    folder: Path
+    files: Path
+
+    def open(self, address: str, condition: str) -> Measured:
+        """Open a page, and return what it took until a condition holds."""
+        self.window.open("about:blank")
+        before = self._used()
+        self.window.open(address)
+        return self.wait(condition, before)
+
+    def wait(self, condition: str, before: tuple[float, float] | None = None) -> Measured:
+        """Wait for a condition, and return what it took on the browser's own clock since the page was opened."""
+        before = before or self._used()
+        self.window.wait_for(f"({condition}) && (window.seenAt = performance.now())")
+        after = self._used()
+        wall = float(self.window.run("return window.seenAt")) / 1000
+        return Measured(wall, after[0] - before[0], after[1] - before[1])
+
+    def _used(self) -> tuple[float, float]:
+        return processor_time(str(self.folder)), processor_time(str(self.files))
 
 
 LISTED = "document.querySelectorAll('.tabulator-row').length > 10"
@@ -121,27 +165,22 @@ COMPLETE = f"{LIST}.complete === 'true' && +{LIST}.drawn === {{}}"
 CURVE = "document.querySelector('.chart canvas')"
 
 
-def measure(folder: Path, runs: int) -> Iterator[tuple[str, list[float]]]:
-    """Yield what was done, and the seconds of each time."""
+def measure(folder: Path, runs: int) -> Iterator[tuple[str, list[Any]]]:
+    """Yield what was done, and what each time took."""
     with tempfile.TemporaryDirectory() as files, browser(Path(files)) as window:
+        viewer = Viewer(window, folder, Path(files))
         with board(folder) as address:
-            yield "the list, from a board that has just started: first runs", [opened(window, address, LISTED)]
-            start = time.monotonic()
-            window.wait_for(COMPLETE.format(runs))
-            yield "the same: after that, all runs", [time.monotonic() - start]
-            again = [opened(window, address, COMPLETE.format(runs)) for _ in range(3)]
-            yield "the list again: all runs", again
-            run = [f"{address}runs?run=sweep-{number:02}/run-{number:05}" for number in range(6)]
-            yield "a run: its first curve", [opened(window, each, CURVE) for each in run[:3]]
-            yield "the same run again", [opened(window, each, CURVE) for each in run[:3]]
-            (process,) = [
-                each for each in map(int, filter(str.isdecimal, os.listdir("/proc"))) if is_board(each, folder)
-            ]
-            used = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
-            yield "memory of the board in MB", [int(used[1]) / 1024 if used else 0.0]
+            yield "the list, from a board that has just started: first runs", [viewer.open(address, LISTED)]
+            yield "the same: after that, all runs", [viewer.wait(COMPLETE.format(runs))]
+            yield "the list again: all runs", [viewer.open(address, COMPLETE.format(runs)) for _ in range(3)]
+            run = [f"{address}runs?run=sweep-{number:02}/run-{number:05}" for number in range(3)]
+            yield "a run: its first curve", [viewer.open(each, CURVE) for each in run]
+            yield "the same run again", [viewer.open(each, CURVE) for each in run]
+            memory = [each.memory_info().rss >> 20 for each in psutil.process_iter() if is_board(each.pid, folder)]
+            yield "memory of the board in MiB", memory
         with board(folder) as address:
-            run = f"{address}runs?run=sweep-07/run-00007"
-            yield "a run, from a board that has just started: its first curve", [opened(window, run, CURVE)]
+            run = [f"{address}runs?run=sweep-07/run-00007"]
+            yield "a run, from a board that has just started", [viewer.open(each, CURVE) for each in run]
 
 
 def is_board(process: int, folder: Path) -> bool:
@@ -155,8 +194,9 @@ def is_board(process: int, folder: Path) -> bool:
 def main(folder: Path, runs: int = RUNS) -> None:
     """Write the runs if needed, measure, and print."""
     write_runs(folder, runs)
-    for what, seconds in measure(folder, runs):
-        print(f"{what:<62}{'  '.join(f'{each:.2f}' for each in seconds)}", flush=True)
+    print("seconds (of which processor time of the board + of the browser)")
+    for what, taken in measure(folder, runs):
+        print(f"{what:<60}{'  '.join(map(str, taken))}", flush=True)
 
 
 if __name__ == "__main__":
