@@ -55,7 +55,9 @@ class PsutilMachine:
             return {"disk_free": psutil.disk_usage(self._folder).free}
 
         def disk() -> Mapping[str, float]:
-            return self._rates(psutil.disk_io_counters(), (("disk_read", "read_bytes"), ("disk_written", "write_bytes")))
+            return self._rates(
+                psutil.disk_io_counters(), (("disk_read", "read_bytes"), ("disk_written", "write_bytes"))
+            )
 
         def network() -> Mapping[str, float]:
             names = (("network_received", "bytes_recv"), ("network_sent", "bytes_sent"))

@@ -122,7 +122,9 @@ def _rows_of(value: Any, columns: Sequence[str] | None) -> tuple[list[Any], list
     width = max(map(len, rows), default=0)
     names = [str(number) for number in range(1, width + 1)] if columns is None else list(columns)
     if any(len(row) != len(names) for row in rows):
-        raise ValueError(f"it has {len(names)} columns, but a row with {next(len(r) for r in rows if len(r) != len(names))}")
+        raise ValueError(
+            f"it has {len(names)} columns, but a row with {next(len(r) for r in rows if len(r) != len(names))}"
+        )
     return names, rows
 
 

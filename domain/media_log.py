@@ -204,9 +204,7 @@ class MediaLog:
             return
         file = f"{hashlib.blake2b(data, digest_size=16).hexdigest()}.{ENDINGS[kind]}"
         content = {} if encoded.data is None else dict(encoded.content)
-        media = Media(
-            name, pending.step, pending.epoch, kind, content, pending.index, pending.caption, file, len(data)
-        )
+        media = Media(name, pending.step, pending.epoch, kind, content, pending.index, pending.caption, file, len(data))
         try:
             self._write(KeptMedia(self._run, round(self._clock.wall(), 3), media), data)
         except OSError as error:

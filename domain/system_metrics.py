@@ -111,9 +111,7 @@ def line_of(entry: object) -> SessionStart | Sample | None:
     if entry.get("kind") == "began":
         return _start_of(entry, time, step)
     values = {
-        name: number
-        for name, value in entry.items()
-        if name in METRICS and (number := _number(value)) is not None
+        name: number for name, value in entry.items() if name in METRICS and (number := _number(value)) is not None
     }
     return Sample(time, step, values)
 

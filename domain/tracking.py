@@ -129,7 +129,9 @@ class Tracking:
             self._untaken.add(media.kind)
             verb = "does" if len(others) == 1 else "do"
             kept = "They are in the folder of the run."
-            self._report(f"Media of the kind {media.kind} are not logged to {' and '.join(others)}, which {verb} not take them. {kept}")
+            self._report(
+                f"Media of the kind {media.kind} are not logged to {' and '.join(others)}, which {verb} not take them. {kept}"
+            )
         if takers:
             self._put(media, takers)
 

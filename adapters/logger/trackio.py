@@ -9,7 +9,15 @@ import secrets
 from contextvars import ContextVar, Token
 from typing import Any
 
-from hexloop.adapters.logger.tracker import ALL_MEDIA, SINGLE_VALUES, Tracker, curves_of, name_of_media, parameters_of, values_of
+from hexloop.adapters.logger.tracker import (
+    ALL_MEDIA,
+    SINGLE_VALUES,
+    Tracker,
+    curves_of,
+    name_of_media,
+    parameters_of,
+    values_of,
+)
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.logger import Media, Outcome, Record, RunInformation
 

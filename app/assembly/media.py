@@ -109,7 +109,11 @@ def _taken(value: Any, most: int | None, array_of: ArrayOf) -> tuple[Later, int]
 def _is_table(value: Any) -> bool:
     if isinstance(value, Mapping) or (hasattr(value, "itertuples") and hasattr(value, "columns")):
         return True
-    return isinstance(value, list | tuple) and bool(value) and all(isinstance(row, Mapping | list | tuple) for row in value)
+    return (
+        isinstance(value, list | tuple)
+        and bool(value)
+        and all(isinstance(row, Mapping | list | tuple) for row in value)
+    )
 
 
 def _is_picture(value: Any) -> bool:

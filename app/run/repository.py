@@ -79,7 +79,9 @@ def state_of_repository(folder: str) -> RepositoryState | None:
 
 def _changed_files(git: str, root: str, ends_at: float) -> int | None:
     """Return how many tracked files differ from the commit. Files that a filter converts are compared unconverted."""
-    names = _asked(git, root, ["config", "--name-only", "--null", "--get-regexp", r"^filter\."], ends_at, MOST_CONFIGURED)
+    names = _asked(
+        git, root, ["config", "--name-only", "--null", "--get-regexp", r"^filter\."], ends_at, MOST_CONFIGURED
+    )
     if names is None or len(names) >= MOST_CONFIGURED:
         return None
     filters = {name.decode(errors="surrogateescape"): "" for name in names.split(b"\0") if name}

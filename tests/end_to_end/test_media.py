@@ -146,7 +146,9 @@ def test_a_logger_that_hangs_keeps_no_step_waiting(tmp_path: Path) -> None:
     assert steps == [1, 2, 3, 4]
 
 
-def test_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """The run ends as without media, and says once that they are not kept."""
     plain = small_trainer(tmp_path / "plain")
     plain.train()
@@ -236,7 +238,14 @@ class Decoder:
 
 
 def generating(folder: Path, decoder: Decoder, **given: Any) -> Trainer:
-    values = {**DEFAULTS, "predict_with_generate": True, "eval_strategy": "steps", "eval_steps": 2, "max_steps": 4, **given}
+    values = {
+        **DEFAULTS,
+        "predict_with_generate": True,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "max_steps": 4,
+        **given,
+    }
     arguments = Seq2SeqTrainingArguments(output_dir=str(folder), generation_max_length=6, **values)
     metrics = {"compute_metrics": lambda prediction: {}}  # without metrics nothing is generated
     return Seq2SeqTrainer(t5(), arguments, padded, digits(16), digits(6), decoder, loggers=[], **metrics)
@@ -250,12 +259,17 @@ class TestGeneratedSamples:
         trainer = generating(tmp_path, decoder, generation_samples=5)
         trainer.train()
         logged = media_in(tmp_path, trainer.state.run_state.run)
-        assert [(each.media.name, each.media.step) for each in logged.entries] == [("generated samples", 2), ("generated samples", 4)]
+        assert [(each.media.name, each.media.step) for each in logged.entries] == [
+            ("generated samples", 2),
+            ("generated samples", 4),
+        ]
         content = logged.content(logged.entries[0].media)
         assert content is not None
         assert content["columns"] == ["input", "generated", "expected"]
         assert len(content["rows"]) == 5
-        expected = [" ".join(str(each) for each in row["labels"] if each > 1) for row in map(digits(6).__getitem__, range(5))]
+        expected = [
+            " ".join(str(each) for each in row["labels"] if each > 1) for row in map(digits(6).__getitem__, range(5))
+        ]
         assert [row[2] for row in content["rows"]] == expected
         assert decoder.threads == {threading.get_ident()}
         trainer.evaluate()  # outside of a run nothing is logged

@@ -13,7 +13,10 @@ from PIL import Image
 
 from hexloop import TrainerCallback
 from hexloop.app.command_line import main
+from hexloop.adapters.clock import SystemClock
 from hexloop.app.pages import media_section
+from hexloop.domain.folders import Folder
+from hexloop.domain.media_log import Encoded, MediaLog, PendingMedia
 from hexloop.domain.run_folder import MEDIA
 from tests.browser import Browser, browser, needs_browser
 from tests.end_to_end.small.trainers import small_trainer
@@ -33,7 +36,11 @@ class Look(TrainerCallback):  # type: ignore[misc]
         log = state.log_media  # type: ignore[attr-defined]
         log(HOSTILE, f"step {step} {HOSTILE}", caption=HOSTILE)
         log("table", [{HOSTILE: HOSTILE, "step": step, "nothing": None}])
-        log("picture", [Image.new("RGB", (40, 20), (step * 50, 0, 0)), Image.new("RGB", (40, 20))], caption=["one", "two"])
+        log(
+            "picture",
+            [Image.new("RGB", (40, 20), (step * 50, 0, 0)), Image.new("RGB", (40, 20))],
+            caption=["one", "two"],
+        )
         log("weights", np.arange(100.0) * step, bins=10)
         log("tone", np.sin(np.arange(800.0)), "audio", rate=8000)
 
@@ -76,7 +83,9 @@ def check_all_kinds(chromium: Browser) -> None:
     chromium.wait_for("document.querySelector('#media-1 td')")
     assert text_of(chromium, 1, "td") == HOSTILE
     assert text_of(chromium, 1, "td.n") == "4"
-    chromium.wait_for("Array.from(document.querySelectorAll('#media-2 img')).filter(each => each.naturalWidth === 40).length === 2")
+    chromium.wait_for(
+        "Array.from(document.querySelectorAll('#media-2 img')).filter(each => each.naturalWidth === 40).length === 2"
+    )
     chromium.wait_for("document.querySelectorAll('#media-3 canvas').length > 0")
     assert "histogram of 100 values" in chromium.run("return document.querySelector('#media-3 .histogram').ariaLabel")
     chromium.wait_for("document.querySelector('#media-4 audio').duration > 0.09")
@@ -112,7 +121,9 @@ def test_runs_are_shown_beside_each_other(chromium: Browser, runs: Path) -> None
     chromium.open(runs / "both.html")
     see(chromium, 2)
     chromium.wait_for("document.querySelectorAll('#media-2 img').length === 4")
-    labels = chromium.run("return Array.from(document.querySelectorAll('#media-2 .row-label'), each => each.textContent.trim())")
+    labels = chromium.run(
+        "return Array.from(document.querySelectorAll('#media-2 .row-label'), each => each.textContent.trim())"
+    )
     assert labels == ["one", "two"]
 
 
@@ -130,18 +141,20 @@ def test_a_report_stays_small(runs: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_the_board_shows_media_and_those_that_come(chromium: Browser, runs: Path, tmp_path: Path) -> None:
     """Without loading the page again."""
-    folder = tmp_path / "live"
-    trainer = small_trainer(folder, parts={"callbacks": [Look()]}, save_strategy="steps", save_steps=4)
+    trainer = small_trainer(tmp_path / "live", parts={"callbacks": [Look()]}, save_strategy="steps", save_steps=4)
     trainer.train()
     with board(tmp_path) as address:
         chromium.console()
         chromium.open(f"{address}runs?run=live")
         check_all_kinds(chromium)
         chromium.run("window.kept = true")
-        again = small_trainer(folder, parts={"callbacks": [Look()]}, save_strategy="steps", save_steps=4, num_train_epochs=2)
-        again.train(resume_from_checkpoint=True)
-        chromium.wait_for("document.querySelector('#media-0 pre')?.textContent.startsWith('step 8 ')")
+        place, run = Folder(tmp_path / "live", MEDIA), trainer.state.run_state.run
+        log = MediaLog(place, run, 4, 1 << 20, SystemClock(), lambda media: None, pytest.fail)
+        log.put(PendingMedia(HOSTILE, 8, 2.0, "text", lambda: Encoded({"text": "step 8"})))
+        log.close(20)
+        chromium.wait_for("document.querySelector('#media-0 pre')?.textContent === 'step 8'")
         assert chromium.run("return window.kept") is True
+        assert text_of(chromium, 0, ".media-step") == "step 8, epoch 2 (5 of 5)"
         assert chromium.console() == []
 
 

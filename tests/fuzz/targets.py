@@ -360,7 +360,9 @@ MEDIA_CASES = {
 def media_cases() -> list[bytes]:
     """Return an index and a file of each kind."""
     lines = [
-        MEDIUM.replace("KIND", kind).replace("CONTENT", content).replace("ENDING", ENDINGS[kind]).encode() + b"\0" + data
+        MEDIUM.replace("KIND", kind).replace("CONTENT", content).replace("ENDING", ENDINGS[kind]).encode()
+        + b"\0"
+        + data
         for kind, (content, data) in MEDIA_CASES.items()
     ]
     return lines

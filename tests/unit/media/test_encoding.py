@@ -118,7 +118,12 @@ def test_pixels_are_kept() -> None:
     assert pixels(np.array([[True, False]])).tolist() == [[255, 0]]
 
 
-@given(arrays(st.sampled_from([np.float32, np.float16, np.int64, np.uint8, np.bool_]), array_shapes(min_dims=2, max_dims=3, max_side=6)))
+@given(
+    arrays(
+        st.sampled_from([np.float32, np.float16, np.int64, np.uint8, np.bool_]),
+        array_shapes(min_dims=2, max_dims=3, max_side=6),
+    )
+)
 def test_any_array_is_an_image_or_refused(array: Any) -> None:
     """Nothing else is raised."""
     try:

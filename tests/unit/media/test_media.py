@@ -43,7 +43,9 @@ def media(draw: st.DrawFn, names: st.SearchStrategy[str] = NAMES, steps: st.Sear
 def kept(*sizes: tuple[str, int, int]) -> list[KeptMedia]:
     """Return entries by name, step and size."""
     file = f"{0:032x}.json"
-    return [KeptMedia("run", 1.0, Media(name, step, 0.0, "text", {}, file=file, size=size)) for name, step, size in sizes]
+    return [
+        KeptMedia("run", 1.0, Media(name, step, 0.0, "text", {}, file=file, size=size)) for name, step, size in sizes
+    ]
 
 
 @given(media(), st.floats(0, 1e10))
@@ -61,7 +63,9 @@ ANY = st.recursive(
 )
 
 
-@given(media(), st.sampled_from(["run", "time", "name", "step", "epoch", "kind", "content", "index", "file", "size"]), ANY)
+@given(
+    media(), st.sampled_from(["run", "time", "name", "step", "epoch", "kind", "content", "index", "file", "size"]), ANY
+)
 def test_a_line_with_any_value_raises_nothing(one: Media, name: str, value: object) -> None:
     """It is a line, or it is not."""
     found = kept_of({**kept_entry(KeptMedia("run", 1.0, one)), name: value})

@@ -27,9 +27,7 @@ class Bench:
         self.folder, self.place = folder, Folder(folder, MEDIA)
         self.passed: list[Media] = []
         self.reports: list[str] = []
-        self.log = MediaLog(
-            self.place, run, resumed_at, limit, SystemClock(), self.passed.append, self.reports.append
-        )
+        self.log = MediaLog(self.place, run, resumed_at, limit, SystemClock(), self.passed.append, self.reports.append)
         self.log.start()
 
     def put(self, name: str, step: int, text: str = "", index: int = 0) -> None:
@@ -242,7 +240,14 @@ def test_files_that_were_changed_are_not_shown(tmp_path: Path) -> None:
     bench.close()
     (name,) = bench.files
     path, media = tmp_path / MEDIA / name, bench.passed[0]
-    contents: list[Any] = [b"", b"[]", b'{"text": 3}', b"\x89PNG", b'{"text": "\xff"}', b'{"text": "' + b"a" * (5 << 20) + b'"}']
+    contents: list[Any] = [
+        b"",
+        b"[]",
+        b'{"text": 3}',
+        b"\x89PNG",
+        b'{"text": "\xff"}',
+        b'{"text": "' + b"a" * (5 << 20) + b'"}',
+    ]
     for data in contents:
         path.write_bytes(data)
         assert fetched(bench.place, media) is None

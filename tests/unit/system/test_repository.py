@@ -125,7 +125,9 @@ def test_a_repository_runs_nothing(checkout: Path, tmp_path: Path, attack: str) 
     for name in ("post-index-change", "post-checkout", "fsmonitor-watchman", "pre-auto-gc", "reference-transaction"):
         shutil.copy(program, hooks / name)
     names = ["attack", "at=tack"]
-    (checkout / ".gitattributes").write_text("".join(f"* filter={name} diff={name} merge={name}\n" for name in names[:1]))
+    (checkout / ".gitattributes").write_text(
+        "".join(f"* filter={name} diff={name} merge={name}\n" for name in names[:1])
+    )
     if "another" in attack:
         (checkout / ".git" / "info").mkdir(exist_ok=True)
         (checkout / ".git" / "info" / "attributes").write_text("* filter=at=tack\n")
@@ -163,9 +165,7 @@ def test_git_is_not_waited_for(checkout: Path, monkeypatch: pytest.MonkeyPatch, 
     assert found.changed_files is None
 
 
-def test_a_program_in_the_working_folder_is_not_git(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_in_the_working_folder_is_not_git(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Windows would find it there."""
     (checkout / "git").write_text(f"#!/bin/sh\ntouch {checkout}/attacked\n")
     (checkout / "git").chmod(0o755)

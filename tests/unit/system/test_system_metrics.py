@@ -41,7 +41,12 @@ def test_a_line_is_read_back(line: Sample | SessionStart) -> None:
     assert math.isclose(found.time, line.time, abs_tol=1e-3)
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
 def test_anything_else_is_not_a_line(value: object) -> None:
     """Whatever JSON holds, nothing is raised."""
     line_of(value)
