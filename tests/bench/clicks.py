@@ -32,7 +32,7 @@ class Mouse:
         """Click in the middle of what a JavaScript expression returns, where it must be what is under the mouse."""
         self._point(element)
         hit = self.window.run(
-            f"const found = {element}; found.scrollIntoView({{ block: 'center' }});"
+            f"const found = {element}; found.scrollIntoView({{ block: 'center', behavior: 'instant' }});"
             "const box = found.getBoundingClientRect();"
             "const top = document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2);"
             "if (!(found.contains(top) || top.contains(found))) return top.outerHTML.slice(0, 100);"
@@ -157,9 +157,12 @@ def sample(mouse: Mouse) -> None:
 
 
 def memory(mouse: Mouse) -> None:
-    """See memory over time."""
-    mouse.click(texted("System", "nav a"))
-    seen(mouse, "document.getElementById('system')")
+    """See memory over time: ask for charts with that word."""
+    mouse.click("document.querySelector('.controls input[type=search]')")
+    mouse.write("memory")
+    chart = "Array.from(document.querySelectorAll('figure')).find(each => each.textContent.includes('Memory of the process'))"
+    mouse.window.wait_for(f"{chart}.querySelector('canvas')")
+    seen(mouse, chart)
 
 
 def seen(mouse: Mouse, element: str) -> None:
