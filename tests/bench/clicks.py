@@ -160,7 +160,8 @@ def memory(mouse: Mouse) -> None:
     """See memory over time: ask for charts with that word."""
     mouse.click("document.querySelector('.controls input[type=search]')")
     mouse.write("memory")
-    chart = "Array.from(document.querySelectorAll('figure')).find(each => each.textContent.includes('Memory of the process'))"
+    title = "each.textContent.includes('Memory of the process')"
+    chart = f"Array.from(document.querySelectorAll('figure')).find(each => {title})"
     mouse.window.wait_for(f"{chart}.querySelector('canvas')")
     seen(mouse, chart)
 
