@@ -86,6 +86,13 @@ class Browser:
         self._send("POST", "/actions", {"actions": [mouse]})
         self.settle()
 
+    def click(self, x: float, y: float) -> None:
+        """Click at a place of the window, in CSS pixels."""
+        actions = [{"type": "pointerMove", "x": round(x), "y": round(y)}]
+        actions += [{"type": kind, "button": 0} for kind in ("pointerDown", "pointerUp")]
+        pointer = {"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}, "actions": actions}
+        self._send("POST", "/actions", {"actions": [pointer]})
+
     def save_downloads_in(self, folder: Path) -> None:
         """Save what pages offer to download in a folder."""
         self._devtools("Page.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(folder)})

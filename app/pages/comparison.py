@@ -26,7 +26,7 @@ SEEDS = frozenset({"seed", "data_seed"})
 MOST_PARTS = 200
 """How many parts of the steps a mean has."""
 
-MOST_MEANS = 24
+MOST_MEANS = 12
 """How many values have means, those of the most runs first."""
 
 MOST_CHOICES = 20

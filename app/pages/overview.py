@@ -7,9 +7,11 @@ from typing import Any
 
 from markupsafe import Markup
 
+from hexloop.app.assembly.storage import is_elsewhere
 from hexloop.app.callbacks.console import duration_text
 from hexloop.app.checkpoint_rows import format_bytes
 from hexloop.app.pages.information import RecordedInformation
+from hexloop.app.pages.labels import Labels, read_labels
 from hexloop.app.pages.progress import progress_of
 from hexloop.app.pages.reading import RunRecord
 from hexloop.app.pages.sections import NOT_KNOWN, best_of, last_of
@@ -30,7 +32,7 @@ COLOURS = {
 
 
 def progress_section(records: Sequence[RunRecord], now: float) -> Markup:
-    """Return the state of each run, percent, steps, time left, and how good it is: of several in a table of few lines."""
+    """Return the state of each run, percent, steps, time left, how good it is: of several in a table."""
     runs = [_progress(record, now) for record in records]
     if len(runs) == 1:
         return section("progress", runs=runs)
@@ -56,6 +58,7 @@ def _facts(record: RunRecord, steps: str, left: str) -> Iterator[tuple[str, str]
     history = record.history
     trained = sum(each.seconds or 0.0 for each in history.sessions.entries)
     spent = sum(history.time_spent.values())
+    labels = Labels() if is_elsewhere(record.folder) else read_labels(record.folder)
     yield "steps", steps
     yield "time left", left.replace(NOT_KNOWN, "")
     yield "trained for", duration_text(trained) if trained else ""
@@ -63,6 +66,8 @@ def _facts(record: RunRecord, steps: str, left: str) -> Iterator[tuple[str, str]
     best = best_of(record)
     yield "best", "" if best == NOT_KNOWN else best.replace(" at step ", ", step ")
     yield "goodput", f"{history.time_spent[Cause.STEP] / spent:.1%}" if spent else ""
+    yield "tags", ", ".join(labels.tags)
+    yield "notes", labels.notes
 
 
 def information_section(records: Sequence[RunRecord]) -> Markup:

@@ -182,8 +182,8 @@ class Board:
                 web.get("/{token}/points", self._points),
                 web.get("/{token}/assets/{name}", self._asset),
                 web.get("/{token}/lines", self._lines),
-                web.get("/{token}/media", self._media),
                 web.get("/{token}/report", self._report),
+                web.get("/{token}/media", self._media),
                 web.post("/{token}/commands", self._command),
                 web.post("/{token}/labels", self._label),
             ]
@@ -270,15 +270,6 @@ class Board:
         page = await asyncio.to_thread(partial(self._lines_page, folder, name, int(before) if before else None))
         return _html(page.encode("utf-8", "replace"))
 
-    async def _media(self, request: web.Request) -> web.Response:
-        """Answer with the file of a medium of a run: an image, audio, or a document of what a script shows as text."""
-        folder, name, kind = (request.query.get(each, "") for each in ("run", "file", "kind"))
-        try:
-            data, kind = await asyncio.to_thread(partial(self._medium, folder, name, kind))
-        except OSError as error:
-            raise web.HTTPNotFound(text="There is no such file of media.") from error
-        return web.Response(body=data, content_type=kind)
-
     async def _report(self, request: web.Request) -> web.Response:
         """Answer with one HTML file that shows runs, to be sent to others."""
         folders = self._chosen(request)
@@ -290,6 +281,15 @@ class Board:
         answer = _html(page.encode("utf-8", "replace"))
         answer.headers.update(headers)
         return answer
+
+    async def _media(self, request: web.Request) -> web.Response:
+        """Answer with the file of a medium of a run: an image, audio, or a document of what a script shows as text."""
+        folder, name, kind = (request.query.get(each, "") for each in ("run", "file", "kind"))
+        try:
+            data, kind = await asyncio.to_thread(partial(self._medium, folder, name, kind))
+        except OSError as error:
+            raise web.HTTPNotFound(text="There is no such file of media.") from error
+        return web.Response(body=data, content_type=kind)
 
     async def _command(self, request: web.Request) -> web.Response:
         """Write a command into the folder of a run, and answer with its number. The run reports what becomes of it."""
@@ -392,10 +392,6 @@ class Board:
             raise ConfigurationError(f"The run {folder} has no file {name!r:.200} with lines to show.")
         return lines_page(lines_content(folder, name, last_lines(path / name, before)), folder)
 
-    def _medium(self, folder: str, name: str, kind: str) -> tuple[bytes, str]:
-        self._know([folder])
-        return file_shown(self._runs.path(folder), name, kind)
-
     def _give(self, document: object) -> int:
         folder = document.get("folder") if isinstance(document, dict) else None
         self._know([folder] if isinstance(folder, str) else [])
@@ -409,6 +405,10 @@ class Board:
     def _report_page(self, folders: list[str]) -> str:
         self._know(folders)
         return self._runs.show(folders, lambda records: report_page(records, time.time()))
+
+    def _medium(self, folder: str, name: str, kind: str) -> tuple[bytes, str]:
+        self._know([folder])
+        return file_shown(self._runs.path(folder), name, kind)
 
     def _content(self, folders: list[str]) -> PageContent:
         now = time.time()

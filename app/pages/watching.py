@@ -27,7 +27,17 @@ from hexloop.app.pages.trials import ShownSearch, shown_search
 from hexloop.app.series import Series
 from hexloop.domain.checkpoints.manifest import MANIFEST, step_of
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.run_folder import COMMANDS, EARLIER, JOURNAL, LABELS, LOG, MEDIA, MEDIA_INDEX, OWN, own_file
+from hexloop.domain.run_folder import (
+    COMMANDS,
+    EARLIER,
+    JOURNAL,
+    LABELS,
+    LOG,
+    MEDIA,
+    MEDIA_INDEX,
+    OWN,
+    own_file,
+)
 from hexloop.domain.search.records import DEFINITION, LINES
 
 Shown = TypeVar("Shown")
@@ -472,7 +482,7 @@ def _listing(folder: str, path: Path) -> RunListing:
 
 
 def _version(path: Path) -> str:
-    """Return a digest of the sizes and times of a run's files of lines, of its media, and of its checkpoints."""
+    """Return a digest of the sizes and times of the files of a run that pages show, and of its checkpoints."""
     states: list[object] = []
     for place in (own_file(path, JOURNAL), path / LOG):
         try:
@@ -480,13 +490,13 @@ def _version(path: Path) -> str:
         except OSError:
             continue
         states.append((place.name, status.st_ino, status.st_size, status.st_mtime_ns))
-    with suppress(OSError):
-        index = os.lstat(path / MEDIA / MEDIA_INDEX)
-        states.append((MEDIA_INDEX, index.st_ino, index.st_size, index.st_mtime_ns))
     for name in (COMMANDS, LABELS):
         with suppress(OSError):
             states.append((name, os.lstat(path / name).st_mtime_ns))
     states += [(name, changed // SYSTEM_INTERVAL) for name, _, changed in states_of_system_files(path)]
+    with suppress(OSError):
+        index = os.lstat(path / MEDIA / MEDIA_INDEX)
+        states.append((MEDIA_INDEX, index.st_ino, index.st_size, index.st_mtime_ns))
     states.append(_checkpoints_of(path))
     return hashlib.blake2b(repr(states).encode(), digest_size=8).hexdigest()
 

@@ -10,16 +10,23 @@ reads both ends of a journal, whatever is between them.
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import psutil
+from attrs import define, frozen
+
 from hexloop.domain.journal_index import INDEX, WindowsAhead
 from hexloop.domain.run_folder import OWN
+from tests.browser import Browser, browser
 
 RUNS, LOGS, WHOLE = 10_000, 100_000, 20
 """How many runs there are, how many logs each has, and how many are written as a whole."""
@@ -88,5 +95,109 @@ def write_runs(folder: Path, runs: int = RUNS) -> None:
             write_run(place, number)
 
 
+@contextmanager
+def board(folder: Path) -> Iterator[str]:
+    """Start the board, and yield its address."""
+    command = [sys.executable, "-m", "hexloop", "board", str(folder), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            found = re.search(r"http://\S+", process.stdout.readline())
+            assert found is not None
+            yield found[0]
+        finally:
+            process.terminate()
+
+
+@frozen
+class Measured:
+    """Seconds: of the wall until something was seen, and of processor time of the board and of the browser."""
+
+    wall: float
+    board: float
+    browser: float
+
+    def __str__(self) -> str:
+        return f"{self.wall:6.2f} ({self.board:.2f} + {self.browser:.2f})"
+
+
+def processor_time(word: str) -> float:
+    """Return the seconds of processor time of the processes whose command has a word."""
+    seconds = 0.0
+    for each in psutil.process_iter():
+        with suppress(psutil.Error):
+            if any(word in part for part in each.cmdline()) and each.pid != os.getpid():
+                times = each.cpu_times()
+                seconds += times.user + times.system
+    return seconds
+
+
+@define
+class Viewer:
+    """A browser that opens pages of a board. folder, files: by which their processes are known."""
+
+    window: Browser
+    folder: Path
+    files: Path
+
+    def open(self, address: str, condition: str) -> Measured:
+        """Open a page, and return what it took until a condition holds."""
+        self.window.open("about:blank")
+        before = self._used()
+        self.window.open(address)
+        return self.wait(condition, before)
+
+    def wait(self, condition: str, before: tuple[float, float] | None = None) -> Measured:
+        """Wait for a condition, and return what it took on the browser's own clock since the page was opened."""
+        before = before or self._used()
+        self.window.wait_for(f"({condition}) && (window.seenAt = performance.now())")
+        after = self._used()
+        wall = float(self.window.run("return window.seenAt")) / 1000
+        return Measured(wall, after[0] - before[0], after[1] - before[1])
+
+    def _used(self) -> tuple[float, float]:
+        return processor_time(str(self.folder)), processor_time(str(self.files))
+
+
+LISTED = "document.querySelectorAll('.tabulator-row').length > 10"
+LIST = "(document.getElementById('run-list') || {{ dataset: {{}} }}).dataset"
+COMPLETE = f"{LIST}.complete === 'true' && +{LIST}.drawn === {{}}"
+CURVE = "document.querySelector('.chart canvas')"
+
+
+def measure(folder: Path, runs: int) -> Iterator[tuple[str, list[Any]]]:
+    """Yield what was done, and what each time took."""
+    with tempfile.TemporaryDirectory() as files, browser(Path(files)) as window:
+        viewer = Viewer(window, folder, Path(files))
+        with board(folder) as address:
+            yield "the list, from a board that has just started: first runs", [viewer.open(address, LISTED)]
+            yield "the same: after that, all runs", [viewer.wait(COMPLETE.format(runs))]
+            yield "the list again: all runs", [viewer.open(address, COMPLETE.format(runs)) for _ in range(3)]
+            run = [f"{address}runs?run=sweep-{number:02}/run-{number:05}" for number in range(3)]
+            yield "a run: its first curve", [viewer.open(each, CURVE) for each in run]
+            yield "the same run again", [viewer.open(each, CURVE) for each in run]
+            memory = [each.memory_info().rss >> 20 for each in psutil.process_iter() if is_board(each.pid, folder)]
+            yield "memory of the board in MiB", memory
+        with board(folder) as address:
+            run = [f"{address}runs?run=sweep-07/run-00007"]
+            yield "a run, from a board that has just started", [viewer.open(each, CURVE) for each in run]
+
+
+def is_board(process: int, folder: Path) -> bool:
+    """Return whether a process serves a folder."""
+    try:
+        return f"board\0{folder}\0" in Path(f"/proc/{process}/cmdline").read_text()
+    except OSError:
+        return False
+
+
+def main(folder: Path, runs: int = RUNS) -> None:
+    """Write the runs if needed, measure, and print."""
+    write_runs(folder, runs)
+    print("seconds (of which processor time of the board + of the browser)")
+    for what, taken in measure(folder, runs):
+        print(f"{what:<60}{'  '.join(map(str, taken))}", flush=True)
+
+
 if __name__ == "__main__":
-    write_runs(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

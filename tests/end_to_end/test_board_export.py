@@ -57,7 +57,7 @@ def test_a_site_has_the_list_every_run_and_the_comparison(
 def test_an_export_replaces_an_earlier_one_and_nothing_else(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Pages of runs that are gone are removed, other files of the folder are not; a folder of something else is refused."""
+    """Pages of runs that are gone are removed, other files are not; a folder of something else is refused."""
     site = tmp_path / "site"
     assert main(["board", str(runs), "--export", str(site)]) == 0
     (site / "mine.html").write_text("mine")

@@ -1,4 +1,4 @@
-"""The list of the runs in a real browser: sorted, filtered, grouped, labelled, hidden, and drawn, with hostile names."""
+"""The list of the runs in a real browser: sorted, filtered, grouped, labelled, hidden, drawn; and hostile names."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ pytestmark = needs_browser
 LISTED = "document.getElementById('run-list')?.dataset.built === 'true'"
 NAMES = "return Array.from(document.querySelectorAll('.tabulator-row .run-name'), each => each.textContent)"
 SHOWN = "document.getElementById('run-list').dataset.drawn === '{}'"
+CHANGE = "const box = document.getElementById('{}'); box.value = '{}'; box.dispatchEvent(new Event('{}'))"
 HOSTILE = "<img src=x onerror=window.attacked=1>"
 
 
@@ -72,13 +73,9 @@ def test_runs_are_sorted_filtered_and_grouped(chromium: Browser, runs: Path) -> 
             chromium.wait_for(SHOWN.format(len(expected)))
             assert chromium.run(NAMES) == expected, text
         assert "no column nothing" in chromium.run("return document.getElementById('run-count').textContent")
-        chromium.run(
-            "const box = document.getElementById('run-filter'); box.value = 'run'; box.dispatchEvent(new Event('input'))"
-        )
+        chromium.run(CHANGE.format("run-filter", "run", "input"))
         chromium.wait_for(SHOWN.format(6))
-        chromium.run(
-            "const box = document.getElementById('group-by'); box.value = 'seed'; box.dispatchEvent(new Event('change'))"
-        )
+        chromium.run(CHANGE.format("group-by", "seed", "change"))
         groups = "return Array.from(document.querySelectorAll('.tabulator-group'), each => each.textContent)"
         chromium.wait_for("document.querySelectorAll('.tabulator-group').length === 2")
         assert all("(3 runs, mean loss" in each for each in chromium.run(groups))
@@ -94,7 +91,8 @@ def test_runs_are_labelled_and_hidden(chromium: Browser, runs: Path) -> None:
         chromium.open(f"{address}#list")
         chromium.wait_for(LISTED)
         for field, text in (("tags", "baseline, good"), ("notes", f"compare {HOSTILE}")):
-            cell = f"document.querySelector('.tabulator-row:has(input[value=\"run-1\"]) .tabulator-cell[tabulator-field={field}]')"
+            row = '.tabulator-row:has(input[value="run-1"])'
+            cell = f"document.querySelector('{row} .tabulator-cell[tabulator-field={field}]')"
             chromium.run(f"{cell}.click()")
             chromium.wait_for(f"{cell}?.querySelector('input') !== null")
             chromium.run(
@@ -132,10 +130,13 @@ def test_columns_are_chosen_and_charts_drawn(chromium: Browser, runs: Path) -> N
         assert chromium.run(points) == 6
         assert chromium.run(f"return {option.format('run-parallel')}[0].data.length") == 6
         chromium.run(
-            "Array.from(document.querySelectorAll('.menu-content label')).find(each => each.textContent.trim() === 'loss')"
-            ".querySelector('input').click()"
+            "Array.from(document.querySelectorAll('.menu-content label'))"
+            ".find(each => each.textContent.trim() === 'loss').querySelector('input').click()"
         )
-        titles = "return Array.from(document.querySelectorAll('.tabulator-col'), each => each.offsetParent && each.textContent)"
+        titles = (
+            "return Array.from(document.querySelectorAll('.tabulator-col'), "
+            "each => each.offsetParent && each.textContent)"
+        )
         assert "loss" not in chromium.run(titles)
         assert chromium.console() == []
 

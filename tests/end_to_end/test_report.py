@@ -139,17 +139,33 @@ def test_resumed_run_is_shown_on_the_time_line(tmp_path: Path) -> None:
     assert len([name for name, attributes in page.elements if attributes.get("class") == "session finished"]) == 2
 
 
+def test_planned_steps_are_known_from_the_first_note(folder: Path) -> None:
+    """Also of a run whose steps follow from its epochs."""
+    first = json.loads((folder / ".hexloop/journal.jsonl").read_text().splitlines()[0])
+    assert (first["kind"], first["total_steps"], first["settings"]["max_steps"]) == ("began", 12, -1)
+
+
+def test_a_finished_run_that_is_resumed_has_no_restart(tmp_path: Path) -> None:
+    """It had nothing left to train."""
+    trained(tmp_path)
+    small_trainer(tmp_path, **SAVING).train(resume_from_checkpoint=True)
+    reported(tmp_path)
+    page = ReportPage(tmp_path / "report.html")
+    assert page.row("The run", "restarts")[1] == "0"
+    assert page.row("The run", "state")[1] == "finished"
+
+
 def test_killed_run_is_said_to_be_lost(folder: Path) -> None:
-    """It did not report its end; one that reported a moment ago may still run."""
+    """It did not report its end; one that reported a moment ago is running."""
     journal = folder / ".hexloop/journal.jsonl"
     notes = [json.loads(line) for line in journal.read_text().splitlines()][:-1]
     journal.write_text("".join(f"{json.dumps(note)}\n" for note in notes))
     reported(folder)
-    assert ReportPage(folder / "report.html").row("The run", "state")[1] == "running, or killed a moment ago"
+    assert ReportPage(folder / "report.html").row("The run", "state")[1] == "running"
     old = [{**note, "time": note["time"] - 3600} for note in notes]
     journal.write_text("".join(f"{json.dumps(note)}\n" for note in old))
     reported(folder)
-    assert "did not report its end" in ReportPage(folder / "report.html").row("The run", "state")[1]
+    assert ReportPage(folder / "report.html").row("The run", "state")[1].startswith("lost: no report for")
 
 
 def test_several_runs_share_charts_and_show_what_differs(folder: Path, tmp_path: Path) -> None:

@@ -74,8 +74,9 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "document",
     [
-        {"add": "a"}, {"add": [1]}, {"remove": {}}, {"notes": 1}, {"hidden": 1}, {"other": []}, {"add": [""]}, {"add": ["a,b"]},
-        {"add": ["\n"]}, {"add": ["\x1b[31m"]}, {"add": ["x" * (LONGEST_TAG + 1)]}, {"notes": "x" * (LONGEST_NOTES + 1)},
+        {"add": "a"}, {"add": [1]}, {"remove": {}}, {"notes": 1}, {"hidden": 1}, {"other": []}, {"add": [""]},
+        {"add": ["a,b"]}, {"add": ["\n"]}, {"add": ["\x1b[31m"]}, {"add": ["x" * (LONGEST_TAG + 1)]},
+        {"notes": "x" * (LONGEST_NOTES + 1)},
     ],
 )  # fmt: skip
 def test_a_change_that_is_not_valid_is_refused(document: dict[str, Any]) -> None:

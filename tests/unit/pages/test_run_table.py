@@ -135,7 +135,7 @@ def test_changes_add_up_to_the_table(versions: list[tuple[dict[str, Any], int, b
 
 
 def test_a_version_of_another_board_gets_the_whole_table() -> None:
-    """Such as of one that was started again, or one that nobody has made."""
+    """Such as of one that was started again, or one that no board has made."""
     table = RunTable("/runs")
     table.update(listing([run("a", {"loss": 1.0}, {})]), NOW)
     for known in (
