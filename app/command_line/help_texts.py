@@ -4,6 +4,7 @@ TOP = """\
 hexloop trains what a recipe describes: a YAML file that names a model, its data
 and its metrics by import path, so that code of any project can be trained.
 
+  hexloop init my_run                             write a recipe and a script to start from
   hexloop train recipe.yaml                       train
   hexloop train recipe.yaml --resume              resume after a stop or a crash
   hexloop evaluate recipe.yaml                    evaluate the checkpoint
@@ -30,7 +31,7 @@ exit codes:
 """
 
 USAGES = {
-    "train": "hexloop train RECIPE [--resume [CHECKPOINT]] [--report] [--any_argument value ...]",
+    "train": "hexloop train RECIPE [--check] [--resume [CHECKPOINT]] [--report] [--any_argument value ...]",
     "evaluate": "hexloop evaluate RECIPE [--checkpoint FOLDER] [--output FILE] [--any_argument value ...]",
     "predict": "hexloop predict RECIPE --output FILE [--checkpoint FOLDER] [--any_argument value ...]",
     "search": "hexloop search RECIPE [--trials N] [--parallel N] [--resume] [--check] [--any_argument value ...]",
@@ -42,6 +43,10 @@ USAGES = {
 """The usages of commands that argparse does not show as they are."""
 
 DESCRIPTIONS = {
+    "init": """\
+Write a recipe, a script that trains the same, and the code that both name, into a folder.
+They train as they are: with data that they make, or with a few samples in data.jsonl.
+Without --kind, questions are asked. Files that exist are never overwritten.""",
     "train": """\
 Train what RECIPE describes, and write checkpoints to the argument output_dir.
 
@@ -245,6 +250,12 @@ the configuration of the shell:
 """The descriptions of commands; that of another one is its help as a sentence."""
 
 EPILOGS = {
+    "init": """\
+examples:
+  hexloop init my_run
+  hexloop init my_run --kind text --model distilbert/distilbert-base-uncased --data reviews.jsonl
+  hexloop init my_run --kind chat --lora
+""",
     "train": """\
 examples:
   hexloop train recipe.yaml

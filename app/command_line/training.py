@@ -85,6 +85,9 @@ def run(options: Namespace) -> ExitCode:
     values = values_of_trial(options, with_folder=False)
     recipe = read_recipe(options.recipe, ("model", "train_dataset"), options, options.unknown, problems, values)
     arguments = recipe.arguments
+    if options.check:
+        print_lines(f"{options.recipe}: no mistake was found. Nothing was trained.")
+        return ExitCode.DONE
     source, storage = _resume_source(options, arguments), choose_storage(arguments)
     if source == AUTO and (step := finished_at(storage, arguments)) is not None:
         if arguments.process_index == 0:
