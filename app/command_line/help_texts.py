@@ -236,9 +236,9 @@ The address has a token that is new with each start, and can be reached from thi
 only. From another one, forward the port: ssh -L 8377:127.0.0.1:8377 HOST. Checkpoints
 are listed but not verified: `hexloop checkpoints verify` does that.""",
     "doctor": """\
-Report what this machine has: devices and the precisions that each supports, the
-adapters of each port including those of installed packages, and versions; and what to
-install for anything missing. Exit code: 1 if something that hexloop needs is missing.""",
+Report what this machine has: devices and the precisions that each supports, the names
+that can be chosen for trackers, optimizers, searches and object stores, the adapters of
+installed packages, and versions; and what to install for anything missing. Exit code: 1 if something that hexloop needs is missing.""",
     "completion": """\
 Print the script by which a shell completes commands, options and their values. Load it in
 the configuration of the shell:

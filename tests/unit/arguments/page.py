@@ -25,7 +25,7 @@ OPENING = """# Every argument
 
 `TrainingArguments` takes these arguments. All but hexloop's own have the names and defaults of the current release of
 transformers. All problems are reported together when the object is created; a value that is assigned later is checked
-on assignment. `hexloop train --help` prints the same list, and [the groups](api/arguments.md) have more details.
+on assignment. `hexloop train --help all` prints the same list, and [the groups](api/arguments.md) have more details.
 
 ```python
 from hexloop import TrainingArguments
