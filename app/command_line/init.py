@@ -183,12 +183,14 @@ def _choices(options: Namespace) -> Choices:
     model, data, lora = options.model, options.data, options.lora
     problems = []
     if starter.model:
-        model = model or (asks and _asked("Which model, by its name on the Hub or its folder?", starter.model))
+        if model is None and asks:
+            model = _asked("Which model, by its name on the Hub or its folder?", starter.model)
         if data is None and asks:
             data = _asked("Which file has the data, a JSON object on each line? Nothing for a few samples", "")
     else:
         ineffective = {"--model": model, "--data": data, "--lora": lora}
-        problems += [f"{name} has no effect with --kind {kind}; leave it out." for name, value in ineffective.items() if value]
+        given = [name for name, value in ineffective.items() if value]
+        problems += [f"{name} has no effect with --kind {kind}; leave it out." for name in given]
     if lora and kind == "text":
         problems.append("--lora has no effect with --kind text; leave it out, or choose --kind chat.")
     if kind == "chat" and asks and not lora:
