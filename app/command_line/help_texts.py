@@ -4,6 +4,7 @@ TOP = """\
 hexloop trains what a recipe describes: a YAML file that names a model, its data
 and its metrics by import path, so that code of any project can be trained.
 
+  hexloop init my_run                             write a recipe and a script to start from
   hexloop train recipe.yaml                       train
   hexloop train recipe.yaml --resume              resume after a stop or a crash
   hexloop evaluate recipe.yaml                    evaluate the checkpoint
@@ -31,7 +32,7 @@ exit codes:
 """
 
 USAGES = {
-    "train": "hexloop train RECIPE [--resume [CHECKPOINT]] [--report] [--any_argument value ...]",
+    "train": "hexloop train RECIPE [--check] [--resume [CHECKPOINT]] [--report] [--any_argument value ...]",
     "evaluate": "hexloop evaluate RECIPE [--checkpoint FOLDER] [--output FILE] [--any_argument value ...]",
     "predict": "hexloop predict RECIPE --output FILE [--checkpoint FOLDER] [--any_argument value ...]",
     "search": "hexloop search RECIPE [--trials N] [--parallel N] [--resume] [--check] [--any_argument value ...]",
@@ -43,6 +44,10 @@ USAGES = {
 """The usages of commands that argparse does not show as they are."""
 
 DESCRIPTIONS = {
+    "init": """\
+Write a recipe, a script that trains the same, and the code that both name, into a folder.
+They train as they are: with data that they make, or with a few samples in data.jsonl.
+Without --kind, questions are asked. Files that exist are never overwritten.""",
     "train": """\
 Train what RECIPE describes, and write checkpoints to the argument output_dir.
 
@@ -237,9 +242,9 @@ With --export, the pages are written to a folder, as files that open without a s
 can be put on any web server. They show arguments, so look at them before you share them.
 Hidden runs are left out.""",
     "doctor": """\
-Report what this machine has: devices and the precisions that each supports, the
-adapters of each port including those of installed packages, and versions; and what to
-install for anything missing. Exit code: 1 if something that hexloop needs is missing.""",
+Report what this machine has: devices and the precisions that each supports, the names
+that can be chosen for trackers, optimizers, searches and object stores, the adapters of
+installed packages, and versions; and what to install for anything missing. Exit code: 1 if something that hexloop needs is missing.""",
     "completion": """\
 Print the script by which a shell completes commands, options and their values. Load it in
 the configuration of the shell:
@@ -251,6 +256,12 @@ the configuration of the shell:
 """The descriptions of commands; that of another one is its help as a sentence."""
 
 EPILOGS = {
+    "init": """\
+examples:
+  hexloop init my_run
+  hexloop init my_run --kind text --model distilbert/distilbert-base-uncased --data reviews.jsonl
+  hexloop init my_run --kind chat --lora
+""",
     "train": """\
 examples:
   hexloop train recipe.yaml

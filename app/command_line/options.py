@@ -31,6 +31,7 @@ class Command:
 
 
 COMMANDS = (
+    Command("init", "init:run", "write a recipe and a script to start from"),
     Command("train", "training:run", "train what a recipe describes"),
     Command("evaluate", "evaluating:evaluate", "evaluate a checkpoint on the recipe's eval_dataset"),
     Command("predict", "evaluating:predict", "write a checkpoint's predictions to a file"),
@@ -136,6 +137,14 @@ OPTIONS = (
     Option(["train"], "--resume", "CHECKPOINT",
            "resume from this checkpoint's folder; without a folder, from the newest good checkpoint in output_dir; "
            "auto: from that one if there is any, unless the run is finished", {"nargs": "?", "const": True}),
+    Option(["init"], "folder", "FOLDER", "the folder to write to (default: this one)", {"nargs": "?", "default": "."}),
+    Option(["init"], "--kind", "{own,text,chat}",
+           "own: a model and data of your own; text: classify texts with a model of transformers; chat: fine-tune a "
+           "language model on conversations; without it, questions are asked", {"choices": ["own", "text", "chat"]}),
+    Option(["init"], "--model", "MODEL", "the model to fine-tune: its name on the Hub, or its folder"),
+    Option(["init"], "--data", "FILE", "the data: a JSON object on each line (default: a few samples are written)"),
+    Option(["init"], "--lora", "", "with --kind chat, train adapters instead of all weights"),
+    Option(["train"], "--check", "", "look for mistakes in the recipe and its arguments, and train nothing"),
     Option(["train"], "--report", "",
            "at the end, also write report.html to output_dir: a page that shows the run, as `hexloop report` does"),
     Option(["train", *WITH_WEIGHTS], "--trial", "FOLDER",

@@ -89,6 +89,9 @@ def run(options: Namespace) -> ExitCode:
         from hexloop.app.command_line.forecast import dry_run
 
         return dry_run(recipe, options)
+    if options.check:
+        print_lines(f"{options.recipe}: no mistake was found. Nothing was trained.")
+        return ExitCode.DONE
     source, storage = _resume_source(options, arguments), choose_storage(arguments)
     if source == AUTO and (step := finished_at(storage, arguments)) is not None:
         if arguments.process_index == 0:

@@ -39,7 +39,7 @@ hide: [toc]
 
 `TrainingArguments` takes these arguments. All but hexloop's own have the names and defaults of the current release of
 transformers. All problems are reported together when the object is created; a value that is assigned later is checked
-on assignment. `hexloop train --help` prints the same list.
+on assignment. `hexloop train --help all` prints the same list.
 
 ```python
 from hexloop import TrainingArguments
