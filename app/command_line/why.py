@@ -43,10 +43,10 @@ STATE_DOCUMENTS = frozenset(
 """The documents of a checkpoint that are the state of a run, and not how it was set up."""
 
 WITHOUT_EFFECT = (
-    *("logging_", "log_", "logger_grace", "report_to", "project", "trackio", "outbox", "hub_", "push_to_hub", "profile"),
+    *("logging_", "log_", "logger_grace", "report_to", "project", "trackio", "outbox", "hub_", "push_to_hub"),
     *("save_", "checkpoint_key", "load_best", "metric_for", "greater_is", "eval_", "per_device_eval", "predictions_"),
     *("dataloader_num", "dataloader_pin", "dataloader_prefetch", "dataloader_persistent", "disable_tqdm", "board_"),
-    *("stop_", "interrupts", "skip_memory", "peak_flops", "do_"),
+    *("stop_", "interrupts", "skip_memory", "peak_flops", "profile", "do_"),
 )
 """The starts of the names of arguments that do not change what a step computes."""
 

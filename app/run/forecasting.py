@@ -168,11 +168,12 @@ def _folder() -> Iterator[str]:
 
 def _room(parts: TrainerParts) -> Room | None:
     """Return what is free for the run. What this process has on the device already is its own."""
-    memory = parts.adapters.device.memory()
-    if memory.total:
-        return Room(memory.total, parts.adapters.device.name)
+    device = parts.adapters.device
+    if device.name.partition(":")[0] != "cpu":
+        own = parts.adapters.framework.free_on(device)
+        return None if own is None else Room(own, device.name)
     free = free_memory()
-    if free is None or parts.adapters.device.name != "cpu":
+    if free is None:
         return None
     here = sum(int(each.nbytes) for each in parts.model.parameters())
     return Room(free + here, "this machine")
