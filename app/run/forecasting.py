@@ -5,6 +5,7 @@ Copies of the Trainer do both. They write to a temporary folder, and the random 
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
@@ -119,6 +120,8 @@ def forecast_run(parts: TrainerParts, make_copy: MakeCopy, steps: int, room: Roo
                     warnings = list(memory_warnings(found.memory, found.copies, room, on_host))
     finally:
         device.load(streams)
+        gc.collect()
+        device.release_memory()
     parameters, trainable = framework.parameter_counts(parts)
     if found.checkpoint is not None and length.counts.saves:
         warnings += _disk_warnings(parts, found.checkpoint)
