@@ -37,6 +37,8 @@ SECONDS_OF_READING = 10.0
 EVALUATED_BATCHES = 8
 """Batches of each evaluation that is measured."""
 
+SIZE_OF_CHECKPOINT = "the size of a checkpoint"
+
 LARGEST_SAVE = 4_000_000_000
 """A larger checkpoint is not written to measure how long that takes."""
 
@@ -298,7 +300,7 @@ def _note_sizes(session: Session, found: Findings, counts: Counts) -> None:
     try:
         sizes = dict(contents.sizes(session.run.state))
     except Exception as error:
-        found.notes.append(f"the size of a checkpoint before one is written ({_short(error)})")
+        found.notes.append(f"{SIZE_OF_CHECKPOINT} before one is written ({_short(error)})")
         return
     found.checkpoint = sum(sizes.values())
     tensors = sum(size for path, size in sizes.items() if path.endswith(TENSORS))
@@ -336,7 +338,9 @@ def _measure(
     """Take real steps with a copy of the model, and note how long they, a save and an evaluation take."""
     args = parts.args
     changes: dict[str, Any] = {**QUIET, "output_dir": folder}
-    saves = counts.saves > 0 and found.checkpoint is not None and _can_save(folder, found.checkpoint)
+    memory = found.memory
+    about = found.checkpoint if memory is None or found.checkpoint is not None else memory.weights + memory.moments
+    saves = counts.saves > 0 and about is not None and _can_save(folder, about)
     if saves:
         changes |= {"save_strategy": "steps", "save_steps": 1 << 40}
     model, optimizer, lr_scheduler = deepcopy(
@@ -402,9 +406,11 @@ def _timed_steps(parts: TrainerParts, copy: Copy, found: Findings, steps: int, f
                 event = advance(events, CheckpointPublished, SaveFailed)
                 written = clock() - started
             if isinstance(event, CheckpointPublished):
-                found.checkpoint = sum(
-                    os.path.getsize(each) for each in Path(folder, event.name).rglob("*") if each.is_file()
-                )
+                files = [each for each in Path(folder, event.name).rglob("*") if each.is_file()]
+                found.checkpoint = sum(map(os.path.getsize, files))
+                found.notes = [each for each in found.notes if not each.startswith(SIZE_OF_CHECKPOINT)]
+                if parts.args.save_async:
+                    found.copies = sum(os.path.getsize(each) for each in files if each.suffix == TENSORS)
     return Timing(first, tuple(times or [first]), None, save, written)
 
 

@@ -25,7 +25,15 @@ from hexloop.domain.why import (
 CALL = ModuleCall("layer", "Linear()", "float32 [2, 4] 01", "float32 [2, 3] 02")
 BATCH = MicroBatch([{"x": "a"}, {"x": "b"}], [4, 9], [CALL], (1.5).hex())
 STEP = RecordedStep(
-    3, "r", [BATCH], {"w": "float32 [3] 05"}, "1.0", (0.5).hex(), [{"lr": "0.1"}], {"w": "float32 [3] 06"}, {"w: m": "7"}
+    3,
+    "r",
+    [BATCH],
+    {"w": "float32 [3] 05"},
+    "1.0",
+    (0.5).hex(),
+    [{"lr": "0.1"}],
+    {"w": "float32 [3] 06"},
+    {"w: m": "7"},
 )
 RECORDING = Recording(1, {"w": "float32 [3] 00"}, {}, [STEP])
 
