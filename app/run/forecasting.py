@@ -108,7 +108,7 @@ def forecast_run(parts: TrainerParts, make_copy: MakeCopy, steps: int, room: Roo
     room = _room(parts) if room is None else room
     on_host = device.name.partition(":")[0] == "cpu"
     try:
-        with _folder() as folder:
+        with _folder(parts) as folder:
             length = _simulate(parts, make_copy, folder, found)
         warnings = [] if found.memory is None else list(memory_warnings(found.memory, found.copies, room, on_host))
         if steps > 0:
@@ -116,7 +116,7 @@ def forecast_run(parts: TrainerParts, make_copy: MakeCopy, steps: int, room: Roo
             if room is not None and needed is not None and needed > room.free:
                 found.notes.append("the time, because no step was taken: it would run out of memory")
             else:
-                with _folder() as folder:
+                with _folder(parts) as folder:
                     _measure(parts, make_copy, folder, found, length.counts, steps)
                 if not warnings and found.memory is not None:
                     warnings = list(memory_warnings(found.memory, found.copies, room, on_host))
@@ -163,10 +163,14 @@ def _refuse_one_shot(dataset: Any) -> None:
 
 
 @contextmanager
-def _folder() -> Iterator[str]:
-    folder = tempfile.mkdtemp(prefix="hexloop-forecast-")
+def _folder(parts: TrainerParts) -> Iterator[str]:
+    """Make a temporary folder, the same for all processes, and remove it in the end. Collective."""
+    collectives, writes = parts.adapters.collectives, parts.adapters.mesh.writes
+    folder = str(collectives.broadcast(tempfile.mkdtemp(prefix="hexloop-forecast-") if writes else ""))
+    os.makedirs(folder, exist_ok=True)
     try:
         yield folder
+        collectives.broadcast("")  # no other process uses it any more
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
