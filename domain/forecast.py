@@ -225,6 +225,8 @@ def size_text(size: float) -> str:
 
 def time_text(seconds: float) -> str:
     """Return a duration with two units."""
+    if seconds < 0.001:
+        return "under 1 ms"
     if seconds < 60:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)

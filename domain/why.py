@@ -186,7 +186,7 @@ def _samples(one: RecordedStep, other: RecordedStep) -> Iterator[Finding]:
             elsewhere = f", whose sample of the first run is row {row} of micro-batch {batch} in the second"
         yield Finding(Cause.ORDER, step, f"{where}{elsewhere}", (names[0], names[1]))
         return
-    fields = [name for name in ours[number] | theirs[number] if ours[number].get(name) != theirs[number].get(name)]
+    fields = [name for name in {**ours[number], **theirs[number]} if ours[number].get(name) != theirs[number].get(name)]
     others = [
         f"{_sample(known[0], place, len(ours))}"
         for place, (first, second) in enumerate(zip(ours, theirs, strict=True))

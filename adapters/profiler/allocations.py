@@ -34,7 +34,7 @@ class Allocation:
     gone: int | None = None
 
 
-class Allocations(TorchDispatchMode):
+class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is untyped
     """Counts the storages that operations make on one type of device, and when they are freed.
 
     kind: the type of device, as torch names it. Storages that were there before are counted from `see` on. Kernels may
@@ -42,7 +42,7 @@ class Allocations(TorchDispatchMode):
     """
 
     def __init__(self, kind: str) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.kind = kind
         self.used = self.peak = self.moment = self.moment_of_peak = 0
         self.all: list[Allocation] = []
@@ -103,7 +103,7 @@ class Allocations(TorchDispatchMode):
             self.used -= allocation.size
 
 
-class FakeAllocations(Allocations):
+class FakeAllocations(Allocations):  # type: ignore[no-untyped-call]  # as above
     """Counts what operations on fake tensors would allocate.
 
     A step of Python may depend on values that fake tensors do not have. What depends on real tensors alone, such as on
@@ -190,9 +190,9 @@ class FakeModel:
                 changed[name] = self.batch(each)
             return changed
         if isinstance(getattr(batch, "data", None), dict):  # transformers' BatchEncoding
-            changed = copy(batch)
-            changed.data = self.batch(batch.data)
-            return changed
+            encoding: Any = copy(batch)
+            encoding.data = self.batch(encoding.data)
+            return encoding
         if isinstance(batch, tuple) and hasattr(batch, "_fields"):
             return type(batch)(*map(self.batch, batch))
         if isinstance(batch, list | tuple):

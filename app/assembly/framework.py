@@ -516,6 +516,10 @@ class Framework(ABC, Generic[Parts]):
         """Return how many values the arrays of a batch have."""
         return 0
 
+    def free_on(self, device: Device) -> int | None:
+        """Return the bytes of a device with memory of its own that this process can have; None if that is not known."""
+        return device.memory().total or None
+
     def wait_for_device(self, device: Device) -> None:
         """Wait until the device has done what it was given."""
 

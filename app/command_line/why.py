@@ -43,10 +43,10 @@ STATE_DOCUMENTS = frozenset(
 """The documents of a checkpoint that are the state of a run, and not how it was set up."""
 
 WITHOUT_EFFECT = (
-    *("logging_", "log_", "logger_grace", "report_to", "project", "trackio", "outbox", "hub_", "push_to_hub", "profile"),
+    *("logging_", "log_", "logger_grace", "report_to", "project", "trackio", "outbox", "hub_", "push_to_hub"),
     *("save_", "checkpoint_key", "load_best", "metric_for", "greater_is", "eval_", "per_device_eval", "predictions_"),
     *("dataloader_num", "dataloader_pin", "dataloader_prefetch", "dataloader_persistent", "disable_tqdm", "board_"),
-    *("stop_", "interrupts", "skip_memory", "peak_flops", "do_"),
+    *("stop_", "interrupts", "skip_memory", "peak_flops", "profile", "do_"),
 )
 """The starts of the names of arguments that do not change what a step computes."""
 
@@ -59,8 +59,8 @@ INFORMATION = b'{"kind": "information", '
 MOST_PACKAGES, LONGEST_NAME = 2_000, 200
 """How many packages are compared, and characters of a name or a version."""
 
-MOST_SHOWN = 12
-"""Differences of one kind that are printed."""
+MOST_SHOWN, MOST_PAIRS = 2, 12
+"""Differences of checkpoints, and pairs of arguments or versions, that are printed. JSON has all."""
 
 
 @define
@@ -281,7 +281,8 @@ def _repeat(answer: Answer, recipe: str | None, other_recipe: str | None) -> Non
     start, until = answer.checkpoints.equal, _until(answer)
     if until is None:
         return
-    steps = f"steps {(start or 0) + 1:,} to {until:,}"
+    first = (start or 0) + 1
+    steps = f"step {until:,}" if first == until else f"steps {first:,} to {until:,}"
     if recipe is None or other_recipe is None:
         answer.replay = (
             f"Name the recipe with --recipe RECIPE (and --other-recipe RECIPE) to repeat {steps} of both runs, which "
@@ -299,7 +300,7 @@ def _repeat(answer: Answer, recipe: str | None, other_recipe: str | None) -> Non
         checkpoint = None if start is None else joined(os.path.abspath(side.folder), side.manifests[start][0])
         found = _recording(its_recipe, side, checkpoint, until)
         if isinstance(found, str):
-            answer.replay = f"{steps[0].upper()}{steps[1:]} of {side.given} could not be repeated: {found}"
+            answer.replay = f"{side.given} could not be repeated in {steps}: {found}"
             return
         recordings.append(found)
     wrong = [
@@ -316,11 +317,11 @@ def _repeat(answer: Answer, recipe: str | None, other_recipe: str | None) -> Non
         )
     elif answer.finding is None:
         answer.replay = (
-            f"{steps[0].upper()}{steps[1:]} of both runs are equal when they are repeated here: what made them differ "
-            "is neither in the recipes nor in the recorded arguments, such as a callback, a request or the machine."
+            f"Both runs are equal when {steps} of them are repeated here: what made them differ is neither in the "
+            "recipes nor in the recorded arguments, such as a request or the machine."
         )
     else:
-        answer.replay = f"{steps[0].upper()}{steps[1:]} of both runs were repeated, and are those of the runs."
+        answer.replay = f"The repetition of {steps} is what both runs recorded."
 
 
 def _until(answer: Answer) -> int | None:
@@ -415,7 +416,7 @@ def _lines(answer: Answer) -> Iterator[str]:
     if journal is not None:
         for each in journal.divergences:
             until = "" if each.equal_until is None else f", equal until step {each.equal_until:,}"
-            yield f"Journals: the {NAMES[each.kind]} differ from step {each.step:,} on ({each.name}){until}"
+            yield f"Journals: {NAMES[each.kind]} differ from step {each.step:,} on ({each.name}){until}"
         equal = [NAMES[kind] for kind in journal.compared if kind not in {each.kind for each in journal.divergences}]
         if equal:
             yield f"Journals: equal in {', '.join(equal)}, up to step {journal.last:,}"
@@ -438,10 +439,10 @@ def _lines(answer: Answer) -> Iterator[str]:
 def _pairs(title: str, pairs: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
     if pairs:
         yield f"{title}:"
-        for name, (one, other) in list(pairs.items())[:MOST_SHOWN]:
+        for name, (one, other) in list(pairs.items())[:MOST_PAIRS]:
             yield f"  {name}: {_shown(one)} and {_shown(other)}"
-        if len(pairs) > MOST_SHOWN:
-            yield f"  and {len(pairs) - MOST_SHOWN:,} more"
+        if len(pairs) > MOST_PAIRS:
+            yield f"  and {len(pairs) - MOST_PAIRS:,} more"
 
 
 def _shown(value: Any) -> str:

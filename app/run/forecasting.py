@@ -5,6 +5,7 @@ Copies of the Trainer do both. They write to a temporary folder, and the random 
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
@@ -35,6 +36,8 @@ SECONDS_OF_READING = 10.0
 
 EVALUATED_BATCHES = 8
 """Batches of each evaluation that is measured."""
+
+SIZE_OF_CHECKPOINT = "the size of a checkpoint"
 
 LARGEST_SAVE = 4_000_000_000
 """A larger checkpoint is not written to measure how long that takes."""
@@ -105,7 +108,7 @@ def forecast_run(parts: TrainerParts, make_copy: MakeCopy, steps: int, room: Roo
     room = _room(parts) if room is None else room
     on_host = device.name.partition(":")[0] == "cpu"
     try:
-        with _folder() as folder:
+        with _folder(parts) as folder:
             length = _simulate(parts, make_copy, folder, found)
         warnings = [] if found.memory is None else list(memory_warnings(found.memory, found.copies, room, on_host))
         if steps > 0:
@@ -113,12 +116,14 @@ def forecast_run(parts: TrainerParts, make_copy: MakeCopy, steps: int, room: Roo
             if room is not None and needed is not None and needed > room.free:
                 found.notes.append("the time, because no step was taken: it would run out of memory")
             else:
-                with _folder() as folder:
+                with _folder(parts) as folder:
                     _measure(parts, make_copy, folder, found, length.counts, steps)
                 if not warnings and found.memory is not None:
                     warnings = list(memory_warnings(found.memory, found.copies, room, on_host))
     finally:
         device.load(streams)
+        gc.collect()
+        device.release_memory()
     parameters, trainable = framework.parameter_counts(parts)
     if found.checkpoint is not None and length.counts.saves:
         warnings += _disk_warnings(parts, found.checkpoint)
@@ -158,21 +163,26 @@ def _refuse_one_shot(dataset: Any) -> None:
 
 
 @contextmanager
-def _folder() -> Iterator[str]:
-    folder = tempfile.mkdtemp(prefix="hexloop-forecast-")
+def _folder(parts: TrainerParts) -> Iterator[str]:
+    """Make a temporary folder, the same for all processes, and remove it in the end. Collective."""
+    collectives, writes = parts.adapters.collectives, parts.adapters.mesh.writes
+    folder = str(collectives.broadcast(tempfile.mkdtemp(prefix="hexloop-forecast-") if writes else ""))
+    os.makedirs(folder, exist_ok=True)
     try:
         yield folder
+        collectives.broadcast("")  # no other process uses it any more
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _room(parts: TrainerParts) -> Room | None:
     """Return what is free for the run. What this process has on the device already is its own."""
-    memory = parts.adapters.device.memory()
-    if memory.total:
-        return Room(memory.total, parts.adapters.device.name)
+    device = parts.adapters.device
+    if device.name.partition(":")[0] != "cpu":
+        own = parts.adapters.framework.free_on(device)
+        return None if own is None else Room(own, device.name)
     free = free_memory()
-    if free is None or parts.adapters.device.name != "cpu":
+    if free is None:
         return None
     here = sum(int(each.nbytes) for each in parts.model.parameters())
     return Room(free + here, "this machine")
@@ -294,7 +304,7 @@ def _note_sizes(session: Session, found: Findings, counts: Counts) -> None:
     try:
         sizes = dict(contents.sizes(session.run.state))
     except Exception as error:
-        found.notes.append(f"the size of a checkpoint before one is written ({_short(error)})")
+        found.notes.append(f"{SIZE_OF_CHECKPOINT} before one is written ({_short(error)})")
         return
     found.checkpoint = sum(sizes.values())
     tensors = sum(size for path, size in sizes.items() if path.endswith(TENSORS))
@@ -332,7 +342,9 @@ def _measure(
     """Take real steps with a copy of the model, and note how long they, a save and an evaluation take."""
     args = parts.args
     changes: dict[str, Any] = {**QUIET, "output_dir": folder}
-    saves = counts.saves > 0 and found.checkpoint is not None and _can_save(folder, found.checkpoint)
+    memory = found.memory
+    about = found.checkpoint if memory is None or found.checkpoint is not None else memory.weights + memory.moments
+    saves = counts.saves > 0 and about is not None and _can_save(folder, about)
     if saves:
         changes |= {"save_strategy": "steps", "save_steps": 1 << 40}
     model, optimizer, lr_scheduler = deepcopy(
@@ -398,9 +410,11 @@ def _timed_steps(parts: TrainerParts, copy: Copy, found: Findings, steps: int, f
                 event = advance(events, CheckpointPublished, SaveFailed)
                 written = clock() - started
             if isinstance(event, CheckpointPublished):
-                found.checkpoint = sum(
-                    os.path.getsize(each) for each in Path(folder, event.name).rglob("*") if each.is_file()
-                )
+                files = [each for each in Path(folder, event.name).rglob("*") if each.is_file()]
+                found.checkpoint = sum(map(os.path.getsize, files))
+                found.notes = [each for each in found.notes if not each.startswith(SIZE_OF_CHECKPOINT)]
+                if parts.args.save_async:
+                    found.copies = sum(os.path.getsize(each) for each in files if each.suffix == TENSORS)
     return Timing(first, tuple(times or [first]), None, save, written)
 
 

@@ -46,18 +46,19 @@ class TrainerForecast(TrainerAttributes):
 
         alone: the model stays where it is, and is not spread over processes; their data are.
         """
-        kept = {**self.__getstate__(), "_accelerator": None, "model_init": None}  # type: ignore[dict-item]
+        trainer: Any = self
+        kept: dict[str, Any] = {**trainer.__getstate__(), "_accelerator": None, "model_init": None}
         args = copy(self.args)
         args.assign(**arguments)
         for made in ("state", "control", "callback_handler", "_own_gather_function", "_trial"):
             kept.pop(made, None)
         if alone:
             kept["place_model_on_device"] = False
-        passed = private_adapters(self._passed, alone)
-        kept |= {"args": args, "_passed": type(self._passed)(passed)}
+        passed = private_adapters(trainer._passed, alone)
+        kept |= {"args": args, "_passed": type(trainer._passed)(passed)}
         kept |= {"model": model, "model_wrapped": model, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
         kept |= {"_optimizer_of_run": None, "_scheduler_of_run": None, "_renews_model": False, "outcome": None}
-        found = object.__new__(type(self))
+        found: Any = object.__new__(type(self))
         found.__setstate__(kept)
         found.control = TrainerControl()
         found.callback_handler = CallbackHandler(all_callbacks(args, (), True), model, self.processing_class)

@@ -148,7 +148,7 @@ def main() -> None:
     if options.do:
         recipe, *numbers = options.recipes
         function: Any = {"prepare": prepare, "forecast": forecast, "memory": memory, "run": run}[options.do]
-        values = list(map(int, numbers)) or ([None] if options.do == "run" else [])
+        values: list[Any] = list(map(int, numbers)) or ([None] if options.do == "run" else [])
         print(json.dumps(function(recipe, *values)))
         return
     print(f"| {' | '.join(HEADINGS)} |\n|{' --- |' * len(HEADINGS)}", flush=True)

@@ -75,7 +75,7 @@ def allocated_at_peak(train: Any) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         train()
     used = peak = 0
-    for event in found.profiler.kineto_results.events():  # type: ignore[union-attr]
+    for event in found.profiler.kineto_results.events():
         if event.name() == "[memory]":
             used += event.nbytes()
             peak = max(peak, used)

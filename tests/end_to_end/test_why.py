@@ -132,7 +132,7 @@ def double_rate(_: Any, optimizer: Any) -> None:
 def with_hook() -> Net:
     """Return the model with a hook that changes a gradient."""
     made = Net()
-    made.second.weight.register_hook(lambda gradient: gradient * 2)
+    made.second.weight.register_hook(lambda gradient: gradient * 2)  # type: ignore[no-untyped-call]
     return made
 
 
@@ -168,7 +168,7 @@ PLANTS: dict[str, Callable[[], Plant]] = {
         {"model": edited(lambda net: net.second.weight[1, 2].add_(1e-6))}, Cause.START_WEIGHTS, "second.weight", -1
     ),
     "a buffer at the start": lambda: Plant(
-        {"model": edited(lambda net: net.scale.mul_(2))}, Cause.START_WEIGHTS, "scale", -1
+        {"model": edited(lambda net: net.get_buffer("scale").mul_(2))}, Cause.START_WEIGHTS, "scale", -1
     ),
     "learning rate at a step": lambda: Plant(
         {"callbacks": (At(3, double_rate),)}, Cause.LEARNING_RATE, "lr of parameter group 0", 4
@@ -336,15 +336,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
         recipe.write_text(RECIPE.format(module="why_module", further=further, folder=root / name))
         assert main(["train", str(recipe), "--disable_tqdm", "True"]) == 0
         recipes.append(str(recipe))
-    for name, further in (("faster", ["--learning_rate", "0.01"]), ("again", [])):
+    for name, options in (("faster", ["--learning_rate", "0.01"]), ("again", [])):
         command = ["train", recipes[0], "--disable_tqdm", "True", "--output_dir", str(root / name)]
-        assert main([*command, *further]) == 0
+        assert main([*command, *options]) == 0
     notes = [json.loads(line) for line in (root / "a/.hexloop/journal.jsonl").read_text().splitlines()]
     others = [json.loads(line) for line in (root / "b/.hexloop/journal.jsonl").read_text().splitlines()]
     pairs = zip(*([each for each in found if each["kind"] == "step"] for found in (notes, others)), strict=True)
     step = next(one["step"] for one, other in pairs if one["batches"] != other["batches"])
-    folders = [str(root / name) for name in ("a", "b", "faster", "again")]
-    return Trained(*folders, (recipes[0], recipes[1]), step)
+    first, second, faster, again = (str(root / name) for name in ("a", "b", "faster", "again"))
+    return Trained(first, second, faster, again, (recipes[0], recipes[1]), step)
 
 
 def answer(capsys: pytest.CaptureFixture[str], *command: str) -> dict[str, Any]:

@@ -91,6 +91,18 @@ def _memory(
     return StepMemory(parts[0], parts[1], parts[2], allocations.peak - sum(parts), everything, how)
 
 
+def free_on(device: Device) -> int | None:
+    """Return the bytes of an accelerator that this process can have in all; None if torch does not know it."""
+    kind, _, index = device.name.partition(":")
+    if kind == "cpu":
+        return None
+    module = torch.get_device_module(kind)
+    if not hasattr(module, "mem_get_info"):
+        return device.memory().total or None
+    free, _ = module.mem_get_info(int(index or 0))
+    return int(free) + int(module.memory_reserved(int(index or 0)))
+
+
 def wait_for_device(device: Device) -> None:
     """Wait until an accelerator has done what it was given."""
     if _kind(device) != "cpu" and torch.accelerator.is_available():

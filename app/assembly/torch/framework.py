@@ -156,6 +156,7 @@ class TorchFramework(Framework[TrainerParts]):
     fake_copy = staticmethod(forecast.fake_copy)
     count_real_step = staticmethod(forecast.count_real_step)
     values_in = staticmethod(forecast.values_in)
+    free_on = staticmethod(forecast.free_on)
     wait_for_device = staticmethod(forecast.wait_for_device)
 
     # Checkpoints
