@@ -217,6 +217,8 @@ class TrainingArguments(
         log_goodput: log in percent which share of the time went into steps, what the rest went into, and mfu
         peak_flops: floating-point operations per second of one device at most, for mfu; by the device's name if unset
         profile: steps to record with the profiler: their number, or a mapping with wait, warmup and steps
+        system_metrics: measure the use of processor, memory, disk, network and GPU in the background
+        media_limit: megabytes of the images and other media that are kept of a run
         optim_layerwise: update each parameter in the backward pass, as soon as its gradient is complete, and free the gradient
         on_nonfinite: what to do if a loss or gradient norm is not finite: warn, stop, skip (continue as if the data lacked that step's samples), rollback (the same, from the state of the last save)
         spike_factor: a loss above this times the median of the last 64 is a spike; off if unset

@@ -22,7 +22,6 @@ from hexloop.domain.errors import ConfigurationError, HexloopError
 from hexloop.domain.limits import limits_in, reading_limits
 from hexloop.domain.redaction import printable_lines, redact
 
-
 REQUESTED = "_ARGCOMPLETE"
 """The environment variable that the script of a shell sets when it asks for completions."""
 

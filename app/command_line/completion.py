@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 from hexloop.app.command_line import ExitCode
 from hexloop.app.command_line.options import WITH_RECIPE
 from hexloop.app.command_line.parser import RECIPES, CommandParser, parsers_for
-from hexloop.app.printing import print_text
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.limits import limits
 

@@ -8,7 +8,6 @@ import re
 import textwrap
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib import import_module
 from importlib.metadata import EntryPoint, PackageNotFoundError, distributions, version
 from importlib.util import find_spec
 

@@ -240,9 +240,7 @@ def _system_curve(number: int, record: RunRecord, rank: RankMetrics, name: str, 
 def _of_total(records: Sequence[RunRecord], name: str) -> str:
     """Return how much of a metric there is, in words; empty if it is not known, or not the same everywhere."""
     whole = TOTALS.get(name, "")
-    found = {
-        rank.values[whole][-1] for record in records for rank in record.system.ranks if whole in rank.values
-    }
+    found = {rank.values[whole][-1] for record in records for rank in record.system.ranks if whole in rank.values}
     (total,) = found if len(found) == 1 else (0.0,)
     return f", of {format_bytes(round(total))}" if 0 < total < np.inf else ""
 

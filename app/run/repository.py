@@ -103,7 +103,7 @@ def _asked(
     environment = _environment({**SWITCHED_OFF, **(further or {})})
     line = [git, "--no-pager", "--no-optional-locks", "-C", root, *command]
     try:
-        process = subprocess.Popen(  # noqa: S603  # the program is found by its absolute path
+        process = subprocess.Popen(  # the program is found by its absolute path
             line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
         )
     except OSError:

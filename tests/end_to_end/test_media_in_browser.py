@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from hexloop import TrainerCallback
-from hexloop.app.command_line import main
 from hexloop.adapters.clock import SystemClock
+from hexloop.app.command_line import main
 from hexloop.app.pages import media_section
 from hexloop.domain.folders import Folder
 from hexloop.domain.media_log import Encoded, MediaLog, PendingMedia

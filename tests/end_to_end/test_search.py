@@ -672,9 +672,7 @@ def test_a_package_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.Mon
     """The message says what to install; without any, random and grid search still work."""
     monkeypatch.setattr(searches, "_is_installed", lambda row: row.module is None)
     trainer = searcher(tmp_path)
-    with pytest.raises(
-        RuntimeError, match=r"the package optuna is not installed; run `pip install '?optuna"
-    ):
+    with pytest.raises(RuntimeError, match=r"the package optuna is not installed; run `pip install '?optuna"):
         trainer.hyperparameter_search(space, backend="optuna")
     with pytest.raises(RuntimeError, match=r"No hyperparameter search backend is installed: for optuna, run"):
         trainer.hyperparameter_search(space)

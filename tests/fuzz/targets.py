@@ -37,8 +37,8 @@ from hexloop.app.assembly.storage import as_location, joined, split_location, st
 from hexloop.app.assembly.torch.transformers_checkpoints.pickled.descriptions import RefusedPickleError
 from hexloop.app.assembly.torch.transformers_checkpoints.pickled.program import read_file
 from hexloop.app.pages import journal_lines
-from hexloop.app.pages.journal_lines import RunLines, journal_note
 from hexloop.app.pages.history import RunHistory
+from hexloop.app.pages.journal_lines import RunLines, journal_note
 from hexloop.app.pages.media_section import file_shown
 from hexloop.app.pages.page import content_of, search_content
 from hexloop.app.pages.reading import RunRecord

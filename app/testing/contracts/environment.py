@@ -16,8 +16,8 @@ from typing import Literal
 import pytest
 from attrs import evolve
 
-from hexloop.app.testing.contracts.overriding import not_overridden
 from hexloop.app.assembly.trackers import receiver_of
+from hexloop.app.testing.contracts.overriding import not_overridden
 from hexloop.domain.media import ENDINGS
 from hexloop.domain.system_metrics import LARGEST, METRICS
 from hexloop.ports.logger import Fact, Journal, Logger, Media, Outcome, Record, RunInformation, Value

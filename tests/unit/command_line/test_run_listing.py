@@ -98,7 +98,16 @@ def test_show_has_what_is_known_about_a_run(runs: Commands) -> None:
     """Progress, logged values, checkpoints, changed arguments, labels and the command."""
     write_labels(Path("runs/whole"), Labels(("good",), "first try\nwith noise"))
     shown = runs("runs", "show", "runs/whole").output
-    for expected in ("state ", "finished", "9 of 9 (100%)", "checkpoint-9", "learning_rate", "0.1", "good", "  with noise"):
+    for expected in (
+        "state ",
+        "finished",
+        "9 of 9 (100%)",
+        "checkpoint-9",
+        "learning_rate",
+        "0.1",
+        "good",
+        "  with noise",
+    ):
         assert expected in shown
     reported = json.loads(runs("runs", "show", "runs/whole", "--json").output)
     assert (reported["state"], reported["step"], reported["tags"]) == ("finished", 9, ["good"])

@@ -24,7 +24,7 @@ from hexloop.domain.media import LARGEST_DOCUMENT, is_sound_content
 from hexloop.domain.media_log import Encoded
 
 mpl.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402  # after the choice of what draws
+from matplotlib import pyplot as plt  # after the choice of what draws
 
 
 def taken(value: Any, kind: str | None = None, **options: Any) -> list[Prepared]:

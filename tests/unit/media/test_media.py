@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hexloop.domain.log_entries import entry_of, item_of, remains
 from hexloop.domain.media import (
     ENDINGS,
     KINDS,
@@ -23,7 +24,6 @@ from hexloop.domain.media import (
     newest,
     within,
 )
-from hexloop.domain.log_entries import entry_of, item_of, remains
 from hexloop.ports.logger import Media
 
 CONTENTS = {"image": {"width": 3, "height": 2}, "audio": {"rate": 8000, "seconds": 1.5, "channels": 2}}
