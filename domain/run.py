@@ -194,13 +194,13 @@ class Run(Generic[Batch, Loss]):
         guard: looks at the losses and gradient norms of all windows.
         agreement: how ranks agree on requests and flags.
         cleanups: called however the run ends.
-        explain: receives an error in a step and where it happened, to add a note to it.
 
     Attributes:
         next_due: no trigger fires before this step; set it to 0 after changing `triggers`.
         gradient_norm: the last step's, left on the device until a log or a checkpoint reads it.
         update_taken: whether the last update changed the weights; loss scaling may skip one.
         stopped: a stop request ends the run before the plan does.
+        explain: receives an error in a step and where it happened, to add a note to it.
         failure: the exception that ended the run, also that of a callback or of the caller; None if none did.
         signals: where the loop writes `sync_gradients`, whether the current micro-batch is the last of its window.
             Another library's mapping may take its place.

@@ -64,6 +64,8 @@ METHODS = """
 ::: hexloop.TrainingArguments
     options:
       inherited_members: true
+      show_docstring_parameters: false
+      docstring_options: {{warn_unknown_params: false, warn_missing_types: false}}
       members:
 {members}
 
@@ -203,6 +205,13 @@ def _is_shown(owner: type, name: str, value: object) -> bool:
     return is_ours and not name.startswith("_") and (isinstance(value, property) or inspect.isfunction(value))
 
 
+WITHOUT_PARAMETERS = (
+    "{members: [], show_docstring_parameters: false, "
+    "docstring_options: {warn_unknown_params: false, warn_missing_types: false}}"
+)
+"""How the docstring of a class is shown whose parameters are in a table of the page."""
+
+
 def _by_group() -> Iterator[tuple[type, list[str]]]:
     left = dict.fromkeys(field.name for field in dataclasses.fields(Seq2SeqTrainingArguments))
     for owner in reversed(Seq2SeqTrainingArguments.__mro__):
@@ -223,7 +232,7 @@ def _group(owner: type, names: list[str], cls: type[Any] = Seq2SeqTrainingArgume
     heading = heading.rstrip(".")
     if issubclass(owner, TrainingArguments):
         heading = f"{heading} (`{cls.__name__}` alone)"
-        text = f"\n\n::: hexloop.{cls.__name__}\n    options: {{members: []}}\n" if "\n" in paragraphs else ""
+        text = f"\n\n::: hexloop.{cls.__name__}\n    options: {WITHOUT_PARAMETERS}\n" if "\n" in paragraphs else ""
         details = ""
     text = "" if not text.strip() else f"{text.strip()}\n\n"
     columns = "| argument | what it does | command line and YAML | since |\n|---|---|---|---|\n"
