@@ -131,8 +131,8 @@ def public_members(shown: griffe.Object, listed: list[str] | None = None) -> lis
     """Return the members of a module or a class that a page shows: those listed, or all that have a docstring."""
     if listed is not None:
         return listed
-    own = {name: member for name, member in shown.members.items() if not member.is_alias}
-    return [name for name, member in own.items() if not name.startswith(("_", "test_")) and member.docstring]
+    named = {name: each for name, each in shown.members.items() if not name.startswith(("_", "test_"))}
+    return [name for name, each in named.items() if not each.is_alias and not each.is_module and each.docstring]
 
 
 def first_sentence(shown: griffe.Object) -> str:
