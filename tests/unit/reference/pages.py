@@ -91,7 +91,7 @@ def found(name: str) -> griffe.Object:
 
 
 def order_of_pages() -> list[str]:
-    """Return the pages of the reference in the order of the navigation."""
+    """Return the pages of the API reference in the order of the navigation."""
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     navigation = yaml.safe_load(text)["nav"]
     sections: dict[str, Any] = {title: pages for section in navigation for title, pages in section.items()}
@@ -100,7 +100,7 @@ def order_of_pages() -> list[str]:
 
 
 def directives() -> Iterator[Directive]:
-    """Yield what each page of the reference shows."""
+    """Yield what each page of the API reference shows."""
     for page in order_of_pages():
         lines = (DOCS / page).read_text(encoding="utf-8").splitlines()
         for number, line in enumerate(lines):
