@@ -78,7 +78,7 @@ def limits() -> Limits:
 class reading_limits(AbstractContextManager[Limits]):  # noqa: N801  # used like a function, as torch.set_grad_enabled is
     """Change limits on what hexloop reads, in the whole process and all its threads.
 
-    Takes effect when called. As a context manager, it restores the earlier limits at the end of the block::
+    Takes effect when called. As a context manager, it restores the earlier limits at the end of the block:
 
         hexloop.reading_limits(document_bytes=1 << 30)
 

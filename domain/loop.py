@@ -33,7 +33,7 @@ Loss = TypeVar("Loss")
 def train(run: Run[Batch, Loss]) -> Generator[AnyEvent, None, None]:
     """Train until the plan's last step or until a stop is requested, and yield an event for everything that happens.
 
-    In pseudocode::
+    In pseudocode:
 
         start the run: set the learning rates, finish the boundary that a resumed run was interrupted at
         for each epoch:
@@ -326,7 +326,7 @@ def finish_run(run: Run[Batch, Loss]) -> Generator[AnyEvent, None, None]:
 class StandardLearner(Generic[Batch, Loss]):
     """Implements the Learner port with a model in pieces (Trainable), a Precision and a Parallelism.
 
-    In pseudocode::
+    In pseudocode:
 
         micro_step: parallelism.synchronise(last_of_window)        # reduce gradients over ranks, or accumulate
                     loss = trainable.loss(batch) under precision   # forward

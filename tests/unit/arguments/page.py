@@ -11,6 +11,7 @@ import dataclasses
 import inspect
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -144,10 +145,11 @@ class Shown:
 
 
 def shown() -> Mapping[str, Shown]:
-    """Return the rows of `shown.tsv` by name."""
+    """Return the rows of `shown.tsv` by name; an argument without one is hexloop's own."""
     lines = SHOWN.read_text(encoding="utf-8").splitlines()[1:]
     rows = (line.split("\t") for line in lines)
-    return {name: Shown(since, until, example) for name, since, until, example in rows}
+    found = {name: Shown(since, until, example) for name, since, until, example in rows}
+    return defaultdict(lambda: Shown("", "", ""), found)
 
 
 def example_of(cls: type[Any], name: str) -> Any:

@@ -91,7 +91,7 @@ def found(name: str) -> griffe.Object:
 
 
 def order_of_pages() -> list[str]:
-    """Return the pages of the reference in the order of the navigation."""
+    """Return the pages of the API reference in the order of the navigation."""
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     navigation = yaml.safe_load(text)["nav"]
     sections: dict[str, Any] = {title: pages for section in navigation for title, pages in section.items()}
@@ -100,7 +100,7 @@ def order_of_pages() -> list[str]:
 
 
 def directives() -> Iterator[Directive]:
-    """Yield what each page of the reference shows."""
+    """Yield what each page of the API reference shows."""
     for page in order_of_pages():
         lines = (DOCS / page).read_text(encoding="utf-8").splitlines()
         for number, line in enumerate(lines):
@@ -131,8 +131,8 @@ def public_members(shown: griffe.Object, listed: list[str] | None = None) -> lis
     """Return the members of a module or a class that a page shows: those listed, or all that have a docstring."""
     if listed is not None:
         return listed
-    own = {name: member for name, member in shown.members.items() if not member.is_alias}
-    return [name for name, member in own.items() if not name.startswith(("_", "test_")) and member.docstring]
+    named = {name: each for name, each in shown.members.items() if not name.startswith(("_", "test_"))}
+    return [name for name, each in named.items() if not each.is_alias and not each.is_module and each.docstring]
 
 
 def first_sentence(shown: griffe.Object) -> str:
