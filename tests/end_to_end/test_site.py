@@ -226,12 +226,13 @@ def test_a_search_finds_the_page_that_answers_first(
 @pytest.mark.parametrize("path", ["", "api/trainer/", "api/ports/", "arguments/", "troubleshooting/"])
 def test_the_site_is_accessible(chromium: Browser, address: str, path: str, width: int, scheme: str) -> None:
     """Its home page, pages of the API, and a page of text, in both themes and on a phone."""
-    chromium.open(address)
-    chromium.run("localStorage.clear()")  # which keeps the theme
     chromium.resize(width, 900)
     chromium.prefer(scheme)
+    chromium.open(address)
+    chromium.run("localStorage.clear()")  # which keeps the theme
     chromium.console()
     chromium.open(address + path)
     chromium.settle()
+    assert chromium.run("return document.body.dataset.mdColorScheme") == {"light": "default", "dark": "slate"}[scheme]
     assert accessibility_problems(chromium) == []
     assert [line for line in chromium.console() if "favicon" not in line] == []
