@@ -2,7 +2,7 @@
 
 | kind | facts |
 |---|---|
-| `began` | `run`, `step` (it starts or resumes at), `total_steps`, `settings`, `defaults` of those changed, `command`, ... |
+| `began` | `run`, `step` (it starts or resumes at), `total_steps`, `settings`, their `defaults`, `command`, ... |
 | `step` | `step`, `batches` (a fingerprint each), `learning_rate`, `random` after it |
 | `losses` | `first` (a step), `losses` of that step and the following ones |
 | `logged` | `step`, `samples` (trained on so far), `values`, `random` |

@@ -58,7 +58,7 @@ METRICS: Mapping[str, Metric] = {
     "gpu_power": Metric("GPU power", "watts", "GPU"),
     "gpu_temperature": Metric("GPU temperature", "degrees Celsius", "GPU"),
 }
-"""The metrics by name. `cpu`, `memory`, `disk_*` and `network_*` are of the whole machine, `gpu_*` of the rank's GPU."""
+"""The metrics by name. `cpu`, `memory`, `disk_*` and `network_*` are of the whole machine, `gpu_*` of the rank's."""
 
 
 @frozen

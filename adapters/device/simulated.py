@@ -36,8 +36,8 @@ class SimulatedDevice:
 
     Args:
         name: the name of the device.
-        total: its memory in bytes, which `allocate` takes and `free` returns; `memory_now` and `use_now` can be set to any
-            values.
+        total: its memory in bytes, which `allocate` takes and `free` returns; `memory_now` and `use_now` can be
+            set to any values.
         precisions: the number formats that it can compute in.
         pins_memory: whether batches are to be copied to page-locked memory.
     """

@@ -121,7 +121,7 @@ class GuardedStream:
 def _lock_of_bars() -> Any:
     from tqdm import tqdm
 
-    return tqdm.get_lock()
+    return tqdm.get_lock()  # type: ignore[no-untyped-call]
 
 
 def _is_of_bars(module: str) -> bool:

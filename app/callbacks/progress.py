@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks.base import Logs, TrainerCallback, TrainerControl
-from hexloop.app.callbacks.beside_bars import GUARD
-from hexloop.app.callbacks.console import AlignedRows, is_evaluation, is_terminal, new_bar, terminal_width
+from hexloop.app.callbacks.beside_bars import GUARD, is_terminal
+from hexloop.app.callbacks.console import AlignedRows, is_evaluation, new_bar, terminal_width
 from hexloop.app.callbacks.trainer_state import TrainerState
 
 

@@ -30,9 +30,10 @@ def run(options: Namespace) -> ExitCode:
     """Print the script for a shell. Raises ConfigurationError if argcomplete is not installed."""
     if find_spec("argcomplete") is None:
         raise ConfigurationError(
-            "Completion needs the package argcomplete, which is not installed; `hexloop doctor` shows how to install it."
+            "Completion needs the package argcomplete, which is not installed; `hexloop doctor` shows how to "
+            "install it."
         )
-    from argcomplete import shellcode
+    from argcomplete.shell_integration import shellcode
 
     script = shellcode(["hexloop"], shell=options.shell)
     if options.shell == "zsh":
@@ -84,13 +85,13 @@ def add_completers(command: str, parser: CommandParser) -> None:
             recipes = [suffix.lstrip(".") for suffix in RECIPES] if command == "launch" else []
             completed.completer = FilesCompleter(("py", *recipes))
         elif action.dest == "limit":
-            completed.completer = ChoicesCompleter([f"{name}=" for name in names_of_limits()])
+            completed.completer = ChoicesCompleter([f"{name}=" for name in names_of_limits()])  # type: ignore[arg-type]  # any choices will do
         elif action.metavar in FOLDERS or action.dest in ("output_dir", "folder"):
             completed.completer = DirectoriesCompleter()
         elif found := values.get(action.dest):
-            completed.completer = ChoicesCompleter(found)
+            completed.completer = ChoicesCompleter(found)  # type: ignore[arg-type]  # any choices will do
         elif _takes_no_path(action):
-            completed.completer = ChoicesCompleter(())
+            completed.completer = ChoicesCompleter(())  # type: ignore[arg-type]  # any choices will do
 
 
 def _takes_no_path(action: Action) -> bool:

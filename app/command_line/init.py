@@ -25,7 +25,9 @@ SAMPLE_DATA = "data.jsonl"
 
 @frozen
 class Starter:
-    """What can be started from. title: of the recipe. arguments: of the run. model: the usual one, "" if none is loaded.
+    """What can be started from. title: of the recipe. arguments: of the run.
+
+    model: the usual one, "" if none is loaded.
 
     samples: makes a few samples, so that the run trains before there are real data.
     """

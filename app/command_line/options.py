@@ -57,7 +57,7 @@ COMMANDS = (
             "merge the adapters of a checkpoint into their base, and write the whole model"),
     Command("launch", "launch:run", "run a recipe or a script in several processes"),
     Command("runs", "", "list and show runs, and find where two diverge"),
-    Command("runs list", "run_listing:list_runs", "list the runs below a folder: state, progress, what they logged last"),
+    Command("runs list", "run_listing:list_runs", "list the runs in a folder: state, progress, last logged values"),
     Command("runs show", "run_listing:show", "show what is known about a run"),
     Command("runs diff", "runs:diff", "find the step at which two runs diverge, and what diverges first"),
     Command("outbox", "", "show and finish what runs have not published or logged yet"),
@@ -287,7 +287,8 @@ OPTIONS = (
 
     Option(["completion"], "shell", "SHELL", "bash, zsh or fish", {"choices": ["bash", "zsh", "fish"]}),
 
-    Option([LIST, VERIFY, SHOW, DIFF, PRUNE, "runs list", "runs show", "runs diff", "why", "outbox list", "doctor"], "--json", "", "print JSON"),
+    Option([LIST, VERIFY, SHOW, DIFF, PRUNE, "runs list", "runs show", "runs diff", "why", "outbox list", "doctor"],
+           "--json", "", "print JSON"),
     Option([VERIFY, CONSOLIDATE, EXPORT, MERGE], "--key", "FILE", "a key file: refuse what is not signed by it"),
 )  # fmt: skip
 """All options, in the order of the help."""

@@ -152,8 +152,8 @@ class ShowHelp(argparse.Action):
 class CommandParser(argparse.ArgumentParser):
     """The parser of a command, of a group of commands, or of all.
 
-    command: the name of the command or group; "" for all. argument_groups: groups of training arguments, of which the help shows
-    only the titles.
+    command: the name of the command or group; "" for all. argument_groups: groups of training arguments, of
+    which the help shows only the titles.
     """
 
     def __init__(self, prog: str, *, command: str = "", **settings: Any) -> None:

@@ -109,7 +109,7 @@ def list_runs(options: Namespace) -> ExitCode:
     needed = list(logged) if options.json else [*metrics, options.sort]
     rows = [_row(options.folder, run, needed, now) for run in listing.runs]
     chosen = [row for row in rows if _is_chosen(row, options)]
-    key = SORTS.get(options.sort) or (lambda row: row.metrics[options.sort])
+    key: Callable[[ListedRun], Any] = SORTS.get(options.sort) or (lambda row: row.metrics[options.sort])
     known = [row for row in chosen if _is_known(key(row))]
     known.sort(key=key, reverse=options.reverse)
     shown = [*known, *(row for row in chosen if not _is_known(key(row)))]

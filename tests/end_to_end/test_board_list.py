@@ -56,7 +56,7 @@ def test_runs_are_sorted_filtered_and_grouped(chromium: Browser, runs: Path) -> 
         )
         chromium.run(f"{column}.click()")
         assert chromium.run(NAMES)[0] == "run-5"
-        filtered = (
+        filtered: tuple[tuple[str, list[str]], ...] = (
             ("learning_rate<0.05 seed=1", ["run-5", "run-3"]),
             ("state:finished", ["run-5"]),
             ("-state:finished eval_accuracy>=0.3", ["run-4", "run-3"]),

@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -22,9 +23,10 @@ def small_encoder(folder: Path) -> None:
     """Save a tiny encoder with random weights and its tokenizer, which a classifier starts from."""
     words = Tokenizer(models.WordLevel({"[PAD]": 0, "[UNK]": 1, "the": 2, "was": 3}, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]")
+    made: Any = PreTrainedTokenizerFast
+    tokenizer = made(tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]")
     tokenizer.save_pretrained(folder)
-    sizes = {"dim": 8, "hidden_dim": 16, "n_layers": 1, "n_heads": 2}
+    sizes: dict[str, Any] = {"dim": 8, "hidden_dim": 16, "n_layers": 1, "n_heads": 2}
     config = DistilBertConfig(vocab_size=4, max_position_embeddings=32, **sizes)
     DistilBertForSequenceClassification(config).save_pretrained(folder)
 

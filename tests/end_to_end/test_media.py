@@ -26,7 +26,7 @@ from tests.end_to_end.sequences.models import digits, padded, t5
 from tests.end_to_end.small.trainers import DEFAULTS, history, same_weights, small_trainer, weights
 
 
-class Logging(TrainerCallback):  # type: ignore[misc]
+class Logging(TrainerCallback):
     """Logs media at each step. act: what else it does then."""
 
     def __init__(self, act: Callable[[Any], None] = lambda state: None) -> None:
@@ -137,7 +137,7 @@ def test_a_logger_that_hangs_keeps_no_step_waiting(tmp_path: Path) -> None:
     """Every step ends while it hangs in its first medium; the end of the run waits for a bounded time."""
     released, steps = threading.Event(), list[int]()
     logger = RecordingLogger(in_loop=False, media=ALL_MEDIA)
-    logger.write_media = lambda media: released.wait(60) and None  # type: ignore[method-assign]
+    logger.write_media = lambda media: released.wait(60) and None  # type: ignore[method-assign, assignment]
     callback = Logging(lambda state: steps.append(state.global_step))
     trainer = small_trainer(tmp_path, parts={"callbacks": [callback], "loggers": [logger]}, logger_grace=0.2)
     with pytest.warns(UserWarning, match="Not logged yet"):
@@ -247,7 +247,7 @@ def generating(folder: Path, decoder: Decoder, **given: Any) -> Trainer:
         **given,
     }
     arguments = Seq2SeqTrainingArguments(output_dir=str(folder), generation_max_length=6, **values)
-    metrics = {"compute_metrics": lambda prediction: {}}  # without metrics nothing is generated
+    metrics: dict[str, Any] = {"compute_metrics": lambda prediction: {}}  # without metrics nothing is generated
     return Seq2SeqTrainer(t5(), arguments, padded, digits(16), digits(6), decoder, loggers=[], **metrics)
 
 

@@ -1,4 +1,4 @@
-"""The media of runs in a real browser: in a report and on the board, over the steps, and nothing of them is executed."""
+"""The media of runs in a real browser: in a report and on the board, over the steps; nothing of them is executed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HOSTILE = "</script><script>window.attacked = 1</script><img src=x onerror='wind
 END, HOME, LEFT = "\ue010", "\ue011", "\ue012"
 
 
-class Look(TrainerCallback):  # type: ignore[misc]
+class Look(TrainerCallback):
     """Logs each kind at every step."""
 
     def on_step_end(self, args: object, state: object, control: object, **_: object) -> None:

@@ -21,7 +21,7 @@ from hexloop.domain.system_metrics import METRICS
 from hexloop.ports.device import DeviceUse, Memory
 from tests.end_to_end.small.trainers import same_weights, small_trainer, weights
 
-SAVES = {"save_strategy": "steps", "save_steps": 2}
+SAVES: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -62,8 +62,13 @@ def test_what_a_gpu_does_is_measured(tmp_path: Path) -> None:
     assert measure() == {"cpu": 1.0}
     device.memory_now, device.use_now = Memory(10, 20, 100), DeviceUse(use=50.0, memory=60.0, power=70.0)
     assert measure() == {
-        "cpu": 1.0, "gpu_use": 50.0, "gpu_memory": 60.0, "gpu_power": 70.0, "gpu_memory_total": 100, "gpu_allocated": 10,
-    }  # fmt: skip
+        "cpu": 1.0,
+        "gpu_use": 50.0,
+        "gpu_memory": 60.0,
+        "gpu_power": 70.0,
+        "gpu_memory_total": 100,
+        "gpu_allocated": 10,
+    }
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from hexloop.app.callbacks.console import COPIED_TO_TERMINAL
+from hexloop.app.callbacks.beside_bars import COPIED_TO_TERMINAL
 from hexloop.app.command_line.launch.plan import LaunchPlan, read_plan
 from hexloop.app.run.command import LAUNCHED_AS
 from hexloop.domain.errors import CollectiveError

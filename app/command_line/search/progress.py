@@ -9,7 +9,8 @@ from typing import Any, TextIO
 
 from attrs import Factory, define, field
 
-from hexloop.app.callbacks.console import duration_text, is_terminal, terminal_width
+from hexloop.app.callbacks.beside_bars import is_terminal
+from hexloop.app.callbacks.console import duration_text, terminal_width
 from hexloop.domain.redaction import printable, redact, redacted
 from hexloop.domain.search.records import RecordedTrial
 

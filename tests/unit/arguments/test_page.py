@@ -82,7 +82,7 @@ def test_an_option_and_a_line_of_yaml_set_the_same_value(part: int, tmp_path: Pa
             continue
         value, needs = example_of(cls, name), NEEDS.get(name, {})
         given = [word for each, needed in needs.items() for word in option_of(each, needed)]
-        file.write_text("".join(f"{line_of(each, needed)}\n" for each, needed in (needs | {name: value}).items()))
+        file.write_text("".join(f"{line_of(each, needed)}\n" for each, needed in {**needs, name: value}.items()))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

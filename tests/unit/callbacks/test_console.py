@@ -13,13 +13,12 @@ import pytest
 
 from hexloop.adapters.clock import ManualClock
 from hexloop.app.callbacks import ProgressCallback, TrainerControl, TrainerState
+from hexloop.app.callbacks.beside_bars import COPIED_TO_TERMINAL, is_terminal
 from hexloop.app.callbacks.console import (
-    COPIED_TO_TERMINAL,
     AlignedRows,
     ProgressLines,
     duration_text,
     is_evaluation,
-    is_terminal,
     size_text,
     terminal_width,
 )

@@ -16,7 +16,7 @@ import pytest
 import torch
 from tqdm import tqdm
 
-from hexloop.app.callbacks.console import COPIED_TO_TERMINAL
+from hexloop.app.callbacks.beside_bars import COPIED_TO_TERMINAL
 from hexloop.app.command_line.launch.output import OutputStream, Screen
 from hexloop.app.command_line.launch.plan import LaunchPlan, cores, escaped
 from hexloop.app.command_line.options import command_text

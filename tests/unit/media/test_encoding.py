@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import sys
 import wave
 from typing import Any
 
@@ -254,7 +255,7 @@ def test_without_pillow_there_is_a_clear_message(monkeypatch: pytest.MonkeyPatch
     """Which names what to install."""
     from hexloop.adapters import media
 
-    monkeypatch.delitem(media.sys.modules, "PIL")
+    monkeypatch.delitem(sys.modules, "PIL")
     monkeypatch.setattr(media, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"needs the package pillow, .*pip install 'hexloop\[media\]'"):
         taken(np.zeros((2, 2, 3)))

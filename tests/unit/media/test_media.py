@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -24,7 +25,7 @@ from hexloop.domain.media import (
     newest,
     within,
 )
-from hexloop.ports.logger import Media
+from hexloop.ports.logger import Fact, Media
 
 CONTENTS = {"image": {"width": 3, "height": 2}, "audio": {"rate": 8000, "seconds": 1.5, "channels": 2}}
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1, max_size=LONGEST_NAME)
@@ -37,7 +38,8 @@ def media(draw: st.DrawFn, names: st.SearchStrategy[str] = NAMES, steps: st.Sear
     file = f"{draw(st.integers(0, 2**128 - 1)):032x}.{ENDINGS[kind]}"
     epoch, index = draw(st.floats(0, 1e6)), draw(st.integers(0, MOST_TOGETHER - 1))
     size = draw(st.integers(0, 1 << 20))
-    return Media(draw(names), draw(steps), epoch, kind, CONTENTS.get(kind, {}), index, draw(NAMES), file, size)
+    content = cast("Mapping[str, Fact]", CONTENTS.get(kind, {}))
+    return Media(draw(names), draw(steps), epoch, kind, content, index, draw(NAMES), file, size)
 
 
 def kept(*sizes: tuple[str, int, int]) -> list[KeptMedia]:

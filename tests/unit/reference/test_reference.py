@@ -131,7 +131,7 @@ def is_fixture(shown: griffe.Object) -> bool:
 
 
 def of_hexloop(member: griffe.Object | griffe.Alias) -> bool:
-    target = member.final_target if member.is_alias else member
+    target = member.final_target if isinstance(member, griffe.Alias) else member
     return target.path.startswith("hexloop.")
 
 
@@ -179,7 +179,7 @@ def constructors() -> list[str]:
         name
         for _, name in shown_objects()
         if (shown := pages.found(name)).is_class
-        and any(pages.rendering()._decorator(each) in kinds for each in shown.decorators)
+        and any(pages.rendering()._decorator(each) in kinds for each in getattr(shown, "decorators", ()))
     ]
 
 

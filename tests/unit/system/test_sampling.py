@@ -96,7 +96,7 @@ def test_a_line_that_a_full_disk_cut_is_ended(tmp_path: Path, monkeypatch: pytes
     def short(descriptor: int, data: bytes) -> int:
         return write(descriptor, data[:5] if cut else data)
 
-    monkeypatch.setattr(system_sampling.os, "write", short)
+    monkeypatch.setattr(os, "write", short)
     bench.sample()
     cut.clear()
     bench.sample()
