@@ -1,8 +1,9 @@
 """Cost of media and system metrics for a step. Run as `python tests/bench/media_cost.py`.
 
 Two runs of a small network take turns in short blocks of steps. Printed is the median ratio of the wall time, and of
-the processor time of the loop's thread, of neighbouring blocks with and without: of two runs that differ in nothing, with
-system metrics, and with media too, an image, a table, a text and a histogram every 20 steps. The goal is at most 1.01.
+the processor time of the loop's thread, of neighbouring blocks with and without: of two runs that differ in nothing,
+with system metrics, and with media too, an image, a table, a text and a histogram every 20 steps. The goal is at most
+1.01.
 """
 
 from __future__ import annotations
