@@ -114,24 +114,26 @@ def test_zsh(folder: Path) -> None:
         [zsh, "-f", "-i"], cwd=folder, env=environment(folder), stdin=theirs, stdout=theirs, stderr=theirs
     ) as process:
         os.close(theirs)
-        os.write(ours, start.encode())
-        seen = read_until(ours, "", r"ready> $")
-        for typed, expected in {
-            "hexloop checkp\t": r"hexloop checkpoints $",
-            "hexloop train recipe.yaml --learning_r\t": r"--learning_rate $",
-            "hexloop train recipe.yaml --save_strategy e\t": r"--save_strategy epoch $",
-        }.items():
-            os.write(ours, typed.encode())
-            seen = read_until(ours, "", expected)
-            os.write(ours, b"\x15")  # erases the line
-        process.kill()
+        try:
+            os.write(ours, start.encode())
+            seen = read_until(ours, "", r"ready> $")
+            for typed, expected in {
+                "hexloop checkp\t": r"hexloop checkpoints $",
+                "hexloop train recipe.yaml --learning_r\t": r"--learning_rate $",
+                "hexloop train recipe.yaml --save_strategy e\t": r"--save_strategy epoch $",
+            }.items():
+                os.write(ours, typed.encode())
+                seen = read_until(ours, "", expected)
+                os.write(ours, b"\x15")  # erases the line
+        finally:
+            process.kill()
     os.close(ours)
     assert seen
 
 
 def read_until(terminal: int, seen: str, expected: str) -> str:
     """Read what a shell shows until it ends with what is expected."""
-    while not re.search(expected, seen.replace("\b", "").replace("\r", "")):
+    while not re.search(expected, re.sub(r"\x1b\[[?0-9;]*[A-Za-z]|[\b\r]", "", seen)):
         ready, _, _ = select.select([terminal], [], [], 60)
         assert ready, f"the shell shows {seen!r}"
         seen += os.read(terminal, 2**16).decode(errors="replace")
