@@ -122,7 +122,7 @@ class _Site:
         compared = [each for each in self.pages if each][:MOST_COMPARED]
         if len(compared) > 1:
             content = self.runs.show(compared, lambda records: content_of(records, self.now))
-            content.document["folders"] = compared
+            content = evolve(content, document={**content.document, "folders": compared})
             self.writer.write("compare.html", self._page(content, SCRIPTS))
         searches, addresses = list[SearchListing](), dict[str, str]()
         for number, each in enumerate(self.listing.searches):
