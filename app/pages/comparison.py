@@ -123,7 +123,7 @@ def binned(curves: Sequence[Series | None], parts: int = MOST_PARTS) -> tuple[li
     else:
         edges = np.concatenate([[together[0] - 1], together]).astype(np.float64)
     rows = [_means_in(each, edges) for each in curves]
-    kept = [any(value is not None for value in column) for column in zip(*rows, strict=True)]
+    kept = [any(value is not None for value in part) for part in zip(*rows, strict=True)]
     steps = [int(edge) for edge, keep in zip(edges[1:], kept, strict=True) if keep]
     return steps, [[value for value, keep in zip(row, kept, strict=True) if keep] for row in rows]
 

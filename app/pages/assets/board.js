@@ -1,6 +1,6 @@
 "use strict";
 (function () {
-  const SECOND = 1000, SOON = 50;
+  const SECOND = 1000, SOON = 250;
   let isReading = Boolean(document.getElementById("run-list"));  // the list is asked for at once
   const address = document.body.dataset.updates;
   const status = document.getElementById("live");

@@ -103,9 +103,8 @@ def test_parts_hold_every_point(drawn: list[list[tuple[int, float]]]) -> None:
     for row, points in zip(rows, drawn, strict=True):
         assert len(row) == len(steps)
         if len(together) <= MOST_PARTS:
-            shown = [(step, value) for step, value in zip(steps, row, strict=True) if value is not None]
-            assert [step for step, _ in shown] == [step for step, _ in points]
-            assert [value for _, value in shown] == pytest.approx([value for _, value in points], rel=1e-5)
+            known = {step: value for step, value in zip(steps, row, strict=True) if value is not None}
+            assert known == pytest.approx(dict(points), rel=1e-5)
         elif points:
             known = [value for value in row if value is not None]
             assert (

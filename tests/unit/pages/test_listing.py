@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import ChainMap
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -172,8 +172,7 @@ def test_equal_arguments_are_kept_once(tmp_path: Path) -> None:
     assert [found[str(number)]["seed"] for number in range(3)] == [0, 1, 2]
     assert found["1"]["flag"] is True
     assert found["2"]["argument 7"] == 7
-    kinds: list[Any] = list(found.values())
-    assert sum(len(each.maps[0]) for each in kinds) <= 4
+    assert sum(len(each.maps[0]) for each in found.values() if isinstance(each, ChainMap)) <= 4
 
 
 @pytest.mark.matrix
