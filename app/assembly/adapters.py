@@ -8,6 +8,7 @@ devices are in `hexloop.adapters.device.torch.kinds`, engines in `hexloop.app.en
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
