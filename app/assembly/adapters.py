@@ -29,10 +29,10 @@ from hexloop.adapters.interrupts import (
     SeveralInterrupts,
     SignalInterrupts,
 )
-from hexloop.adapters.machine import PsutilMachine
 from hexloop.adapters.journal import JsonLinesJournal, NoJournal, checked_notes, line_batches
 from hexloop.adapters.logger.console import Console
 from hexloop.adapters.logger.json_lines import JsonLines
+from hexloop.adapters.machine import PsutilMachine
 from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.adapters.storage.signed import SignedStorage
 from hexloop.app.arguments import TrainingArguments
