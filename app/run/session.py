@@ -271,8 +271,8 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         passes_models = reporting.start(cleanups)
         parts.dispatcher.observe(
             meter.handlers(),
+            note_information(parts, cleanups),  # called after the journal, which starts the session
             prepared.journal.follow(run, framework.group_lines(parts)),
-            note_information(parts, cleanups),
             _watch_outcome(host, session),
             messages.end_messages(parts, run),
             guard_messages(parts.args),

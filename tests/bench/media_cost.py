@@ -11,7 +11,8 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import closing
 from statistics import median
 from typing import Any
 
@@ -38,7 +39,7 @@ class Network(nn.Module):
         return {"loss": (self.layers(x) - x).square().mean()}
 
 
-def blocks(folder: str, media: bool, **given: Any) -> Iterator[None]:
+def blocks(folder: str, media: bool, **given: Any) -> Generator[None, None, None]:
     """Train, and yield after each block of steps."""
     torch.manual_seed(0)
     rows = [{"x": each, "labels": each[0]} for each in torch.randn(BATCH * 16, WIDTH)]
@@ -48,14 +49,15 @@ def blocks(folder: str, media: bool, **given: Any) -> Iterator[None]:
     )  # fmt: skip
     trainer: Any = Trainer(Network(), arguments, train_dataset=rows)
     picture = torch.rand(3, 128, 128)
-    for event in trainer.stream():
-        if isinstance(event, StepEnded) and event.step % BLOCK == 0:
-            if media:
-                trainer.log_media("picture", picture)
-                trainer.log_media("table", [{"in": "a text", "out": "another", "step": event.step}] * 8)
-                trainer.log_media("text", "a text " * 50)
-                trainer.log_media("weights", trainer.model.layers[0].weight, "histogram")
-            yield
+    with closing(trainer.stream()) as events:
+        for event in events:
+            if isinstance(event, StepEnded) and event.step % BLOCK == 0:
+                if media:
+                    trainer.log_media("picture", picture)
+                    trainer.log_media("table", [{"in": "a text", "out": "another", "step": event.step}] * 8)
+                    trainer.log_media("text", "a text " * 50)
+                    trainer.log_media("weights", trainer.model.layers[0].weight, "histogram")
+                yield
 
 
 def main() -> None:
@@ -79,6 +81,8 @@ def main() -> None:
                 if number > 5:
                     walls.append(wall[0] / wall[1])
                     ratios.append(taken[0] / taken[1])
+            for each in runs:
+                each.close()
             print(f"{name:>25}: {median(walls):.4f} of the wall time, {median(ratios):.4f} of the thread's", flush=True)
 
 

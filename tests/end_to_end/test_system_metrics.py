@@ -114,6 +114,7 @@ def test_a_run_notes_its_machine_code_and_sizes(tmp_path: Path) -> None:
     """In the journal, from where its page has them; without secrets."""
     small_trainer(tmp_path, **SAVES).train()
     (note,) = information(tmp_path)
+    assert lines(tmp_path / JOURNAL)[0]["kind"] == "began"
     assert note["host"]["python"].startswith("3.")
     assert note["host"]["device"] == "cpu"
     assert note["host"]["memory"] > 1 << 20
