@@ -68,7 +68,12 @@ def test_the_recipe_and_the_script_train_the_same(tmp_path: Path, way: str) -> N
     trained = hexloop("train", "recipe.yaml", folder=tmp_path / "recipe")
     assert trained.returncode == 0, trained.stderr
     script = subprocess.run(
-        [warm_python(), "train.py"], cwd=tmp_path / "script", env=ENVIRONMENT, capture_output=True, text=True, check=False
+        [warm_python(), "train.py"],
+        cwd=tmp_path / "script",
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert script.returncode == 0, script.stderr
     found = weights(tmp_path / "recipe")

@@ -54,7 +54,15 @@ def test_what_is_listed_can_be_chosen(commands: Commands) -> None:
     assert {"random", "grid", "optuna"} <= set(choices["backend of a search"]["usable"])
     assert {"file", "s3"} <= set(choices["URLs of output_dir"]["usable"])
     shown = commands("doctor").output
-    for module in ("plain", "file_names", "faults", "least_squares", "simulated_scaling", "tracker", "ThreadBackground"):
+    for module in (
+        "plain",
+        "file_names",
+        "faults",
+        "least_squares",
+        "simulated_scaling",
+        "tracker",
+        "ThreadBackground",
+    ):
         assert not re.search(rf"\b{module}\b", shown)
 
 
