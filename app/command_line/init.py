@@ -155,7 +155,7 @@ def written_files(choices: Choices) -> dict[str, str]:
         loader=PackageLoader("hexloop.app.command_line", "starters"), autoescape=False, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
-    environment.filters["python"] = repr
+    environment.filters["python"] = lambda value: json.dumps(value) if isinstance(value, str) else repr(value)
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     values = {
         "title": starter.title,

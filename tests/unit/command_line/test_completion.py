@@ -93,7 +93,7 @@ def test_bash(folder: Path) -> None:
 
 @pytest.mark.parametrize("line", list(LINES)[:6])
 def test_fish(folder: Path, line: str) -> None:
-    """Fish shows the same, with the help beside each."""
+    """The same is shown in fish, with the help beside each."""
     program = f"hexloop completion fish | source\ncomplete -C {shlex.quote(line)}"
     ended = subprocess.run(
         [shell_or_skip("fish"), "--no-config", "-c", program],

@@ -74,7 +74,7 @@ def test_the_list_is_filtered_and_sorted(runs: Commands) -> None:
     [
         (["runs", "list", "nowhere"], "You chose the folder nowhere, but there is no such folder"),
         (["runs", "list", "s3://bucket/x"], "runs are listed in folders of this machine only"),
-        (["runs", "list", "runs", "--sort", "eval_los"], "of that name; did you mean eval_loss?"),
+        (["runs", "list", "runs", "--sort", "eval_los"], "a value of that name; did you mean eval_loss?"),
         (["runs", "list", "runs", "--state", "done"], "invalid choice: 'done'"),
         (["runs", "show", "nowhere"], "You chose the run nowhere, but there is no such folder"),
         (["runs", "show", "runs/whole/checkpoint-9"], "which is one checkpoint; name the folder it is in"),
