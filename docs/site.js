@@ -1,10 +1,15 @@
 // What the theme leaves out for people who use a keyboard or a screen reader: blocks of code and tables that scroll can be
-// reached by Tab, and the buttons of a block of code are no landmark, of which every page would have dozens.
+// reached by Tab; the buttons of a block of code, and parts of the table of contents, are no landmarks, of which a page would
+// have dozens.
 const scrolling = ".md-typeset pre > code, .md-typeset__scrollwrap";
 
 function complete() {
   for (const buttons of document.querySelectorAll("nav.md-code__nav:not([role])")) {
     buttons.setAttribute("role", "none");
+  }
+  for (const part of document.querySelectorAll("[data-md-component=toc] nav.md-nav:not([role])")) {
+    part.setAttribute("role", "none"); // within the navigation of the page, which is a landmark already
+    part.removeAttribute("aria-label");
   }
   for (const region of document.querySelectorAll(scrolling)) {
     if (region.scrollWidth > region.clientWidth) {
