@@ -78,7 +78,12 @@ class PsutilMachine:
 
 
 class SimulatedMachine:
-    """Machine adapter for tests: returns `values`, which may be set. A `failure` is raised instead."""
+    """Machine adapter for tests.
+
+    Args:
+        values: what `measure` returns; it may be set later.
+        failure: an exception that `measure` raises instead.
+    """
 
     def __init__(self, values: Mapping[str, float] | None = None, failure: Exception | None = None) -> None:
         self.values = {} if values is None else dict(values)

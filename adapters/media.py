@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import field, frozen
 
+from hexloop.domain.installation import how_to_install
 from hexloop.domain.media import (
     LARGEST_DOCUMENT,
     LARGEST_FILE,
@@ -50,7 +51,7 @@ MOST_CHANNELS = 16
 BINS = 64
 """Bins of a histogram, by default."""
 
-PILLOW = "logging images needs the package pillow, which is not installed; pip install 'hexloop[media]'"
+PILLOW = "logging images needs the package pillow, which is not installed; {how}"
 
 
 @frozen
@@ -218,7 +219,7 @@ def image_of_figure(figure: Any) -> Prepared:
 def require_pillow() -> None:
     """Raise ValueError if Pillow is not installed."""
     if "PIL" not in sys.modules and find_spec("PIL") is None:
-        raise ValueError(PILLOW)
+        raise ValueError(PILLOW.format(how=how_to_install("media")))
 
 
 def _pixels(array: Array) -> Array:

@@ -276,7 +276,13 @@ class Run(Generic[Batch, Loss]):
         self.log_figures = dict
 
     def note_failed_step(self, error: Exception, window: Sequence[Batch], done: int) -> None:
-        """Let `explain` add a note to an error in the step on `window`, whose first `done` micro-batches succeeded."""
+        """Let `explain` add a note to an error in a step.
+
+        Args:
+            error: the error.
+            window: the micro-batches of the step.
+            done: how many of them succeeded.
+        """
         state, batch = self.state, window[done] if done < len(window) else None
         counts = [self.batches.rows(each) for each in window]
         samples = sum(counts) if batch is None else counts[done]

@@ -52,8 +52,11 @@ class Memory:
 class DeviceUse:
     """What a device does now, with all processes that use it; None for what is not measured.
 
-    use: the share of the time in which it computed, in percent. memory: bytes in use. power: in watts. temperature: in
-    degrees Celsius.
+    Args:
+        use: the share of the time in which it computed, in percent.
+        memory: bytes in use.
+        power: in watts.
+        temperature: in degrees Celsius.
     """
 
     use: float | None = None

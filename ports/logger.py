@@ -192,9 +192,6 @@ MediaKind: TypeAlias = Literal["text", "table", "image", "histogram", "audio"]
 class Media:
     """Something that was logged at a step and is not a number.
 
-    index: its place among those that were logged together under the name. content: what it is, by its kind, as plain
-    values:
-
     | kind | content |
     |---|---|
     | text | `text` |
@@ -203,8 +200,17 @@ class Media:
     | histogram | `edges` in ascending order, and `counts` between them, one fewer |
     | audio | `rate` in samples a second, `seconds`, `channels` |
 
-    file: the PNG of an image, the WAV of audio, and for the other kinds a JSON document of their content. For a logger
-    it is a path on this machine. size: of the file in bytes. caption: a line of text under it.
+    Args:
+        name: the name that it was logged under.
+        step: the optimizer steps done by then.
+        epoch: the epochs done by then.
+        kind: "text", "table", "image", "histogram" or "audio".
+        content: what it is, as plain values; see the table.
+        index: its place among those that were logged together under the name.
+        caption: a line of text under it.
+        file: the PNG of an image, the WAV of audio, and for the other kinds a JSON document of their content. For a
+            logger it is a path on this machine.
+        size: of the file, in bytes.
     """
 
     name: str
@@ -226,7 +232,11 @@ class MediaLogger(Logger, Protocol):
         """The kinds that it takes. Others are not passed to it, which is reported once for each kind."""
 
     def write_media(self, media: Media) -> None:
-        """A medium of such a kind was logged. Its file may be removed once this returns."""
+        """A medium of such a kind was logged. Its file may be removed once this returns.
+
+        Args:
+            media: the medium.
+        """
 
 
 class Spool(Protocol):

@@ -94,6 +94,7 @@ class Injected(TypedDict, total=False):
         clock: the time.
         interrupts: what may request a stop.
         journal: the record of the run's events.
+        machine: measures what the machine does, for system metrics.
         framework: the library that computes, by default PyTorch.
     """
 

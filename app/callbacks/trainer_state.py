@@ -265,7 +265,14 @@ class TrainerState(RunView):
     stateful_callbacks: RunField[Any] = callbacks_field()
 
     def log_media(self, name: str, value: Any, kind: str | None = None, **options: Any) -> None:
-        """Log media from a callback; see `Trainer.log_media`."""
+        """Log media from a callback; see `Trainer.log_media`.
+
+        Args:
+            name: what it is called.
+            value: the medium.
+            kind: its kind; by default, that of the value's type.
+            options: further arguments of `Trainer.log_media`.
+        """
         if self.takes_media is not None:
             self.takes_media(name, value, kind, **options)
 

@@ -182,7 +182,7 @@ class MachineContract:
     @pytest.fixture
     def machine(self) -> Machine:
         """The adapter under test."""
-        raise NotImplementedError
+        raise not_overridden(self)
 
     def test_known_metrics_are_measured(self, machine: Machine) -> None:
         """Every name is that of a metric, and every value a finite number that is not negative."""

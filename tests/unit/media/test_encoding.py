@@ -257,5 +257,5 @@ def test_without_pillow_there_is_a_clear_message(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.delitem(sys.modules, "PIL")
     monkeypatch.setattr(media, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"needs the package pillow, .*pip install 'hexloop\[media\]'"):
+    with pytest.raises(ValueError, match=r"needs the package pillow, .*pip install 'pillow>="):
         taken(np.zeros((2, 2, 3)))

@@ -79,7 +79,6 @@ def test_a_run_without_media_leaves_no_folder(tmp_path: Path) -> None:
 
 def test_a_resume_drops_what_comes_again(tmp_path: Path) -> None:
     """With its files; what another run in the folder logged stays."""
-    Bench(tmp_path, "other").put("x", 9)
     first = Bench(tmp_path, "other")
     first.put("x", 9)
     first.close()

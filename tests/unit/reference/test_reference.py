@@ -131,7 +131,7 @@ def is_fixture(shown: griffe.Object) -> bool:
 
 
 def of_hexloop(member: griffe.Object | griffe.Alias) -> bool:
-    target = member.final_target if isinstance(member, griffe.Alias) else member
+    target = member.final_target if member.is_alias else member  # type: ignore[union-attr]
     return target.path.startswith("hexloop.")
 
 
