@@ -13,6 +13,7 @@ from typing import Any
 
 from hexloop.app.arguments import options
 from hexloop.app.arguments.base import legacy_names_of
+from hexloop.app.arguments.declaration import annotations_of
 from hexloop.app.arguments.documents import Document, KeyPath, SourceLocation, read_json, read_yaml
 from hexloop.app.arguments.legacy import DISCOURAGED_ARGUMENTS
 from hexloop.domain.errors import ConfigurationError
@@ -311,9 +312,13 @@ def add_arguments(parser: ArgumentParser, cls: type[Any]) -> None:
 
 def override(document: Document, cls: type[Any], chosen: Namespace, at: KeyPath = ()) -> None:
     """Put the options that were given into the mapping at the path `at` of a document."""
+    kinds = annotations_of(cls)
     for name in [*cls.__dataclass_fields__, *legacy_names_of(cls)]:
         if hasattr(chosen, name):
-            document.put((*at, name), getattr(chosen, name), SourceLocation(f"--{name}"))
+            value = getattr(chosen, name)
+            if kinds.get(name) == int | None and isinstance(value, str) and value.isdecimal():
+                value = int(value)  # the argument itself may refuse texts, as from Python
+            document.put((*at, name), value, SourceLocation(f"--{name}"))
 
 
 def _fields_by_owner(cls: type[Any]) -> Iterator[tuple[type, list[options.Field]]]:

@@ -35,8 +35,8 @@ NEEDS: Mapping[str, Mapping[str, Any]] = {
 }
 """Arguments that are refused alone, and what they need."""
 
-ELSEWHERE = frozenset({"parallelism_config", "bf16", "fp16", "tf32", "fp8", "torch_empty_cache_steps"})
-"""Arguments whose example depends on the machine, that have none, or that take a number of HfArgumentParser's alone."""
+ELSEWHERE = frozenset({"parallelism_config", "bf16", "fp16", "tf32", "fp8"})
+"""Arguments whose example depends on the machine, or that have none."""
 
 
 def arguments() -> Iterator[tuple[type[Any], str]]:
