@@ -64,7 +64,7 @@ def test_the_recipe_and_the_script_train_the_same(tmp_path: Path, way: str) -> N
         assert written.returncode == 0, written.stderr
         assert f"hexloop train {name}/recipe.yaml --check" in written.stdout
     checked = hexloop("train", "recipe.yaml", "--check", folder=tmp_path / "recipe")
-    assert (checked.returncode, checked.stderr) == (0, "")
+    assert checked.returncode == 0, checked.stderr  # where peft is imported, other libraries may write there
     assert checked.stdout == "recipe.yaml: no mistake was found. Nothing was trained.\n"
     assert not (tmp_path / "recipe" / "runs").exists()
     trained = hexloop("train", "recipe.yaml", folder=tmp_path / "recipe")
