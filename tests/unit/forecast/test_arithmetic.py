@@ -166,7 +166,8 @@ def test_sizes_have_three_digits(size: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(1e-6, "under 1 ms"), (0.25, "0.25 s"), (61, "1 min 1 s"), (3700, "1 h 1 min"), (90_000, "1 d 1 h")]
+    ("seconds", "text"),
+    [(1e-6, "under 1 ms"), (0.25, "0.25 s"), (61, "1 min 1 s"), (3700, "1 h 1 min"), (90_000, "1 d 1 h")],
 )
 def test_times_have_two_units(seconds: float, text: str) -> None:
     assert time_text(seconds) == text
