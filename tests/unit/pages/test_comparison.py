@@ -103,8 +103,8 @@ def test_parts_hold_every_point(drawn: list[list[tuple[int, float]]]) -> None:
     for row, points in zip(rows, drawn, strict=True):
         assert len(row) == len(steps)
         if len(together) <= MOST_PARTS:
-            known = {step: value for step, value in zip(steps, row, strict=True) if value is not None}
-            assert known == pytest.approx(dict(points), rel=1e-5)
+            shown = {step: value for step, value in zip(steps, row, strict=True) if value is not None}
+            assert shown == pytest.approx(dict(points), rel=1e-5)
         elif points:
             known = [value for value in row if value is not None]
             assert (
