@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, ClassVar
 
@@ -244,7 +245,8 @@ class ProgressCallback(ProgressDisplay):
         for bar in (self.training_bar, self.prediction_bar):
             if bar is not None:
                 bar.disable = True  # otherwise it would draw once more when it is closed
-                bar.close()
+                with suppress(Exception):
+                    bar.close()
         self.training_bar = self.prediction_bar = None
 
     def _end_prediction(self) -> None:
@@ -287,7 +289,8 @@ class SkipProgressBar(Display):
     def _vanish(self) -> None:
         if self._bar is not None:
             self._bar.disable = True
-            self._bar.close()
+            with suppress(Exception):
+                self._bar.close()
             self._bar = None
 
 

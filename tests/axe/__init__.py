@@ -13,7 +13,8 @@ needs_axe = pytest.mark.skipif(not _LIBRARY.exists(), reason="source distributio
 _FIND = """
 const done = arguments[arguments.length - 1];
 const found = result => result.violations.flatMap(rule => rule.nodes.map(node =>
-    `${rule.id} (${rule.impact}): ${rule.help}: ${node.target.join(' ')}: ${node.html.slice(0, 200)}`));
+    `${rule.id} (${rule.impact}): ${rule.help}: ${node.target.join(' ')}: ${node.html.slice(0, 200)} ` +
+    node.failureSummary.replace(/\\s+/g, ' ')));
 axe.run(document, {resultTypes: ['violations']}).then(result => done(found(result)), error => done([String(error)]));
 """
 

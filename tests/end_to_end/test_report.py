@@ -314,7 +314,7 @@ def test_curves_are_those_of_the_log_if_the_journal_has_none(folder: Path) -> No
 
 def test_run_without_logs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On the page and in the output; what else is known is shown."""
-    trained(tmp_path / "silent", logging_strategy="no")
+    trained(tmp_path / "silent", logging_strategy="no", system_metrics=False)
     journal = tmp_path / "silent" / ".hexloop/journal.jsonl"
     kept = [line for line in journal.read_text().splitlines() if '"logged"' not in line]
     journal.write_text("\n".join(kept) + "\n")

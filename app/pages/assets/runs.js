@@ -143,7 +143,7 @@
       columns = columnsOf(fresh);
       filter();
       build();
-    } else if (!fresh.whole && fresh.removed.length === 0 && fresh.rows.length <= MOST_AT_ONCE && fresh.rows.every(isDrawn)) {
+    } else if (!fresh.whole && fresh.removed.length === 0 && fresh.rows.length <= MOST_AT_ONCE && areDrawn(fresh.rows)) {
       if (!editing) table.updateData(fresh.rows.map(function (cells) { return runs.get(cells[0]); }));
     } else {
       soon();
@@ -151,8 +151,9 @@
     say();
   }
 
-  function isDrawn(cells) {
-    return table.getRow(cells[0]) !== false && passes(runs.get(cells[0]));
+  function areDrawn(rows) {
+    const drawn = new Set(table.getData().map(function (row) { return row.folder; }));
+    return rows.every(function (cells) { return drawn.has(cells[0]) && passes(runs.get(cells[0])); });
   }
 
   function passes(row) {
@@ -352,7 +353,12 @@
       groupBy: view.group ? groupValue : false,
       groupHeader: function (value, count, inside) { return el("span", {}, groupWords(value, count, inside)); }
     });
-    table.on("tableBuilt", function () { place.dataset.drawn = String(rows.length); place.dataset.built = "true"; });
+    table.on("tableBuilt", function () {
+      // A grid may only have rows in it; the keyboard reaches what is in these.
+      box.querySelector(".tabulator-tableholder").removeAttribute("tabindex");
+      place.dataset.drawn = String(rows.length);
+      place.dataset.built = "true";
+    });
     table.on("dataSorted", function (sorters) {
       if (!sorters.length) return;
       const column = columns.find(function (each) { return each.field === sorters[0].field; });

@@ -138,4 +138,4 @@ def test_what_cannot_run_here_is_refused(name: str) -> None:
         choose_optimizer(name, 1e-3, betas, 1e-8, CASES[name].arguments.get("optim_args"), "cpu")
     (problem,) = caught.value.problems
     assert CASES[name].refused in problem
-    assert "; install" in problem or "; choose" in problem
+    assert "; run `pip install " in problem or "; choose" in problem

@@ -26,6 +26,7 @@ OWN_FILES = {
     "losses.safetensors": "the losses since the last log",
     "training_args.json": "instead of training_args.bin",
     "journal.jsonl": "what each step came to",
+    "system-0.jsonl": "what the process and its machine used",
     "finished.json": "that the run is over",
 }
 """Files that only hexloop writes."""
