@@ -151,6 +151,7 @@ class MediaLog:
             self._changed.notify_all()
         if self._thread is not None and not self._is_busy:
             self._thread.join(1.0)
+        self._pass_on = _drop  # it refers to the run
         if left_out:
             self.tell("late", f"{left_out:,} media were not written within {seconds:g} s, and are left out.")
 
@@ -303,6 +304,10 @@ def _line(kept: KeptMedia) -> bytes:
 
 def _document(encoded: Encoded) -> bytes:
     return json.dumps(dict(encoded.content), allow_nan=False).encode()
+
+
+def _drop(media: Media) -> None:
+    """Pass nothing on: the run has ended."""
 
 
 def lines_of_index(place: Folder) -> Iterator[KeptMedia]:
