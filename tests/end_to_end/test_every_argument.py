@@ -10,7 +10,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from hexloop import TrainingArguments
+from hexloop import Seq2SeqTrainingArguments
 
 pytest.register_assert_rewrite("tests.end_to_end.arguments")
 
@@ -58,7 +58,7 @@ def test_an_argument_has_its_effect(
 
 def test_every_argument_of_the_table_is_tested() -> None:
     """Every argument of the table is tested once, and others of hexloop's own only."""
-    own = {each.name for each in attrs.fields(TrainingArguments)}
+    own = {each.name for each in attrs.fields(Seq2SeqTrainingArguments)}
     assert set(names()) <= set(EFFECTS)
     assert set(EFFECTS) - set(names()) <= own
     assert len(names()) == len(set(names())) == 153
