@@ -284,9 +284,7 @@ def test_a_missing_package_is_named(tmp_path: Path) -> None:
     for name, kind in CALLBACKS.items():
         if trackers.is_installed(name):
             continue
-        with pytest.raises(
-            ConfigurationError, match=rf"report_to='{name}' cannot be used: .*`pip install "
-        ):
+        with pytest.raises(ConfigurationError, match=rf"report_to='{name}' cannot be used: .*`pip install "):
             tracked(tmp_path, report_to=name)
         with pytest.raises(ConfigurationError, match=rf"{kind.__name__} cannot be used") as raised:
             kind()
