@@ -19,6 +19,7 @@ import hexloop
 from hexloop.app.command_line import main
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.forecast import Room
+from tests.end_to_end.console import hexloop as command
 
 WIDTH = 64
 
@@ -256,18 +257,15 @@ def test_the_command_prints_a_forecast_and_writes_nothing(tmp_path: Path, capsys
     assert not list(tmp_path.glob("*tfevents*"))
 
 
-def test_a_script_is_forecast_at_its_first_train(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_script_is_forecast_at_its_first_train(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     (tmp_path / "forecast_module.py").write_text(MODULE)
     script, folder = tmp_path / "script.py", tmp_path / "runs"
     script.write_text(SCRIPT.format(folder=str(folder)))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert main(["run", "--dry-run", "--measure", "0", str(script)]) == 0
-    printed = capsys.readouterr()
-    assert "Length: 30 steps of 4 samples" in printed.out
-    assert "it went on" not in printed.err
+    ended = command("run", "--dry-run", "--measure", "0", script, folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert "Length: 30 steps of 4 samples" in ended.stdout
+    assert "it went on" not in ended.stderr
     assert not folder.exists()
 
 
