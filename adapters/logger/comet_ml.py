@@ -143,7 +143,7 @@ def _check_key(comet_ml: Any) -> None:
 
 def _histogram_of(content: Any) -> Any:
     """Return a histogram as comet_ml has it."""
-    from comet_ml.utils import Histogram
+    from comet_ml import Histogram
 
     edges = content["edges"]
     middles = [(low + high) / 2 for low, high in pairwise(edges)]

@@ -249,8 +249,14 @@ class TestMLflow(MLflowContract):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with mlflow_server("trackers", tmp_path_factory.mktemp("server")) as address:
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the server."""
+    return tmp_path_factory.mktemp("server")
+
+
+@pytest.fixture(scope="module")
+def server(store: Path) -> Iterator[str]:
+    with mlflow_server("trackers", store) as address:
         yield address
 
 
@@ -259,11 +265,14 @@ class TestMLflowServer(MLflowContract):
     """A server on loopback, in which each test has an experiment of its own."""
 
     @pytest.fixture(autouse=True)
-    def _address(self, server: str) -> None:
-        self.address = server
+    def _address(self, server: str, store: Path) -> None:
+        self.address, self.store = server, store
 
     def variables(self, folder: Path) -> dict[str, str]:
         return {"MLFLOW_TRACKING_URI": self.address, "MLFLOW_EXPERIMENT_NAME": folder.name}
+
+    def images(self, folder: Path) -> list[str]:
+        return super().images(self.store)
 
     def test_many_records_at_once(self, tmp_path: Path) -> None:
         """More metrics than the server takes in one call are sent in parts."""

@@ -35,7 +35,7 @@ def read(folder: Path) -> dict[str, Any]:
     for event in lines(folder / "metrics.jsonl"):
         if event["metric"] == "Summary":
             summary[event["variant"]] = event["value"]
-        elif not event["metric"].startswith(":monitor"):
+        elif "value" in event and not event["metric"].startswith(":monitor"):  # plots and media have none
             history.setdefault(f"{event['metric']}/{event['variant']}", []).append((event["iter"], event["value"]))
     parameters = {
         f"{section}/{name}": each["value"]
