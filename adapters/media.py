@@ -51,6 +51,9 @@ MOST_CHANNELS = 16
 BINS = 64
 """Bins of a histogram, by default."""
 
+LARGEST_EDGE = 1e300
+"""The largest edge of a histogram; values beyond it are counted at it."""
+
 PILLOW = "logging images needs the package pillow, which is not installed; {how}"
 
 
@@ -168,6 +171,7 @@ def counted_histogram(counts: Any, edges: Any) -> Prepared:
     return Prepared("histogram", lambda: Encoded(found), 16 * len(np.atleast_1d(edges)))
 
 
+@np.errstate(all="ignore")  # of the differences of large values
 def _histogram(values: Array, bins: int) -> tuple[Array, Array]:
     try:
         counts, edges = np.histogram(values, bins)
@@ -175,7 +179,11 @@ def _histogram(values: Array, bins: int) -> tuple[Array, Array]:
         counts, edges = np.array([len(values)]), np.array([values.min(), values.max()])
     if not bool(np.all(np.diff(edges) > 0)) or not bool(np.isfinite(edges).all()):
         low, high = np.nextafter(values.min(), -np.inf), np.nextafter(values.max(), np.inf)
-        counts, edges = np.array([len(values)]), np.clip([low, high], -1e300, 1e300)
+        below, above = np.nextafter(LARGEST_EDGE, 0), np.nextafter(-LARGEST_EDGE, 0)
+        counts, edges = (
+            np.array([len(values)]),
+            np.array([np.clip(low, -LARGEST_EDGE, below), np.clip(high, above, LARGEST_EDGE)]),
+        )
     return counts, edges
 
 

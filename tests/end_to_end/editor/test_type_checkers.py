@@ -17,8 +17,7 @@ from tests.language_server import ROOT, SETTINGS
 
 HERE = Path(__file__).parent / "scripts"
 WRONG = HERE / "wrong.py"
-EXAMPLES = [each for each in sorted((ROOT / "docs" / "examples").glob("*.py")) if each.name != "web_service.py"]
-"""All but the service, which keeps the Trainer of the moment, or None, in an attribute."""
+EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
 
 PAGES = ("README", *(f"docs/{name}" for name in ("start", "checkpoints", "evaluate", "storage", "hub", "packing")))
 """Pages whose blocks, one after the other, are a program; a block with a title is a file beside it."""
