@@ -47,7 +47,7 @@ def test_a_site_has_the_list_every_run_and_the_comparison(
     )
     for name, text in found.items():
         for address in re.findall(r'(?:href|src)="([^"#]+)"', text):
-            assert (site / address).is_file(), (name, address)
+            assert address == "data:," or (site / address).is_file(), (name, address)
         assert "<script>window" not in text
         assert "data-updates" not in text
         assert "secret-tag" not in text
