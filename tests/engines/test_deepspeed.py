@@ -79,7 +79,8 @@ def assert_as_alone_and_resumable(
     config = {"zero_optimization": {"stage": stage, **(offload or {})}}
     whole, resumed = run(phases, deepspeed=config, **evaluating, **arguments)
     assert whole["stage"] == stage
-    assert whole["programs"] == [], "DeepSpeed counts memory nodes by a program, at every step if it is let"
+    programs = [each for each in whole["programs"] if Path(each).name != "git"]  # which is asked once, at the start
+    assert programs == [], "DeepSpeed counts memory nodes by a program, at every step if it is let"
     assert whole["parameters"] == sum(parameter.numel() for parameter in Classifier().parameters())
     assert_logs_agree(log, whole["log"], 1e-5)
     assert distance(expected, weights(folder / "whole" / "model")) < 1e-5
