@@ -31,7 +31,7 @@ from hexloop.adapters.storage.local import LocalStorage
 from hexloop.domain.checkpoints.manifest import checkpoint_name, step_of
 from hexloop.domain.checkpoints.reading import checkpoint_steps, verify
 from hexloop.domain.checkpoints.selection import newest
-from hexloop.domain.run_folder import FINISHED, JOURNAL, OWN, own_name
+from hexloop.domain.run_folder import FINISHED, JOURNAL, OWN, own_name, system_file
 from tests.end_to_end.small.documents import documents_of
 from tests.engines.killed_ranks import check_killed_ranks
 from tests.engines.killed_run import Job, live
@@ -211,7 +211,7 @@ class KilledRun:
 
     def unfinished(self) -> set[str]:
         """Return unexpected names in the folder."""
-        usual = {OWN, *map(own_name, (JOURNAL, FINISHED))}
+        usual = {OWN, *map(own_name, (JOURNAL, FINISHED)), Path(system_file(0)).name}
         run = self.folder / "run"
         names = {path.name for path in [*run.glob("*"), *(run / OWN).glob("*")]}
         return {name for name in names - usual if step_of(name) is None}
