@@ -214,8 +214,8 @@ def refuse_parts(
         )
         problems.append(Problem(problem, kind=TypeError))
     if model is not None and isinstance(framework, Framework) and not framework.is_model(model):
-        wanted = f"an object of it, {model.__name__}(...)" if isinstance(model, type) else framework.model_kind
-        problem = f"model is {shown(model)}, which is not a model; pass {wanted}."
+        instance = f": an object of this class, {model.__name__}(...)" if isinstance(model, type) else ""
+        problem = f"model is {shown(model)}, which is not a model; pass {framework.model_kind}{instance}."
         problems.append(Problem(problem, kind=TypeError))
     if not isinstance(optimizers, tuple | list) or len(optimizers) != 2:
         problem = (

@@ -151,7 +151,7 @@ def test_a_logger_needs_no_list(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "model by name": ({"model": "gpt2"}, "model is 'gpt2', which is not a model"),
-    "class of a model": ({"model": Net}, r"which is not a model; pass an object of it, Net\(\.\.\.\)"),
+    "class of a model": ({"model": Net}, r"which is not a model; pass .*: an object of this class, Net\(\.\.\.\)"),
     "one optimizer": ({"optimizers": torch.optim.SGD(net().parameters())}, "(?s)optimizers is .* not a pair"),
     "three optimizers": ({"optimizers": (None, None, None)}, "not a pair"),
     "metrics": ({"compute_metrics": {"accuracy": 1}}, "compute_metrics is .* cannot be called"),
