@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
 """Where Linux shows the limits of the process's control group."""
 
-MEMINFO = Path("/proc/meminfo")
+
+def _available() -> int:
+    import psutil
+
+    return int(psutil.virtual_memory().available)
 
 
-def free_memory(cgroup: Path = CGROUP, meminfo: Path = MEMINFO) -> int | None:
+def free_memory(cgroup: Path = CGROUP, available: Callable[[], int] = _available) -> int | None:
     """Return the bytes that this process can still allocate: those free on the machine, or within a container's limit.
 
     None where the system does not tell.
     """
-    found = [each for each in (_of_machine(meminfo), _of_container(cgroup)) if each is not None]
-    return min(found, default=None)
-
-
-def _of_machine(meminfo: Path) -> int | None:
-    with suppress(OSError, ValueError):
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    with suppress(ValueError, OSError, AttributeError):
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None
+    found = [_of_container(cgroup)]
+    with suppress(Exception):  # psutil has other errors on each system
+        found.append(available())
+    return min((each for each in found if each is not None), default=None)
 
 
 def _of_container(cgroup: Path) -> int | None:

@@ -520,6 +520,12 @@ class Framework(ABC, Generic[Parts]):
         """Return the bytes of a device with memory of its own that this process can have; None if that is not known."""
         return device.memory().total or None
 
+    def free_on_host(self) -> int | None:
+        """Return the bytes of this machine that this process can still allocate; None if that is not known."""
+        from hexloop.adapters.host_memory import free_memory
+
+        return free_memory()
+
     def wait_for_device(self, device: Device) -> None:
         """Wait until the device has done what it was given."""
 

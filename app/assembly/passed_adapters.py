@@ -9,6 +9,10 @@ from typing import Any
 
 from attrs import evolve, frozen
 
+from hexloop.adapters.engines.single.engine import SingleProcess
+from hexloop.adapters.hub import NoHub
+from hexloop.adapters.interrupts import NoInterrupts
+from hexloop.adapters.journal import NoJournal
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.assembly.framework import Framework
 from hexloop.app.assembly.storage import WorkingFolder, storage_for
@@ -194,3 +198,18 @@ def _choose_device(name: str, args: TrainingArguments) -> None:
     chosen = name if number or kind == "cpu" else row.chosen(args.local_process_index)
     n_gpu = 0 if kind == "cpu" else 1 if number else args.distributed_environment.n_gpu
     args.distributed_environment = evolve(args.distributed_environment, device=chosen, n_gpu=n_gpu)
+
+
+KEPT_IN_PRIVATE = ("device", "precision", "framework", "clock", "collectives", "parallelism")
+"""The adapters of the user's that a private run uses. Others are places and services that it must not touch."""
+
+
+def private_adapters(passed: Mapping[str, Any], alone: bool = False) -> dict[str, Any]:
+    """Return the adapters of a run that no one else sees: it reports and publishes nothing and is not interrupted.
+
+    passed: those that the user passed. alone: the model is not spread over processes.
+    """
+    kept = {name: each for name, each in passed.items() if name in KEPT_IN_PRIVATE}
+    if alone:
+        kept["parallelism"] = SingleProcess()
+    return {**kept, "loggers": [], "hub": NoHub(), "journal": NoJournal(), "interrupts": NoInterrupts()}

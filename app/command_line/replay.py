@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hexloop.app.assembly.private import private_adapters
+from hexloop.app.assembly.passed_adapters import private_adapters
 from hexloop.app.assembly.torch.replaying import RECORDED, record_steps
 from hexloop.app.recipe import read_recipe
 from hexloop.domain.errors import ConfigurationError, HexloopError

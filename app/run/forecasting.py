@@ -20,7 +20,6 @@ from typing import Any, Protocol, cast
 from attrs import define, evolve, field, frozen
 
 from hexloop.app.assembly.parts import TrainerParts
-from hexloop.app.assembly.private import free_memory
 from hexloop.app.assembly.state import TENSORS, CheckpointContents
 from hexloop.app.assembly.storage import is_elsewhere
 from hexloop.app.run.session import RunHost, Session, open_session, triggers_of
@@ -181,7 +180,7 @@ def _room(parts: TrainerParts) -> Room | None:
     if device.name.partition(":")[0] != "cpu":
         own = parts.adapters.framework.free_on(device)
         return None if own is None else Room(own, device.name)
-    free = free_memory()
+    free = parts.adapters.framework.free_on_host()
     if free is None:
         return None
     here = sum(int(each.nbytes) for each in parts.model.parameters())

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from copy import copy
 from typing import Any
 
-from hexloop.app.assembly.private import private_adapters
+from hexloop.app.assembly.passed_adapters import private_adapters
 from hexloop.app.callbacks import CallbackHandler, TrainerControl
 from hexloop.app.callbacks.flow import all_callbacks
 from hexloop.app.run import driving

@@ -15,7 +15,7 @@ from attrs import evolve, frozen
 from torch import nn
 
 import hexloop
-from hexloop.app.assembly.private import private_adapters
+from hexloop.app.assembly.passed_adapters import private_adapters
 from hexloop.app.assembly.torch.replaying import RECORDED, record_steps
 from hexloop.app.command_line import main
 from hexloop.app.command_line.replay import recorded_arguments
