@@ -37,9 +37,10 @@ from hexloop.adapters.machine import PsutilMachine
 from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.adapters.storage.signed import SignedStorage
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.assembly.combinations import Setting, refused_combinations, unanswered
+from hexloop.app.assembly.combinations import Setting, refused_combinations
 from hexloop.app.assembly.fp8 import make_fp8
 from hexloop.app.assembly.framework import Framework, torch_framework
+from hexloop.app.assembly.ineffective import unanswered
 from hexloop.app.assembly.passed_adapters import resolved
 from hexloop.app.assembly.storage import (
     WorkingFolder,

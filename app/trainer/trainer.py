@@ -14,8 +14,8 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.arguments import from_transformers
 from hexloop.app.arguments.choices import HPSearchBackend
 from hexloop.app.assembly.adapters import Injected, choose_adapters
-from hexloop.app.assembly.combinations import log_ineffective_arguments
 from hexloop.app.assembly.framework import torch_framework
+from hexloop.app.assembly.ineffective import log_ineffective_arguments
 from hexloop.app.assembly.random_state import seeded
 from hexloop.app.assembly.storage import WorkingFolder, as_location, joined, storage_for
 from hexloop.app.callbacks import CallbackHandler, TrainerState

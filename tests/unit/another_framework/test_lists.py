@@ -15,8 +15,8 @@ from torch.nn import Linear
 from hexloop import ConfigurationError, Trainer, TrainingArguments
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.adapters.trainable.least_squares import LinearModel
-from hexloop.app.assembly.combinations import NEEDS, unanswered
 from hexloop.app.assembly.framework import METHODS, torch_framework
+from hexloop.app.assembly.ineffective import NEEDS, unanswered
 from hexloop.app.hooks import is_standard
 from hexloop.domain.checkpoints.reading import verify
 from tests.engines.processes import QUIET

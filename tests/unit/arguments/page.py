@@ -23,7 +23,7 @@ from hexloop.app.arguments.declaration import GROUP, declarations
 from hexloop.app.arguments.fine_tuning import SFTConfig
 from hexloop.app.arguments.legacy import DISCOURAGED_ARGUMENTS, LEGACY_ARGUMENTS
 from hexloop.app.arguments.sequence_to_sequence import Seq2SeqTrainingArguments
-from hexloop.app.assembly.combinations import INEFFECTIVE
+from hexloop.app.assembly.ineffective import INEFFECTIVE
 from hexloop.app.environment import VARIABLES
 
 PAGE = Path(__file__).parents[3] / "docs" / "arguments.md"
