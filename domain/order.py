@@ -118,7 +118,7 @@ class Shard:
     """Selects the part of every global batch for one process.
 
     Args:
-        ranks: its place among those that read different samples.
+        ranks: the place of the process among those that read different samples.
         in_blocks: each rank takes a block of an equal part of `global_batch` positions, the last ranks fewer or none,
             so that the batches are those of a single process. Otherwise the parts are as even as possible.
     """

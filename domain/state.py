@@ -80,9 +80,9 @@ class SkippedWindow:
     """A window of micro-batches that the run leaves out, because its loss or gradient was not usable.
 
     Args:
-        epoch: where it starts, in samples of the epoch, and how many it has.
-        position: where it starts, in samples of the epoch, and how many it has.
-        samples: where it starts, in samples of the epoch, and how many it has.
+        epoch: the epoch that it is in, from 0.
+        position: the samples of the epoch before it.
+        samples: the samples that it has.
         step: optimizer steps done before it.
         reason: why it is left out.
     """
@@ -105,7 +105,7 @@ class JoinedGroup:
     Args:
         params: the names of its parameters.
         learning_rate: its peak rate.
-        options: the others, as plain values.
+        options: the other options of the group, as plain values.
     """
 
     params: list[str]
@@ -122,39 +122,33 @@ class RunState:
 
     Args:
         run: the name of the run, kept over resumes; it identifies the run's checkpoints.
-        seed: determine the order of samples.
-        data_seed: determine the order of samples.
-        global_batch_size: determine the order of samples.
+        seed: determines, with `data_seed` and `global_batch_size`, the order of samples.
+        data_seed: the seed of the order of samples.
+        global_batch_size: the samples of a micro-batch of all processes together.
         step: optimizer steps done.
-        updates: those that changed the weights (loss scaling may skip some).
+        updates: steps that changed the weights (loss scaling may skip some).
         epoch: the current epoch, from 0.
-        position: samples and micro-batches of it that are done.
-        batches: samples and micro-batches of it that are done.
-        samples: trained on since the start (operations are floating-point operations).
-        tokens: trained on since the start (operations are floating-point operations).
-        operations: trained on since the start (operations are floating-point operations).
+        position: samples of the current epoch that are done.
+        batches: micro-batches of the current epoch that are done.
+        samples: samples trained on since the start.
+        tokens: tokens trained on since the start.
+        operations: floating-point operations since the start.
         logged_step: the step of the last log.
-        loss_total: the sum of the losses logged until then.
-        finite_loss: the steps since the last log that were read from the device: the sum of the finite losses, and the
-            numbers of steps with a finite and another loss.
-        finite_steps: the steps since the last log that were read from the device: the sum of the finite losses, and the
-            numbers of steps with a finite and another loss.
-        nonfinite_steps: the steps since the last log that were read from the device: the sum of the finite losses, and
-            the numbers of steps with a finite and another loss.
-        nonfinite_losses: steps of the whole run with such a loss or gradient norm.
-        nonfinite_norms: steps of the whole run with such a loss or gradient norm.
-        spikes: steps of the whole run with such a loss or gradient norm.
+        loss_total: the sum of the losses logged until `logged_step`.
+        finite_loss: the sum of the finite losses since the last log, of the steps that were read from the device.
+        finite_steps: how many of these steps have a finite loss.
+        nonfinite_steps: how many of these steps have another loss.
+        nonfinite_losses: steps of the whole run with a loss that is not finite.
+        nonfinite_norms: steps of the whole run with a gradient norm that is not finite.
+        spikes: steps of the whole run with a loss that is a spike.
         recent_losses: the last finite losses, if spikes are looked for.
         skipped: the windows that are left out.
-        learning_rate: of the last step, for a log right after a resume; the rates of the first parameter group, and of
-            those that are logged by name.
-        learning_rates: of the last step, for a log right after a resume; the rates of the first parameter group, and of
-            those that are logged by name.
-        gradient_norm: of the last step, for a log right after a resume; the rates of the first parameter group, and of
-            those that are logged by name.
-        best_metric: the best evaluation so far, and the checkpoint with its weights.
-        best_step: the best evaluation so far, and the checkpoint with its weights.
-        best_checkpoint: the best evaluation so far, and the checkpoint with its weights.
+        learning_rate: the rate of the first parameter group in the last step, for a log right after a resume.
+        learning_rates: the rates of the groups that are logged by name in the last step.
+        gradient_norm: the gradient norm of the last step.
+        best_metric: the best evaluation so far.
+        best_step: the step of the best evaluation.
+        best_checkpoint: the checkpoint with the weights of the best evaluation.
         parent_checkpoint: the previous checkpoint.
         pass_complete: the current epoch has no further step, because the data or a callback ended it.
         epoch_ended: the end of the current epoch was announced; some of the actions due at it may still be missing.

@@ -35,10 +35,9 @@ class RunFacts:
     Args:
         model: as the user passed it.
         total_steps: optimizer steps.
-        standard_optimizer: whether the arguments choose them; False if the user passed an object or overrode the method
-            that creates it.
-        standard_schedule: whether the arguments choose them; False if the user passed an object or overrode the method
-            that creates it.
+        standard_optimizer: whether the arguments choose the optimizer; False if the user passed an object or overrode
+            the method that creates it.
+        standard_schedule: whether the arguments choose the schedule; False as for the optimizer.
     """
 
     model: object

@@ -22,22 +22,20 @@ class RunInformation:
 
     Args:
         name: what to call it.
-        configuration: the arguments, the model's own configuration, and that of its PEFT adapter; without secrets.
+        configuration: the arguments, without secrets.
         folder: where the run writes.
-        total_steps: its length, and where it is.
-        step: its length, and where it is.
+        total_steps: optimizer steps of the whole run; None if not known.
+        step: optimizer steps done, above 0 if the run resumes.
         run: identifies the run, also after it resumed in another process.
         tracked_as: what this logger returned when the run started first; None for a new run.
         chosen_name: the name that the user chose, if any.
-        model_configuration: the arguments, the model's own configuration, and that of its PEFT adapter; without
-            secrets.
-        adapter_configuration: the arguments, the model's own configuration, and that of its PEFT adapter; without
-            secrets.
-        parameters: how many numbers the model has, and how many are trained; None if not known.
-        trainable_parameters: how many numbers the model has, and how many are trained; None if not known.
-        trial: of a search, the name of this trial and its values.
-        trial_parameters: of a search, the name of this trial and its values.
-        group: of the search's trials.
+        model_configuration: the model's own configuration.
+        adapter_configuration: the configuration of the model's PEFT adapter.
+        parameters: how many numbers the model has; None if not known.
+        trainable_parameters: how many of them are trained; None if not known.
+        trial: the name of the trial, if the run is one of a search.
+        trial_parameters: the values of the trial, by name.
+        group: the name under which the trials of the search are one group; None without a search.
         model: the live model on the process that trains it; None where it is not at hand, as when a queue is worked off
             later.
     """

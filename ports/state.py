@@ -23,8 +23,8 @@ class Part:
         name: the name of the value in the object that the user passed, whatever wraps it.
         dtype: the safetensors name ("F32", "BF16", "I64", ...) or `JSON`.
         shape: of the whole value.
-        offset: in elements of the flattened value (bytes for `JSON`).
-        length: in elements of the flattened value (bytes for `JSON`).
+        offset: where the slice begins, in elements of the flattened value (bytes for `JSON`).
+        length: the elements of the slice (bytes for `JSON`).
         read: returns the bytes, little-endian; can be called repeatedly. They stay unchanged until the exporter
             changes.
         source: the array with the value, if there is one; only an adapter that knows its type uses it.

@@ -168,7 +168,7 @@ class ScriptedSearch(DrawingSearch):
     """Search adapter for tests, which proposes a list of parameters and prunes as it is told.
 
     Args:
-        parameters: those of each trial.
+        parameters: the parameters of each trial.
         prunes: returns whether a trial is pruned, given its number, a step and the values. told: how each trial ended,
             by number, with its values. reports: what was reported, in order. closed: whether the search was closed.
     """

@@ -36,10 +36,8 @@ class PreemptionArguments(ArgumentGroup):
             delivers signals only to a program's main thread, so the run must start there. On the command line the
             default is SIGINT and SIGTERM, and an empty list turns them off.
         stop_file: touching this file stops the run. A file that exists before the run starts does not.
-        stop_after: the run stops `stop_after` seconds after the Trainer was created, less `stop_margin`, in which the
-            current step and the save must complete.
-        stop_margin: the run stops `stop_after` seconds after the Trainer was created, less `stop_margin`, in which the
-            current step and the save must complete.
+        stop_after: the run stops this many seconds after the Trainer was created, less `stop_margin`.
+        stop_margin: the seconds before `stop_after` in which the current step and the save must complete.
     """
 
     interrupts: list[str] | None = argument(

@@ -60,7 +60,7 @@ class Setters(Arguments):
             gradient_accumulation_steps: sets `gradient_accumulation_steps`.
             seed: sets `seed`.
             activation_checkpointing: sets `activation_checkpointing`.
-            gradient_checkpointing: its older name, which takes precedence if it is given.
+            gradient_checkpointing: the older name of `activation_checkpointing`, which takes precedence if it is given.
         """
         return self._set(
             locals() | {"do_train": True}, batch_size="per_device_train_batch_size", num_epochs="num_train_epochs"

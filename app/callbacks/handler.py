@@ -75,10 +75,10 @@ class CallbackHandler:
     Args:
         callbacks: a list that may be changed in any way, at any time. Each is a TrainerCallback, of hexloop or of
             transformers, or any object with some of its methods; a class is instantiated.
-        model: passed to every callback.
-        processing_class: passed to every callback.
-        optimizer: passed to every callback.
-        lr_scheduler: passed to every callback.
+        model: the keyword model of every event.
+        processing_class: the keyword processing_class.
+        optimizer: the keyword optimizer.
+        lr_scheduler: the keyword lr_scheduler.
     """
 
     def __init__(

@@ -183,12 +183,17 @@ def _host_facts() -> dict[str, Fact]:
 
     return {
         "name": platform.node()[:LONGEST_FACT],
-        "system": platform.platform()[:LONGEST_FACT],
+        "system": _system()[:LONGEST_FACT],
         "python": platform.python_version(),
         "processor": _processor()[:LONGEST_FACT],
         "cpus": os.cpu_count(),
         "memory": psutil.virtual_memory().total,
     }
+
+
+def _system() -> str:
+    """Return the name and release of the system, without the program that `platform.platform` runs."""
+    return f"{platform.system()} {platform.release()} {platform.machine()}"
 
 
 def _processor() -> str:

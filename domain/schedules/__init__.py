@@ -187,8 +187,8 @@ class WarmupStableDecay(checks.Options):
         num_decay_steps: optimizer steps of falling rate, at least 0.
         num_training_steps: optimizer steps of the whole run; needed without `num_stable_steps`.
         num_stable_steps: optimizer steps of constant rate; if None, the rest of the run.
-        warmup_type: "linear", "cosine" or "1-sqrt".
-        decay_type: "linear", "cosine" or "1-sqrt".
+        warmup_type: the form of the warm-up: "linear", "cosine" or "1-sqrt".
+        decay_type: the form of the decay: "linear", "cosine" or "1-sqrt".
         min_lr_ratio: the lowest rate as a share of the full one, from 0 to 1.
         num_cycles: waves of the cosine, at least 0.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -127,6 +129,23 @@ def test_a_run_notes_its_machine_code_and_sizes(tmp_path: Path) -> None:
     assert history.information.model_bytes == 4 * note["model"]["parameters"]
     assert history.information.training_samples == 16
     assert len(history.sessions.entries) == 1
+
+
+def test_the_only_program_that_is_started_for_it_is_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of many gigabytes may be slow to start one, and some clusters do not let it."""
+    programs: list[str] = []
+    wanted = True
+
+    def note(event: str, given: tuple[Any, ...]) -> None:
+        if wanted and event == "subprocess.Popen":
+            programs.append(str(given[0]))
+
+    sys.addaudithook(note)
+    monkeypatch.setattr(platform, "_uname_cache", None)
+    small_trainer(tmp_path, **SAVES).train()
+    wanted = False
+    assert information(tmp_path)[0]["host"]["system"].endswith(platform.machine())
+    assert {Path(each).name for each in programs} <= {"git"}
 
 
 def test_a_data_set_without_a_length_has_none(tmp_path: Path) -> None:

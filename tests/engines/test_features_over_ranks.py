@@ -119,10 +119,9 @@ def heard(folder: Path, rank: int) -> dict[str, Any]:
 
 
 def noted(folder: Path) -> list[tuple[Any, ...]]:
-    """Return the journal's step and log entries in order; saves run in the background."""
-    return [
-        (note["kind"], note.get("step")) for note in read(folder / ".hexloop/journal.jsonl") if note["kind"] != "save"
-    ]
+    """Return the journal's entries in order, without those of saves and of the machine, which run in the background."""
+    notes = read(folder / ".hexloop/journal.jsonl")
+    return [(note["kind"], note.get("step")) for note in notes if note["kind"] not in ("save", "information")]
 
 
 def noted_losses(folder: Path) -> list[float]:

@@ -169,11 +169,12 @@ class DataCollatorWithPadding:
     """Pads the samples of a batch to the same length with the tokenizer's `pad`.
 
     Args:
-        tokenizer: the tokenizer that pads.
-        padding: arguments of `pad`. "label" and "label_ids" become "labels".
-        max_length: arguments of `pad`. "label" and "label_ids" become "labels".
-        pad_to_multiple_of: arguments of `pad`. "label" and "label_ids" become "labels".
-        return_tensors: arguments of `pad`. "label" and "label_ids" become "labels".
+        tokenizer: the tokenizer that pads; "label" and "label_ids" become "labels".
+        padding: True or "longest" pads to the longest sample of the batch, "max_length" to `max_length`; False does not
+            pad.
+        max_length: the length, in tokens, of `padding="max_length"`.
+        pad_to_multiple_of: rounds the length up to a multiple of this number.
+        return_tensors: the kind of arrays: "pt" or "np".
     """
 
     tokenizer: Any

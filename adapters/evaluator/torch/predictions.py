@@ -30,8 +30,8 @@ class EvalPrediction:
     Args:
         predictions: the model's outputs except its loss.
         label_ids: the labels.
-        inputs: present if `include_for_metrics` asks for them.
-        losses: present if `include_for_metrics` asks for them.
+        inputs: the inputs, if `include_for_metrics` asks for them; else None.
+        losses: the loss of each sample, if `include_for_metrics` asks for them; else None.
     """
 
     def __init__(self, predictions: Any, label_ids: Any, inputs: Any = None, losses: Any = None) -> None:

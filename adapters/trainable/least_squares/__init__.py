@@ -221,7 +221,7 @@ class LinearModel:
     Implements the Exportable port with the values "weight" and "bias".
 
     Args:
-        features: their number, or the numbers of rows and columns in which the weight has them.
+        features: the number of features, or the rows and columns of the weight.
     """
 
     def __init__(self, features: int | tuple[int, int] = 1) -> None:

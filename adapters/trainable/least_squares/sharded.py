@@ -204,7 +204,7 @@ def sharded_least_squares(
 
     Args:
         collectives: the processes that share the model.
-        features: their number, or the numbers of rows and columns in which the weight has them.
+        features: the number of features, or the rows and columns of the weight.
         learning_rate: the initial rate.
         momentum: the share of the velocity that is kept at each step.
         mesh: by default all ranks have some of the rows.

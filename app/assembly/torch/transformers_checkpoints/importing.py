@@ -75,10 +75,11 @@ def import_checkpoint(
     Args:
         folder: the folder of transformers' checkpoint.
         to: the folder that receives `checkpoint-<step>`.
-        gradient_accumulation_steps: those of the run, which its checkpoint does not contain.
-        processes: those of the run, which its checkpoint does not contain.
-        seed: those of the run, which its checkpoint does not contain.
-        data_seed: those of the run, which its checkpoint does not contain.
+        gradient_accumulation_steps: the micro-batches of a step of the run. A checkpoint does not contain this, nor the
+            next three.
+        processes: the processes of the run.
+        seed: `seed` of the run.
+        data_seed: `data_seed` of the run; by default its seed.
         train_batch_size: the micro-batch size per process, which checkpoints of early releases do not contain either.
 
     Raises:
