@@ -163,7 +163,7 @@ def test_every_operation_on_the_slow_tier_may_fail(fast: LocalStorage, effect: E
 def test_a_slow_tier_that_keeps_failing_is_reported_and_nothing_is_lost(
     fast: LocalStorage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The run continues with one line in the log; in the end it lists the files not uploaded and keeps them for later."""
+    """The run continues and logs it once; in the end it lists the files not uploaded and keeps them for later."""
     slow = MemoryStorage(Publication.MANIFEST_LAST)
     broken = FaultyStorage(slow, [Fault(1, Effect.FAIL, "write", times=10**9)])
     storage = TieredStorage(fast, broken, pauses=NO_PAUSE)
