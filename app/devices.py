@@ -69,6 +69,11 @@ def device_kinds() -> Mapping[str, DeviceKind]:
     return kinds
 
 
+def kind_of(name: str) -> DeviceKind | None:
+    """Return the kind of the device that is called `name`; None if hexloop has no adapter for it."""
+    return device_kinds().get(name.partition(":")[0])
+
+
 def available_kinds() -> Iterable[DeviceKind]:
     """Return the kinds that this machine has, the CPU last."""
     return [kind for kind in device_kinds().values() if kind.is_available()]
@@ -94,7 +99,7 @@ def detect_device(local_rank: int = 0) -> str:
 
 def missing_device(name: str) -> ConfigurationError:
     """Return the error that says why this machine does not have the device that is called `name`."""
-    row = device_kinds().get(name.partition(":")[0])
+    row = kind_of(name)
     if row is None:
         return _unusable(name, "hexloop has no adapter for it")
     found = row.broken()
@@ -111,26 +116,26 @@ def _unusable(name: str, reason: str) -> ConfigurationError:
 
 def torch_name(name: str) -> str:
     """Return the name under which torch has the device that is called `name`."""
-    kind = device_kinds().get(name.partition(":")[0])
+    kind = kind_of(name)
     return name if kind is None else kind.torch_name(name)
 
 
 def connect_device(name: str, local_rank: int, local_world_size: int) -> None:
     """Make the device that is called `name` that of this process, if it has a number, before the processes meet."""
-    kind, _, number = name.partition(":")
-    if number and (row := device_kinds().get(kind)) is not None:
+    number = name.partition(":")[2]
+    if number and (row := kind_of(name)) is not None:
         row.connect(int(number), local_rank, local_world_size)
 
 
 def usual_exchange(name: str) -> str | None:
     """Return the back end of torch.distributed for the device that is called `name`; None for the one of torch."""
-    kind = device_kinds().get(name.partition(":")[0])
+    kind = kind_of(name)
     return None if kind is None else kind.exchange
 
 
 def own_parallel_mode(name: str) -> str | None:
     """Return the value of ParallelMode for runs on the device that is called `name`; None if they have none."""
-    kind = device_kinds().get(name.partition(":")[0])
+    kind = kind_of(name)
     return None if kind is None else kind.parallel_mode
 
 
@@ -148,7 +153,7 @@ def missing_launched(option: str) -> str | None:
 
 def runtime_report(name: str) -> str | None:
     """Return what the runtime of the device that is called `name` counts, for people; None if there is no report."""
-    kind = device_kinds().get(name.partition(":")[0])
+    kind = kind_of(name)
     return None if kind is None else kind.report()
 
 
@@ -165,7 +170,7 @@ def broken_before(name: str) -> Iterator[tuple[str, Any]]:
 
 def usual_compiler(name: str) -> str:
     """Return the backend with which torch.compile usually compiles for the device that is called `name`."""
-    kind = device_kinds().get(name.partition(":")[0])
+    kind = kind_of(name)
     return "inductor" if kind is None else kind.compiler
 
 
@@ -177,7 +182,7 @@ def count_devices(name: str, world_size: int) -> int:
     kind, _, number = name.partition(":")
     if kind == "cpu":
         return 0
-    row = device_kinds().get(kind)
+    row = kind_of(name)
     chosen = world_size > 1 or int(number or 0) or lower_variable("ACCELERATE_TORCH_DEVICE", "")
     if row is None or not row.together or chosen:
         return 1

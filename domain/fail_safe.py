@@ -1,8 +1,8 @@
-"""Output that never fails a run: a group of loggers, and a journal, whose errors become warnings."""
+"""Output that never fails a run: a group of loggers, and a journal, whose errors are logged."""
 
 from __future__ import annotations
 
-import warnings
+import logging
 from collections.abc import Callable, Iterable
 
 from hexloop.ports.logger import FINISHED, Fact, Journal, Logger, Outcome, Record, RunInformation
@@ -44,7 +44,7 @@ class LoggerGroup:
 
 
 class FailSafeJournal:
-    """A Journal on top of another one. The first error of that one becomes a warning, and it is not called again.
+    """A Journal on top of another one. The first error of that one is logged, and it is not called again.
 
     Adds the fact `time`, in seconds since the epoch, to every note.
     """
@@ -73,8 +73,10 @@ class FailSafeJournal:
 
     def _fail(self, error: Exception) -> None:
         self._failed = True
-        warnings.warn(
-            f"The journal {type(self._journal).__name__} failed ({type(error).__name__}: {error}). The run continues "
-            "without it. Make its file writable, or set journal='off'.",
-            stacklevel=3,
+        logging.getLogger("hexloop").warning(
+            "The journal %s failed (%s: %s). The run continues without it. Make its file writable, or set "
+            "journal='off'.",
+            type(self._journal).__name__,
+            type(error).__name__,
+            error,
         )

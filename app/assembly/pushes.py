@@ -7,10 +7,10 @@ dropped first, and the newest push of each repository and branch never.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +28,8 @@ from hexloop.domain.outbox import Intent
 from hexloop.domain.schemas import structured
 from hexloop.ports.hub import Hub
 from hexloop.ports.storage import File, Storage
+
+LOGGER = logging.getLogger("hexloop.outbox")
 
 HUGGING_FACE = "https://huggingface.co"
 FOLDER_SCHEME = "file://"
@@ -239,8 +241,9 @@ def _drop(held: HeldOutbox, intent: Intent, reason: str) -> None:
     why = f" The hub does not take it: {intent.problem}" if intent.problem else ""
     held.outbox.done(intent)
     note_dropped(held, Dropped(intent.number, subject_of(intent), reason, time.time()))
-    warnings.warn(
-        f"Because {reason}, this push was dropped: {subject_of(intent)}. Newer ones are kept, and so are the "
-        f"checkpoints in the run's folder.{why}",
-        stacklevel=4,
+    LOGGER.warning(
+        "Because %s, this push was dropped: %s. Newer ones are kept, and so are the checkpoints in the run's folder.%s",
+        reason,
+        subject_of(intent),
+        why,
     )

@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import time
-import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -183,7 +182,7 @@ def spool_name(run: str) -> str:
 
 
 def open_spool(location: str, run: str) -> Spool:
-    """Return the spool of a run; one in memory, with a warning, if its folder cannot be written to or is in use."""
+    """Return the spool of a run; one in memory, which is logged, if its folder cannot be written to or is in use."""
     folder = state_folder(location)
     name = spool_name(run)
     try:
@@ -194,10 +193,10 @@ def open_spool(location: str, run: str) -> Spool:
         if spool is not None:
             return spool
         problem = "another process uses it"
-    warnings.warn(
-        f"What trackers do not receive in time cannot be kept in {folder} ({problem}), and is lost if this process "
-        "ends before.",
-        stacklevel=2,
+    logging.getLogger("hexloop.loggers").warning(
+        "What trackers do not receive in time cannot be kept in %s (%s), and is lost if this process ends before.",
+        folder,
+        problem,
     )
     return MemorySpool()
 

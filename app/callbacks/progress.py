@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import sys
-import warnings
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from types import TracebackType
@@ -17,25 +17,26 @@ from hexloop.app.callbacks.trainer_state import TrainerState
 
 
 class Display(ABC):
-    """A display that is disabled with a warning when it fails, while the run continues."""
+    """A display that is disabled, and says so in the log, when it fails, while the run continues."""
 
     shown_as: ClassVar[str]
-    """The name of the display in the warning."""
+    """The name of the display in the log."""
 
     _disabled = False
 
     def disable(self, error: Exception) -> None:
-        """Disable the display, with a warning that states the error.
+        """Disable the display, and log the error.
 
         Args:
             error: what the display raised.
         """
         self._vanish()
         self._disabled = True
-        warnings.warn(
-            f"The {self.shown_as} failed ({type(error).__name__}: {error}); the run continues without it. "
-            "Set disable_tqdm=True to disable it.",
-            stacklevel=4,
+        logging.getLogger("hexloop").warning(
+            "The %s failed (%s: %s); the run continues without it. Set disable_tqdm=True to disable it.",
+            self.shown_as,
+            type(error).__name__,
+            error,
         )
 
     @abstractmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import field, frozen
+from attrs import field, fields, frozen
 
 from hexloop.app.series import MOST_STEPS
 
@@ -14,6 +14,17 @@ LONGEST_TEXT = 200
 
 MOST_PACKAGES = 1_000
 """How many packages are kept."""
+
+PATH = "path"
+"""The key of the metadata of a fact that says where it is in a note: the part and the name within, with a dot."""
+
+
+def _text(path: str) -> Any:
+    return field(default="", metadata={PATH: path})
+
+
+def _count(path: str) -> Any:
+    return field(default=None, metadata={PATH: path})
 
 
 @frozen
@@ -29,24 +40,24 @@ class RecordedInformation:
     training_samples, evaluation_samples: of the data sets.
     """
 
-    host: str = ""
-    system: str = ""
-    python: str = ""
-    processor: str = ""
-    cpus: int | None = None
-    memory: int | None = None
-    device: str = ""
-    devices: int | None = None
-    commit: str = ""
-    branch: str = ""
-    changed_files: int | None = None
+    host: str = _text("host.name")
+    system: str = _text("host.system")
+    python: str = _text("host.python")
+    processor: str = _text("host.processor")
+    cpus: int | None = _count("host.cpus")
+    memory: int | None = _count("host.memory")
+    device: str = _text("host.device")
+    devices: int | None = _count("host.devices")
+    commit: str = _text("git.commit")
+    branch: str = _text("git.branch")
+    changed_files: int | None = _count("git.changed_files")
     packages: Mapping[str, str] = field(factory=dict)
-    model: str = ""
-    parameters: int | None = None
-    trainable_parameters: int | None = None
-    model_bytes: int | None = None
-    training_samples: int | None = None
-    evaluation_samples: int | None = None
+    model: str = _text("model.name")
+    parameters: int | None = _count("model.parameters")
+    trainable_parameters: int | None = _count("model.trainable_parameters")
+    model_bytes: int | None = _count("model.bytes")
+    training_samples: int | None = _count("data.training_samples")
+    evaluation_samples: int | None = _count("data.evaluation_samples")
 
     @property
     def code(self) -> str:
@@ -62,44 +73,24 @@ class RecordedInformation:
 
 def information_in(note: Mapping[str, Any]) -> RecordedInformation:
     """Return the facts of a note of the kind "information". Those of an unexpected type are left out."""
-    host, git, model, data = (_part(note, name) for name in ("host", "git", "model", "data"))
-    packages = _part(note, "packages")
-    return RecordedInformation(
-        host=_text(host, "name"),
-        system=_text(host, "system"),
-        python=_text(host, "python"),
-        processor=_text(host, "processor"),
-        cpus=_count(host, "cpus"),
-        memory=_count(host, "memory"),
-        device=_text(host, "device"),
-        devices=_count(host, "devices"),
-        commit=_text(git, "commit"),
-        branch=_text(git, "branch"),
-        changed_files=_count(git, "changed_files"),
-        packages={
+    found: dict[str, Any] = {
+        "packages": {
             str(name)[:LONGEST_TEXT]: version[:LONGEST_TEXT]
-            for name, version in list(packages.items())[:MOST_PACKAGES]
+            for name, version in list(_part(note, "packages").items())[:MOST_PACKAGES]
             if isinstance(version, str)
-        },
-        model=_text(model, "name"),
-        parameters=_count(model, "parameters"),
-        trainable_parameters=_count(model, "trainable_parameters"),
-        model_bytes=_count(model, "bytes"),
-        training_samples=_count(data, "training_samples"),
-        evaluation_samples=_count(data, "evaluation_samples"),
-    )
+        }
+    }
+    for each in fields(RecordedInformation):
+        if path := each.metadata.get(PATH):
+            part, _, name = path.partition(".")
+            value = _part(note, part).get(name)
+            if each.default == "" and isinstance(value, str):
+                found[each.name] = value[:LONGEST_TEXT]
+            elif each.default is None and type(value) is int and 0 <= value < MOST_STEPS:
+                found[each.name] = value
+    return RecordedInformation(**found)
 
 
 def _part(note: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     value = note.get(name)
     return value if isinstance(value, Mapping) else {}
-
-
-def _text(part: Mapping[str, Any], name: str) -> str:
-    value = part.get(name)
-    return value[:LONGEST_TEXT] if isinstance(value, str) else ""
-
-
-def _count(part: Mapping[str, Any], name: str) -> int | None:
-    value = part.get(name)
-    return value if type(value) is int and 0 <= value < MOST_STEPS else None

@@ -61,7 +61,8 @@ def state_of(history: RunHistory, total: int | None, now: float, heard: float | 
         detail = f" at step {history.paused_at:,}"
     elif state is RunState.LOST:
         paused = "" if history.paused_at is None else f"it was paused at step {history.paused_at:,}, and "
-        detail = f": {paused}no report for {format_age(max(now - (history.seen or now), 0.0))}"
+        seen = max(history.seen or 0.0, heard or 0.0)
+        detail = f": {paused}no report for {format_age(now - seen)}" if seen else ": it never reported"
     elif state is RunState.FINISHED and total and history.last_step < total:
         detail = f" early, at step {history.last_step:,} of {total:,}"
     elif state is not RunState.RUNNING and sessions[-1].reasons:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -187,10 +187,10 @@ class RunJournal:
                 act(*subjects)
             except Exception as error:
                 self._failed = True
-                warnings.warn(
-                    f"The journal failed ({type(error).__name__}: {error}); the run continues without it. Set "
-                    "journal='off' to disable it.",
-                    stacklevel=2,
+                logging.getLogger("hexloop").warning(
+                    "The journal failed (%s: %s); the run continues without it. Set journal='off' to disable it.",
+                    type(error).__name__,
+                    error,
                 )
 
         return act_unless_failed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -70,7 +69,7 @@ class RunMedia:
     def _refuse(self, name: str, error: Exception) -> None:
         if name not in self._reported:
             self._reported.add(name)
-            warnings.warn(f"The media {name!r} cannot be logged: {error}. The run continues without.", stacklevel=4)
+            LOGGER.warning("The media %r cannot be logged: %s. The run continues without.", name, error)
 
 
 def run_media(parts: TrainerParts, run: Run[Any, Any], pass_on: Callable[[Media], None]) -> RunMedia:

@@ -136,10 +136,8 @@ class ProfiledSteps:
             if was_recording:
                 with suppress(Exception):
                     self.profiler.finish()
-            warnings.warn(
-                f"The profiler failed ({type(error).__name__}: {error}); the run continues without a profile.",
-                stacklevel=3,
-            )
+            text = "The profiler failed (%s: %s); the run continues without a profile."
+            LOGGER.warning(text, type(error).__name__, error)
 
 
 def profile_steps(parts: TrainerParts, cleanups: ExitStack) -> Observer:

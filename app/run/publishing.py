@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import shutil
 import warnings
@@ -34,6 +35,8 @@ from hexloop.domain.run import Run
 from hexloop.domain.run_folder import EARLIER, LOG, TRAINER_STATE
 from hexloop.domain.wording import Problem
 from hexloop.ports.hub import Hub
+
+LOGGER = logging.getLogger("hexloop.outbox")
 
 LAST_CHECKPOINT = "last-checkpoint"
 
@@ -143,11 +146,11 @@ def objection_to(left: Push, hub: str, names: Collection[str], full_name: Callab
 
 @contextmanager
 def _reporting(subject: str) -> Iterator[None]:
-    """Report an error of the outbox as a warning instead of raising it."""
+    """Log an error of the outbox instead of raising it."""
     try:
         yield
     except (StorageError, CheckpointError, OSError) as error:
-        warnings.warn(f"Publishing {subject} failed: {error}. The run continues without it.", stacklevel=4)
+        LOGGER.warning("Publishing %s failed: %s. The run continues without it.", subject, error)
 
 
 def push_checkpoint(parts: TrainerParts, name: str) -> None:

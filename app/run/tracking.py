@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 import time
@@ -49,6 +50,8 @@ from hexloop.domain.redaction import redact
 from hexloop.domain.run import Run
 from hexloop.domain.tracking import Left, Tracking
 from hexloop.ports.logger import Media, Outcome, Record, RunInformation, SavedModel
+
+LOGGER = logging.getLogger("hexloop.loggers")
 
 
 @frozen
@@ -215,7 +218,7 @@ class RunLoggers:
                 found = {path: str(source) for path, source in files_below(Path(folder)).items()}
                 self.tracking.save(model, found.items(), takers)
         except (OSError, CheckpointError) as error:
-            warnings.warn(f"{model.name} is not passed to {' and '.join(takers)}: {error}.", stacklevel=2)
+            LOGGER.warning("%s is not passed to %s: %s.", model.name, " and ".join(takers), error)
 
     def _metrics(self) -> dict[str, Any]:
         """Return the metrics of the newest evaluation."""
@@ -280,7 +283,7 @@ def run_loggers(parts: TrainerParts, run: Run[Any, Any]) -> RunLoggers:
     information = information_of(parts, run)
     named = parts.adapters.loggers
     in_loop = {name: logger for name, logger in named.items() if is_in_loop(logger)}
-    direct = LoggerGroup(in_loop.values(), lambda message: warnings.warn(message, stacklevel=2))
+    direct = LoggerGroup(in_loop.values(), LOGGER.warning)
     loggers = RunLoggers(parts, run, information, direct)
     receivers = {
         name: receiver_of(name, logger, facts_of_plugin(name, logger))
@@ -345,7 +348,7 @@ def _warn_on_error(name: str, act: Callable[[], None]) -> None:
         act()
     except Exception as error:
         text = redact(f"{type(error).__name__}: {error}")
-        warnings.warn(f"The run of {name} could not be shown to this thread ({text}).", stacklevel=3)
+        LOGGER.warning("The run of %s could not be shown to this thread (%s).", name, text)
 
 
 # The end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from typing import Any
@@ -183,7 +184,7 @@ class TrainerPublishing(TrainerAttributes):
         try:
             self._publish_folder("Model save", self._session is None, self.args.hub_revision, None, {})
         except StorageError as error:
-            warnings.warn(f"The model was saved, but not published yet: {error}", stacklevel=3)
+            logging.getLogger("hexloop.outbox").warning("The model was saved, but not published yet: %s", error)
 
     @standard
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -227,8 +227,8 @@ class Seq2SeqTrainer(Trainer[ModelT]):
         try:
             rows = self._samples.table(self.processing_class, getattr(self.processing_class, "pad_token_id", None))
         except Exception as error:
-            text = f"The generated samples cannot be decoded ({type(error).__name__}: {error}); they are not logged."
-            warnings.warn(text, stacklevel=2)
+            text = "The generated samples cannot be decoded (%s: %s); they are not logged."
+            logging.getLogger("hexloop.loggers").warning(text, type(error).__name__, error)
             return
         if rows:
             self.log_media(NAME, rows, "table")

@@ -471,14 +471,13 @@ def test_adapters_may_be_injected(tmp_path: Path) -> None:
     assert not (tmp_path / "nothing here").exists()
 
 
-def test_a_failing_logger_is_reported_once(tmp_path: Path) -> None:
-    """The run continues without it and warns once."""
+def test_a_failing_logger_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In the log; the run continues without it."""
     failing, sound = RecordingLogger(OSError("no route")), RecordingLogger()
     trainer = small_trainer(tmp_path, parts={"loggers": [failing, sound]})
-    with pytest.warns(UserWarning, match="no route") as caught:
-        trainer.train()
+    trainer.train()
 
-    assert len(caught) == 1
+    assert len([text for text in caplog.messages if "no route" in text]) == 1
     assert len(failing.records) == 0
     assert len(sound.records) == 5
 

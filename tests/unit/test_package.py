@@ -25,8 +25,9 @@ def build(target: Path, *options: str) -> None:
 def modules_in_tree() -> set[str]:
     """Return the modules of the four folders and of src/hexloop as paths in a wheel."""
     inside = {str("hexloop" / file.relative_to(ROOT)) for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")}
-    front_door = {f"hexloop/{file.name}" for file in (ROOT / "src" / "hexloop").glob("*.py")}
-    return inside | front_door
+    source = ROOT / "src"
+    front_door = [*(source / "hexloop").glob("*.py"), *(source / "hexloop" / "transformers").rglob("*.py")]
+    return inside | {str(file.relative_to(source)) for file in front_door}
 
 
 def names_in_wheel(folder: Path) -> set[str]:
@@ -37,7 +38,7 @@ def names_in_wheel(folder: Path) -> set[str]:
 
 
 def test_wheel_holds_every_module(tmp_path: Path) -> None:
-    """A wheel holds each module of the tree, py.typed, and what pages are made from, and no test."""
+    """A wheel holds each module of the tree, stubs, py.typed, and what pages are made from, and no test."""
     build(tmp_path, "--wheel")
 
     names = names_in_wheel(tmp_path)
@@ -45,7 +46,7 @@ def test_wheel_holds_every_module(tmp_path: Path) -> None:
     pages = ROOT / "app" / "pages"
     shown = {path for folder in ("assets", "templates") for path in (pages / folder).rglob("*") if path.is_file()}
     assert {str("hexloop" / path.relative_to(ROOT)) for path in shown} <= names
-    assert "hexloop/py.typed" in names
+    assert {"hexloop/py.typed", "hexloop/__init__.pyi", "hexloop/testing.pyi"} <= names
     assert {name.split("/")[0] for name in names} == {"hexloop"}
 
 

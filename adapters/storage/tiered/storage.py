@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
@@ -222,10 +221,10 @@ class TieredStorage:
         if trouble is None or self._warned is None:
             self._warned = trouble
             if trouble is not None:
-                warnings.warn(
-                    f"Uploading to {self._slow.capabilities.location} failed and is retried while the run continues: "
-                    f"{trouble}",
-                    stacklevel=3,
+                _logger.warning(
+                    "Uploading to %s failed and is retried while the run continues: %s",
+                    self._slow.capabilities.location,
+                    trouble,
                 )
 
 

@@ -16,18 +16,19 @@ from tests.end_to_end.pages import blocks_of
 from tests.language_server import ROOT, SETTINGS
 
 HERE = Path(__file__).parent / "scripts"
-WRONG = HERE / "wrong.py"
+WRONG = sorted(HERE.glob("wrong*.py"))
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
 
 PAGES = ("README", *(f"docs/{name}" for name in ("start", "checkpoints", "evaluate", "storage", "hub", "packing")))
 """Pages whose blocks, one after the other, are a program; a block with a title is a file beside it."""
 
 PLANTED = {
-    number: rule[1]
-    for number, line in enumerate(WRONG.read_text(encoding="utf-8").splitlines(), 1)
+    (script.name, number): rule[1]
+    for script in WRONG
+    for number, line in enumerate(script.read_text(encoding="utf-8").splitlines(), 1)
     if (rule := re.search(r"# type: ignore\[[a-z-]+\]  # (\w+)$", line))
 }
-"""The rule of pyright that each line of the wrong script breaks."""
+"""The rule of pyright that each line of the wrong scripts breaks."""
 
 
 def reported(folder: Path) -> list[dict[str, Any]]:
@@ -54,11 +55,12 @@ def test_users_scripts(tmp_path: Path) -> None:
     """
     for script in HERE.glob("*.py"):
         shutil.copy(script, tmp_path)
-    found = reported(tmp_path)
-    wrong = [each for each in found if Path(each["file"]).name == WRONG.name]
-    assert shown([each for each in found if each not in wrong]) == []
-    assert len(PLANTED) >= 20
-    assert {each["range"]["start"]["line"] + 1: each["rule"] for each in wrong} == PLANTED
+    found = [(Path(each["file"]).name, each) for each in reported(tmp_path)]
+    assert shown([each for name, each in found if not name.startswith("wrong")]) == []
+    assert len(PLANTED) >= 30
+    assert {
+        (name, each["range"]["start"]["line"] + 1): each["rule"] for name, each in found if name.startswith("wrong")
+    } == PLANTED
 
 
 @pytest.mark.matrix

@@ -334,7 +334,7 @@ def test_logs_of_a_live_run_are_its_own(commands: Commands) -> None:
 
 
 def test_runs_that_share_a_name_do_not_share_a_spool(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The second one keeps its logs in memory, and says so; so does one whose folder cannot be written to."""
     monkeypatch.chdir(tmp_path)
@@ -342,5 +342,5 @@ def test_runs_that_share_a_name_do_not_share_a_spool(
     assert isinstance(open_spool("run", "r1"), MemorySpool)
     Path("file").write_text("")
     assert isinstance(open_spool("file", "r1"), MemorySpool)
-    assert ["another process uses it" in str(each.message) for each in recwarn] == [True, False]
+    assert ["another process uses it" in text for text in caplog.messages] == [True, False]
     first.close(remove=True)

@@ -40,6 +40,7 @@ LATE = {**LOGGED, "time": NOW - 3600}
         ([{**BEGAN, "time": 1.0}, LATE], RunState.LOST, "lost: no report for 1 h"),
         ([{**BEGAN, "time": 1.0}, {**LATE, "kind": "paused"}], RunState.LOST,
          "lost: it was paused at step 5, and no report for 1 h"),
+        ([{**BEGAN, "time": "yesterday"}], RunState.LOST, "lost: it never reported"),
     ],
 )  # fmt: skip
 def test_each_state_has_its_words(notes: list[dict[str, Any]], state: RunState, words: str) -> None:

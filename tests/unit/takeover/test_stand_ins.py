@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import hexloop
-from hexloop.app.takeover.names import EQUIVALENTS, FAMILY, FORMER, STAND_INS, module_name
+from hexloop.app.takeover.names import EQUIVALENTS, FAMILY, FORMER, OWN_NAMES, STAND_INS, module_name
 
 OWN = [
     (relative, name) for table in (FAMILY, EQUIVALENTS, FORMER) for relative, listed in table.items() for name in listed
@@ -78,6 +80,24 @@ def test_names_and_modules_that_do_not_exist() -> None:
         _ = stand_in("trainer").no_such_name
     with pytest.raises(ModuleNotFoundError, match=r"hexloop\.transformers\.nowhere"):
         import_module("hexloop.transformers.nowhere")
+
+
+def test_type_checkers_find_the_same_names() -> None:
+    """In each module of the table hexloop's own, with their types; the other names pass."""
+    folder = Path(hexloop.__file__).parent / "transformers"
+    modules = {
+        ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix("__init__").rstrip("."): path.read_text()
+        for path in folder.rglob("*.py")
+    }
+    assert set(modules) == set(STAND_INS)
+    for relative, text in modules.items():
+        (shown,) = (node.body[0] for node in ast.parse(text).body if isinstance(node, ast.If))
+        assert isinstance(shown, ast.ImportFrom)
+        names = {(each.name, each.asname) for each in shown.names}
+        if relative:
+            assert (shown.module, names) == ("hexloop.transformers", {("*", None)})
+        else:
+            assert (shown.module, names) == ("hexloop", {(name, name) for name in OWN_NAMES})
 
 
 WITHOUT = """

@@ -23,6 +23,10 @@ from hexloop import (
     TrainerState,
     TrainingArguments,
 )
+from hexloop.transformers import AutoModel, trainer_utils
+from hexloop.transformers import Trainer as StandIn
+from hexloop.transformers.trainer_pt_utils import LabelSmoother
+from hexloop.transformers.training_args import TrainingArguments as ArgumentsOfStandIn
 
 
 class Net(nn.Module):
@@ -114,3 +118,8 @@ def untyped(trainer: Trainer) -> Any:
 
 compute: Callable[[hexloop.EvalPrediction], dict[str, float]] = lambda p: {"mean": float(p.predictions.mean())}  # noqa: E731
 Trainer(Net(), arguments, compute_metrics=compute, optimizers=(torch.optim.SGD(Net().parameters(), 0.1), None))
+
+assert_type(StandIn(Net(), ArgumentsOfStandIn("out", save_strategy="no")).model, Net)
+assert_type(trainer_utils.IntervalStrategy("no"), hexloop.IntervalStrategy)
+assert_type(AutoModel.from_pretrained("gpt2"), Any)
+LabelSmoother(epsilon=0.1)
