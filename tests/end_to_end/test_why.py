@@ -415,7 +415,8 @@ def test_processes_and_versions_are_compared(
     found = answer(capsys, "why", trained.first, str(other), "--recipe", trained.recipes[0])
     assert found["environment"]["processes"] == ["1", "2"]
     assert found["environment"]["torch"] == [torch.__version__, "1.0"]
-    assert "only runs of one are repeated" in found["replay"]
+    assert "only steps of one process are repeated" in found["replay"]
+    assert "--per_device_train_batch_size 8 --journal steps" in found["replay"], "4 samples in each of two processes"
     with Path(trained.first, ".hexloop/journal.jsonl").open("a") as file:
         file.write(json.dumps({"kind": "information", "time": 1.0, "packages": {"numpy": "1.9"}}) + "\n")
     found = answer(capsys, "why", trained.first, str(other))
