@@ -12,14 +12,15 @@ from attrs import define, field
 
 from hexloop.app.assembly.adapters import line_batches
 from hexloop.app.assembly.checkpoint_files import CheckpointFiles
-from hexloop.app.assembly.storage import is_elsewhere, is_missing, storage_for
+from hexloop.app.assembly.storage import is_elsewhere, storage_for
 from hexloop.app.command_line.runs import JournalSide, read_together
-from hexloop.domain.checkpoints.manifest import Manifest
+from hexloop.domain.checkpoints.manifest import MANIFEST, Manifest
 from hexloop.domain.checkpoints.reading import verify
 from hexloop.domain.checkpoints.selection import readable_manifests
 from hexloop.domain.errors import CheckpointError, StorageError
 from hexloop.domain.journal import Timeline
 from hexloop.domain.json_documents import read_json
+from hexloop.domain.run_folder import JOURNAL
 from hexloop.ports.logger import Fact
 
 INFORMATION = b'{"kind": "information", '
@@ -67,11 +68,12 @@ def sides_of(one: str, other: str, problems: list[str]) -> tuple[Side, Side]:
     read_together(*journals)
     found = []
     for journal in journals:
-        path = journal.given if os.path.exists(journal.given) or "@" not in journal.given else journal.path
-        folder = path if os.path.isdir(path) else os.path.dirname(os.path.dirname(os.path.abspath(journal.path)))
-        side = Side(journal.given, folder)
-        if is_elsewhere(journal.given) or is_missing(journal.path if journal.named else journal.given):
-            problems.append(f"You chose the run {journal.given}, but there is no such folder; check its name.")
+        given = journal.given
+        path = given if os.path.exists(given) or "@" not in given else given.rpartition("@")[0]
+        folder = path if os.path.isdir(path) else os.path.dirname(os.path.dirname(os.path.abspath(path)))
+        side = Side(given, folder)
+        if problem := _refusal(path):
+            problems.append(f"You chose the run {given}, but {problem}.")
         elif journal.failure is not None or not journal.runs.by_name:
             side.missing.append("It has no journal; runs have one unless journal='off' is set.")
         else:
@@ -81,6 +83,20 @@ def sides_of(one: str, other: str, problems: list[str]) -> tuple[Side, Side]:
         if not problems:
             _find_checkpoints(side)
     return found[0], found[1]
+
+
+def _refusal(path: str) -> str:
+    """Return why a path is not that of a run, and what to name instead; "" if it may be one."""
+    if is_elsewhere(path):
+        return "it is not on this machine; copy its folder here"
+    if not os.path.exists(path):
+        return "there is no such folder; check its name"
+    if not os.path.isdir(path) and os.path.basename(path) != os.path.basename(JOURNAL):
+        return "it is a file that is not a journal; name the output_dir of a run"
+    if os.path.isfile(os.path.join(path, MANIFEST)):
+        folder = os.path.dirname(os.path.normpath(path)) or "."
+        return f"it is a checkpoint; name the folder of its run, {folder}, or use `hexloop checkpoints diff`"
+    return ""
 
 
 def _find_checkpoints(side: Side) -> None:

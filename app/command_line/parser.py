@@ -60,9 +60,10 @@ def read_options(argv: Sequence[str]) -> argparse.Namespace:
         problems = list(_unknown(unknown, options.command_name, options.option_names))
         fail(str(ConfigurationError(problems)))
     if "recipe" in options and options.recipe is None:
+        why = ", because an option before it may take it as its value" if len(argv) > 1 else ""
         fail(
             f"{options.command} needs a recipe; put it right after the command, as in 'hexloop {options.command} "
-            "recipe.yaml', because an option before it may take it as its value"
+            f"recipe.yaml'{why}; 'hexloop init' writes one"
         )
     return options
 
@@ -89,7 +90,11 @@ def command_problem(argv: Sequence[str]) -> str:
             return _no_command(given)
         if commands[given].function:
             return ""
-    return ""
+    if not given:
+        return ""
+    names = [command.name for command in COMMANDS if command.name.startswith(f"{given} ")]
+    within = enumeration((name.rpartition(" ")[2] for name in names), "or")
+    return f"{given} needs a command: {within}; `hexloop {given} --help` describes them"
 
 
 def _no_command(given: str) -> str:

@@ -320,7 +320,7 @@ def _lines(answer: Answer) -> Iterator[str]:
     if journal is not None:
         for each in journal.divergences:
             until = "" if each.equal_until is None else f", equal until step {each.equal_until:,}"
-            yield f"Journals: {NAMES[each.kind]} differ from step {each.step:,} on ({each.name}){until}"
+            yield f"Journals: different in {NAMES[each.kind]} from step {each.step:,} on ({each.name}){until}"
         equal = [NAMES[kind] for kind in journal.compared if kind not in {each.kind for each in journal.divergences}]
         if equal:
             yield f"Journals: equal in {', '.join(equal)}, up to step {journal.last:,}"

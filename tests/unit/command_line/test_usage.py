@@ -51,7 +51,9 @@ def test_help_of_other_commands_omits_the_arguments(commands: Commands, command:
     [
         ([], "usage: hexloop"),
         (["tran", "recipe.yaml"], "there is no command tran; did you mean hexloop train?"),
-        (["train"], "train needs a recipe; put it right after the command"),
+        (["train"], "train needs a recipe; put it right after the command, as in 'hexloop train recipe.yaml'; 'hexl"),
+        (["runs"], "runs needs a command: list, show or diff; `hexloop runs --help` describes them"),
+        (["train", "recipe.yaml", "--measure", "-1"], "it takes a whole number, 0 or more, not '-1'"),
         (["train", "--resume", "recipe.yaml"], "train needs a recipe; put it right after the command"),
         (["launch", "--processes", "2"], "the following arguments are required: RECIPE-or-SCRIPT.py"),
         (["launch", "--procs", "2", "recipe.yaml"], "launch has no option --procs; did you mean --processes?"),
