@@ -103,7 +103,10 @@ def check(shown: Sequence[str], ranks: Sequence[str]) -> None:
             assert shown.count(line) == 1, (line, shown)
         for step in range(1, 5):
             assert f"file.py:{step}: UserWarning: warned at {step} of rank {rank}" in shown
-    known = r"a library logs: |twice at |printed at |written at |thread at |from C at |file\.py:\d: |evaluated on rank \d$|100%\||\{'"
+    known = (
+        r"a library logs: |twice at |printed at |written at |thread at |from C at |file\.py:\d: |evaluated on rank \d$"
+        r"|100%\||\{'"
+    )
     torn = [row for row in shown if not re.match(rf"({known}|  +(step|\d)|after the run)", row)]
     assert not torn, shown
 
