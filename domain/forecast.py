@@ -65,15 +65,15 @@ class Timing:
     """Seconds that were measured.
 
     first_step: with everything that happens only once. steps: of each step after it, with the reading of its batch.
-    evaluation: of one whole evaluation; save: for how long a save keeps the run waiting, and `save_written` until
-    it is durable; None if that was not measured.
+    evaluation: of one whole evaluation; save: by how much a save in the background makes a run longer; None if that
+    was not measured. end: what follows the last step, which is mostly the last save.
     """
 
     first_step: float
     steps: tuple[float, ...]
     evaluation: float | None = None
     save: float | None = None
-    save_written: float | None = None
+    end: float = 0.0
 
     @property
     def step(self) -> float:
@@ -83,12 +83,9 @@ class Timing:
         return sum(kept) / len(kept)
 
     def of_run(self, counts: Counts) -> float:
-        """Return the seconds of a whole run. The last save is waited for."""
-        seconds = self.first_step + self.step * max(counts.steps - 1, 0)
-        seconds += (self.evaluation or 0.0) * counts.evaluations
-        if counts.saves and self.save is not None:
-            seconds += self.save * counts.saves + max((self.save_written or 0.0) - self.save, 0.0)
-        return seconds
+        """Return the seconds of a whole run."""
+        seconds = self.first_step + self.step * max(counts.steps - 1, 0) + self.end
+        return seconds + (self.evaluation or 0.0) * counts.evaluations + (self.save or 0.0) * max(counts.saves - 1, 0)
 
 
 @frozen
@@ -290,5 +287,6 @@ def _time_lines(forecast: Forecast) -> list[str]:
     if timing.evaluation is not None and forecast.counts.evaluations:
         lines.append(f"  evaluations                       {time_text(timing.evaluation):>9} each")
     if timing.save is not None and forecast.counts.saves:
-        lines.append(f"  saves                             {time_text(timing.save):>9} each, of which the run waits")
+        lines.append(f"  saves                             {time_text(timing.save):>9} each, beside the steps")
+        lines.append(f"  after the last step               {time_text(timing.end):>9} with the last save")
     return lines

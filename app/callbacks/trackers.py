@@ -41,6 +41,11 @@ class Tracker:
     is_local: bool = False
     on_each_machine: bool = False
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The distributions of the modules."""
+        return tuple(name.replace(".", "-") for name in self.modules)
+
 
 def _row(name: str, kind: str, *modules: str, **more: bool) -> tuple[str, Tracker]:
     return name, Tracker(f"hexloop.adapters.logger.{name}:{kind}", modules, **more)
@@ -78,7 +83,7 @@ def missing_package(name: str, subject: str) -> Problem | None:
     """
     if is_installed(name):
         return None
-    package = " or ".join(TRACKERS[name].modules)
+    package = " or ".join(TRACKERS[name].packages)
     problem = (
         f"{subject} cannot be used: the package {package} is not installed; "
         f"{how_to_install(name)}, choose another tracker, or pass loggers=[...] to the Trainer."

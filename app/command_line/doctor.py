@@ -162,7 +162,7 @@ def _product(device: str, precision: str) -> str:
 
 def _choices() -> dict[str, Choice]:
     """Return what can be chosen by name in the arguments, in a search and in URLs."""
-    trackers = {name: "" if is_installed(name) else row.modules[0] for name, row in TRACKERS.items()}
+    trackers = {name: "" if is_installed(name) else row.packages[0] for name, row in TRACKERS.items()}
     backends = {
         name: "" if row.module is None or find_spec(row.module) is not None else row.package
         for name, row in BACKENDS.items()

@@ -244,8 +244,8 @@ Hidden runs are left out.""",
     "doctor": """\
 Report what this machine has: devices and the precisions that each supports, the names
 that can be chosen for trackers, optimizers, searches and object stores, the adapters of
-installed packages, and versions; and what to install for anything missing. Exit code: 1 if something that
-hexloop needs is missing.""",
+installed packages, and versions; and what to install for anything missing. Exit code: 1
+if something that hexloop needs is missing.""",
     "completion": """\
 Print the script by which a shell completes commands, options and their values. Load it in
 the configuration of the shell:

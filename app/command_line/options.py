@@ -111,7 +111,7 @@ def _count(text: str) -> int:
 
 def _steps(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"it takes a whole number, not {text!r}")
+        raise argparse.ArgumentTypeError(f"it takes a whole number, 0 or more, not {text!r}")
     return int(text)
 
 

@@ -6,6 +6,7 @@ The help of `train` names its many arguments by group. Words after `--help` choo
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -28,8 +29,9 @@ SYNONYMS = {
     **dict.fromkeys(("new", "create", "start", "quickstart"), "init"),
     **dict.fromkeys(("dashboard", "ui", "serve", "view", "watch"), "board"),
     **dict.fromkeys(("env", "info", "check"), "doctor"),
-    **dict.fromkeys(("ls", "runs ls", "run list"), "runs list"),
-    **dict.fromkeys(("compare", "runs compare"), "runs diff"),
+    **dict.fromkeys(("ls", "runs ls", "run list", "run ls"), "runs list"),
+    **dict.fromkeys(("run show",), "runs show"),
+    **dict.fromkeys(("compare", "runs compare", "run diff", "run compare"), "runs diff"),
     **dict.fromkeys(("checkpoints ls",), "checkpoints list"),
     **dict.fromkeys(("checkpoints compare",), "checkpoints diff"),
     **dict.fromkeys(("checkpoints rm", "checkpoints remove", "checkpoints delete"), "checkpoints prune"),
@@ -60,9 +62,10 @@ def read_options(argv: Sequence[str]) -> argparse.Namespace:
         problems = list(_unknown(unknown, options.command_name, options.option_names))
         fail(str(ConfigurationError(problems)))
     if "recipe" in options and options.recipe is None:
+        why = ", because an option before it may take it as its value" if len(argv) > 1 else ""
         fail(
             f"{options.command} needs a recipe; put it right after the command, as in 'hexloop {options.command} "
-            "recipe.yaml', because an option before it may take it as its value"
+            f"recipe.yaml'{why}; 'hexloop init' writes one"
         )
     return options
 
@@ -80,6 +83,8 @@ def command_problem(argv: Sequence[str]) -> str:
         names = ["help", "version"]
         meant = did_you_mean(first.lstrip("-"), names, "put options after the command", spell="--{}".format)
         return f"hexloop has no option {first}; {meant}"
+    if problem := _no_such_use(first, next(iter(argv[1:]), "")):
+        return problem
     commands, given = {command.name: command for command in COMMANDS}, ""
     for word in argv:
         if word.startswith("-"):
@@ -89,6 +94,21 @@ def command_problem(argv: Sequence[str]) -> str:
             return _no_command(given)
         if commands[given].function:
             return ""
+    if not given:
+        return ""
+    names = [command.name for command in COMMANDS if command.name.startswith(f"{given} ")]
+    within = enumeration((name.rpartition(" ")[2] for name in names), "or")
+    return f"{given} needs a command: {within}; `hexloop {given} --help` describes them"
+
+
+def _no_such_use(command: str, word: str) -> str:
+    """Return what was meant by a command with the first word after it, if it is another command; "" otherwise."""
+    if command in WITH_RECIPE and word.endswith(".py"):
+        return f"{command} needs a recipe, and {word} is a script; did you mean hexloop run {word}?"
+    if command in WITH_RECIPE and os.path.isdir(word):
+        return f"{command} needs a recipe, and {word} is a folder; name the YAML file in it, as in {word}/recipe.yaml"
+    if f"{command} {word}" in SYNONYMS and command == "run" and not os.path.exists(word):
+        return f"there is no command {command} {word}; did you mean hexloop {SYNONYMS[f'{command} {word}']}?"
     return ""
 
 

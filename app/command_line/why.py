@@ -13,26 +13,19 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from attrs import define, field, frozen
 
-from hexloop.app.assembly.adapters import line_batches
-from hexloop.app.assembly.checkpoint_files import CheckpointFiles
-from hexloop.app.assembly.storage import is_elsewhere, is_missing, joined, storage_for
+from hexloop.app.assembly.storage import joined
 from hexloop.app.command_line import ExitCode
 from hexloop.app.command_line.checkpoints import diff
-from hexloop.app.command_line.runs import NAMES, JournalSide, read_together
+from hexloop.app.command_line.compared_runs import Side, environment_differences, sides_of
+from hexloop.app.command_line.runs import NAMES
 from hexloop.app.printing import print_document, print_lines
-from hexloop.domain.checkpoints.manifest import Manifest
-from hexloop.domain.checkpoints.reading import verify
-from hexloop.domain.checkpoints.selection import readable_manifests
 from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError
-from hexloop.domain.journal import ObservationKind, RunComparison, Timeline, compare
-from hexloop.domain.json_documents import read_json
+from hexloop.domain.journal import ObservationKind, RunComparison, compare
 from hexloop.domain.run_folder import RUN_STATE
 from hexloop.domain.why import Finding, Recording, first_difference, last_equal, recording_of
 from hexloop.ports.logger import Fact
@@ -53,41 +46,8 @@ WITHOUT_EFFECT = (
 LARGEST_RESULT = 1 << 30
 """Bytes of a recording that are read."""
 
-INFORMATION = b'{"kind": "information", '
-"""The start of a line of a journal that has the versions of packages."""
-
-MOST_PACKAGES, LONGEST_NAME = 2_000, 200
-"""How many packages are compared, and characters of a name or a version."""
-
 MOST_SHOWN, MOST_PAIRS = 2, 12
 """Differences of checkpoints, and pairs of arguments or versions, that are printed. JSON has all."""
-
-
-@define
-class Side:
-    """One of the two runs. given: as the user named it. missing: what it lacks, a sentence each."""
-
-    given: str
-    folder: str
-    timeline: Timeline | None = None
-    manifests: dict[int, tuple[str, Manifest]] = field(factory=dict)
-    packages: Mapping[str, str] = field(factory=dict)
-    missing: list[str] = field(factory=list)
-
-    @property
-    def settings(self) -> Mapping[str, Fact]:
-        """The recorded arguments."""
-        return {} if self.timeline is None else self.timeline.settings
-
-    @property
-    def newest(self) -> Manifest | None:
-        """The manifest of the last checkpoint."""
-        return self.manifests[max(self.manifests)][1] if self.manifests else None
-
-    def files(self, step: int) -> tuple[CheckpointFiles, Manifest]:
-        """Return the verified files of the checkpoint of a step."""
-        name, manifest = self.manifests[step]
-        return CheckpointFiles.of(verify(storage_for(self.folder), name)), manifest
 
 
 @frozen
@@ -137,11 +97,11 @@ def explain(one: str, other: str, recipe: str | None = None, other_recipe: str |
     compared.
     """
     problems = [
-        f"You chose the recipe {each}, but there is no such file; check its name."
-        for each in (recipe, other_recipe)
-        if each is not None and not os.path.isfile(each)
+        problem
+        for each in dict.fromkeys((recipe, other_recipe))
+        if each is not None and (problem := _recipe_problem(each))
     ]
-    sides = _sides(one, other, problems)
+    sides = sides_of(one, other, problems)
     if problems:
         raise ConfigurationError(problems)
     answer = Answer(sides)
@@ -149,7 +109,7 @@ def explain(one: str, other: str, recipe: str | None = None, other_recipe: str |
     if first.timeline is not None and second.timeline is not None:
         answer.journal = compare(first.timeline, second.timeline)
         answer.settings = dict(answer.journal.settings)
-    answer.environment = dict(_environment(first, second))
+    answer.environment = dict(environment_differences(first, second))
     answer.checkpoints = _bisect(first, second)
     if not answer.checkpoints.compared and (answer.journal is None or not answer.journal.compared):
         lacks = [f"{each.given}: {problem}" for each in sides for problem in each.missing]
@@ -163,84 +123,19 @@ def explain(one: str, other: str, recipe: str | None = None, other_recipe: str |
     return answer
 
 
-# What both runs left
+def _recipe_problem(recipe: str) -> str:
+    """Return why a file cannot be a recipe; "" if it may be one."""
+    if not os.path.isfile(recipe):
+        return f"You chose the recipe {recipe}, but there is no such file; check its name."
+    if recipe.endswith(".py"):
+        return (
+            f"You chose the recipe {recipe}, but it is a script, whose steps cannot be repeated one by one; write a "
+            "recipe that names its functions for model and data, as `hexloop init` writes beside train.py."
+        )
+    return ""
 
 
-def _sides(one: str, other: str, problems: list[str]) -> tuple[Side, Side]:
-    journals = JournalSide(one), JournalSide(other)
-    read_together(*journals)
-    found = []
-    for journal in journals:
-        path = journal.given if os.path.exists(journal.given) or "@" not in journal.given else journal.path
-        folder = path if os.path.isdir(path) else os.path.dirname(os.path.dirname(os.path.abspath(journal.path)))
-        side = Side(journal.given, folder)
-        if is_elsewhere(journal.given) or is_missing(journal.path if journal.named else journal.given):
-            problems.append(f"You chose the run {journal.given}, but there is no such folder; check its name.")
-        elif journal.failure is not None or not journal.runs.by_name:
-            side.missing.append("It has no journal; runs have one unless journal='off' is set.")
-        else:
-            side.timeline = journal.chosen(problems)
-            side.packages = _packages(journal.path)
-        found.append(side)
-        if not problems:
-            _find_checkpoints(side)
-    return found[0], found[1]
-
-
-def _find_checkpoints(side: Side) -> None:
-    """Note the checkpoints of the run; of the last one in the folder, if its journal does not tell the name."""
-    try:
-        manifests = readable_manifests(storage_for(side.folder))
-    except (CheckpointError, StorageError) as error:
-        side.missing.append(f"Its checkpoints cannot be read: {error}")
-        return
-    if not manifests:
-        side.missing.append("It has no checkpoint.")
-        return
-    names = {manifest.run for manifest in manifests.values()}
-    if side.timeline is not None:
-        wanted = side.timeline.run
-    elif len(names) == 1:
-        (wanted,) = names
-    else:
-        side.missing.append("Its checkpoints are of several runs.")
-        return
-    side.manifests = {each.step: (name, each) for name, each in sorted(manifests.items()) if each.run == wanted}
-
-
-def _packages(journal: str) -> Mapping[str, str]:
-    """Return the versions of packages that the last session recorded; of what is not text, or too much, none."""
-    found: Mapping[str, str] = {}
-    for lines in line_batches(journal):
-        for line in lines:
-            if line.startswith(INFORMATION):
-                with suppress(ValueError):
-                    found = _versions(read_json(line))
-    return found
-
-
-def _versions(note: Any) -> dict[str, str]:
-    packages = note.get("packages")
-    if not isinstance(packages, dict):
-        return {}
-    texts = ((name, version) for name, version in packages.items() if isinstance(version, str))
-    return {name[:LONGEST_NAME]: version[:LONGEST_NAME] for name, version in islice(texts, MOST_PACKAGES)}
-
-
-def _environment(one: Side, other: Side) -> Iterator[tuple[str, tuple[str, str]]]:
-    first, second = one.newest, other.newest
-    if first is not None and second is not None:
-        if first.world_size != second.world_size:
-            yield "processes", (str(first.world_size), str(second.world_size))
-        for name in sorted(first.environment.keys() | second.environment.keys()):
-            values = first.environment.get(name, "unknown"), second.environment.get(name, "unknown")
-            if values[0] != values[1]:
-                yield name, values
-    if one.packages and other.packages:
-        for name in sorted(one.packages.keys() | other.packages.keys()):
-            versions = one.packages.get(name, "none"), other.packages.get(name, "none")
-            if versions[0] != versions[1]:
-                yield f"package {name}", versions
+# Checkpoints
 
 
 def _bisect(one: Side, other: Side) -> Checkpoints:
@@ -286,15 +181,13 @@ def _repeat(answer: Answer, recipe: str | None, other_recipe: str | None) -> Non
     if recipe is None or other_recipe is None:
         answer.replay = (
             f"Name the recipe with --recipe RECIPE (and --other-recipe RECIPE) to repeat {steps} of both runs, which "
-            "finds the first tensor and sample."
+            "finds the first tensor and sample. For the run of a script, write a recipe that names its functions for "
+            "model and data; recorded numbers are taken from the runs."
         )
         return
-    for side in answer.sides:
-        if side.newest is not None and side.newest.world_size > 1:
-            answer.replay = (
-                f"{side.given} was trained by {side.newest.world_size} processes, and only runs of one are repeated."
-            )
-            return
+    if (shared := next((each for each in answer.sides if each.processes > 1), None)) is not None:
+        answer.replay = _in_one_process(shared)
+        return
     recordings: list[Recording] = []
     for side, its_recipe in zip(answer.sides, (recipe, other_recipe), strict=True):
         checkpoint = None if start is None else joined(os.path.abspath(side.folder), side.manifests[start][0])
@@ -322,6 +215,17 @@ def _repeat(answer: Answer, recipe: str | None, other_recipe: str | None) -> Non
         )
     else:
         answer.replay = f"The repetition of {steps} is what both runs recorded."
+
+
+def _in_one_process(side: Side) -> str:
+    """Return why the steps of a run of several processes are not repeated, and what to do instead."""
+    size = side.settings.get("per_device_train_batch_size")
+    whole = f" --per_device_train_batch_size {size * side.processes}" if isinstance(size, int) else ""
+    return (
+        f"{side.given} was trained by {side.processes} processes, and only steps of one process are repeated. To find "
+        "the first tensor and sample, train both runs again in one process, with the same samples in each step, and "
+        f"compare the new folders: hexloop train RECIPE --output_dir FOLDER{whole} --journal steps"
+    )
 
 
 def _until(answer: Answer) -> int | None:
@@ -416,7 +320,7 @@ def _lines(answer: Answer) -> Iterator[str]:
     if journal is not None:
         for each in journal.divergences:
             until = "" if each.equal_until is None else f", equal until step {each.equal_until:,}"
-            yield f"Journals: {NAMES[each.kind]} differ from step {each.step:,} on ({each.name}){until}"
+            yield f"Journals: different in {NAMES[each.kind]} from step {each.step:,} on ({each.name}){until}"
         equal = [NAMES[kind] for kind in journal.compared if kind not in {each.kind for each in journal.divergences}]
         if equal:
             yield f"Journals: equal in {', '.join(equal)}, up to step {journal.last:,}"

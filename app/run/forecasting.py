@@ -24,7 +24,7 @@ from hexloop.app.assembly.state import TENSORS, CheckpointContents
 from hexloop.app.assembly.storage import is_elsewhere
 from hexloop.app.run.session import RunHost, Session, open_session, triggers_of
 from hexloop.domain.errors import ConfigurationError, HexloopError
-from hexloop.domain.events import CheckpointPublished, SaveFailed, StepBegan, StepEnded
+from hexloop.domain.events import CheckpointPublished, SaveFailed, StepEnded, TrainBegan
 from hexloop.domain.forecast import Counts, Forecast, Room, StepMemory, Timing, counts_of, memory_warnings, size_text
 
 BATCHES = 32
@@ -64,6 +64,9 @@ class Copy(Protocol):
     def request_save(self) -> Any:
         """Save at the next step boundary."""
 
+    def request_stop(self, reason: str = "", save: bool = False) -> None:
+        """Stop at the next step boundary; with `save`, save a checkpoint first."""
+
     def _run_host(self) -> RunHost:
         """Return what constructs a run."""
 
@@ -75,11 +78,16 @@ is in this process `alone`, without its engine."""
 
 @define
 class Findings:
-    """What is found on the way. notes: what could not be found out, a sentence each."""
+    """What is found on the way.
+
+    notes: what could not be found out, a sentence each. opening: seconds until a run was constructed, which is longer
+    the first time in a process.
+    """
 
     notes: list[str] = field(factory=list)
     memory: StepMemory | None = None
     timing: Timing | None = None
+    opening: float = 0.0
     copies: int = 0
     checkpoint: int | None = None
 
@@ -211,7 +219,9 @@ def _simulate(parts: TrainerParts, make_copy: MakeCopy, folder: str, found: Find
     objects = (deepcopy(parts.model), None, None) if fake is None else fake.objects
     model, optimizer, lr_scheduler = objects
     copy = make_copy(model=model, optimizer=optimizer, lr_scheduler=lr_scheduler, arguments=changes, alone=True)
+    started = time.perf_counter()
     session = open_session(copy._run_host(), None)
+    found.opening = time.perf_counter() - started
     run = session.run
     try:
         windows = _first_windows(session, BATCHES)
@@ -374,47 +384,56 @@ def _can_save(folder: str, size: int) -> bool:
 
 
 def _timed_steps(parts: TrainerParts, copy: Copy, found: Findings, steps: int, folder: str | None) -> Timing:
-    """Return the seconds of the first step, of those after it, and of a save."""
+    """Return the seconds of the first step, of those after it, of a save among them, and of the end."""
     framework, device, clock = parts.adapters.framework, parts.adapters.device, time.perf_counter
     times: list[float] = []
-    save = written = None
 
     def advance(events: Any, *kinds: type[Any]) -> Any:
-        for event in events:
-            if type(event) in kinds:
-                return event
-        return None
+        return next((event for event in events if type(event) in kinds), None)
 
     with closing(copy.stream()) as events:
         started = clock()
+        advance(events, TrainBegan)
+        opened = clock()
         advance(events, StepEnded)
         framework.wait_for_device(device)
-        first = clock() - started
+        first = max(opened - started, found.opening) + clock() - opened
         for _ in range(steps):
             started = clock()
             if advance(events, StepEnded) is None:
                 break
             framework.wait_for_device(device)
             times.append(clock() - started)
+        timing = Timing(first, tuple(times or [first]))
         if found.memory is None and steps:
             now = copy._run_host().parts()
             found.memory = framework.count_real_step(now, lambda: advance(events, StepEnded))
         if folder is not None and steps:
             copy.request_save()
-            advance(events, StepEnded)
-            started = clock()
-            event = advance(events, StepBegan, SaveFailed)
-            save = clock() - started
-            if not isinstance(event, SaveFailed):
-                event = advance(events, CheckpointPublished, SaveFailed)
-                written = clock() - started
+            event = advance(events, StepEnded)
+            started, taken = clock(), 0
+            while event is not None and not isinstance(event, CheckpointPublished | SaveFailed):
+                event = advance(events, StepEnded, CheckpointPublished, SaveFailed)
+                taken += isinstance(event, StepEnded)
+            timing = evolve(timing, save=max(clock() - started - taken * timing.step, 0.0))
             if isinstance(event, CheckpointPublished):
-                files = [each for each in Path(folder, event.name).rglob("*") if each.is_file()]
-                found.checkpoint = sum(map(os.path.getsize, files))
-                found.notes = [each for each in found.notes if not each.startswith(SIZE_OF_CHECKPOINT)]
-                if parts.args.save_async:
-                    found.copies = sum(os.path.getsize(each) for each in files if each.suffix == TENSORS)
-    return Timing(first, tuple(times or [first]), None, save, written)
+                _note_checkpoint(parts, found, Path(folder, event.name))
+        copy.request_stop(save=folder is not None)
+        ended = clock()
+        for event in events:
+            if isinstance(event, StepEnded):
+                framework.wait_for_device(device)
+                ended = clock()
+        return evolve(timing, end=clock() - ended)
+
+
+def _note_checkpoint(parts: TrainerParts, found: Findings, folder: Path) -> None:
+    """Note the size of a checkpoint that was written, and of the copies from which it was."""
+    files = [each for each in folder.rglob("*") if each.is_file()]
+    found.checkpoint = sum(map(os.path.getsize, files))
+    found.notes = [each for each in found.notes if not each.startswith(SIZE_OF_CHECKPOINT)]
+    if parts.args.save_async:
+        found.copies = sum(os.path.getsize(each) for each in files if each.suffix == TENSORS)
 
 
 def _timed_evaluation(parts: TrainerParts, copy: Copy, found: Findings) -> float | None:

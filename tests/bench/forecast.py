@@ -34,11 +34,11 @@ def made(recipe: str, folder: str, **arguments: Any) -> Any:
     return found.make_trainer(("train_dataset", "eval_dataset"))
 
 
-def forecast(recipe: str, measured: int) -> dict[str, Any]:
-    """Return the forecast of a recipe as a document."""
+def forecast(recipe: str, measured: int, steps: int | None = None) -> dict[str, Any]:
+    """Return the forecast of a recipe as a document. steps: the length of the run, None for the whole."""
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
-        found = made(recipe, folder).forecast(measured)
+        found = made(recipe, folder, **({} if steps is None else {"max_steps": steps})).forecast(measured)
         return {**found.document(), "took": time.perf_counter() - started}
 
 
@@ -106,19 +106,19 @@ def row(recipe: str, steps: int, whole: bool, measured: int) -> list[str]:
     """Return a row of the table."""
     with tempfile.TemporaryDirectory() as folder:
         in_process(folder, "prepare", recipe)
-        found = in_process(folder, "forecast", recipe, str(measured))
+        length = [] if whole else [str(steps)]
+        found = in_process(folder, "forecast", recipe, str(measured), *length)
         used = in_process(folder, "memory", recipe, str(min(steps, 10)))
-        happened = in_process(folder, "run", recipe, *([] if whole else [str(steps)]))
-    timing = found["timing"]
-    counts = {"steps": happened["steps"], "evaluations": happened["evaluations"], "saves": happened["saves"]}
-    seconds = timing["first_step"] + (counts["steps"] - 1) * sum(sorted(timing["steps"])) / len(timing["steps"])
-    seconds += counts["evaluations"] * (timing["evaluation"] or 0.0) + counts["saves"] * (timing["save"] or 0.0)
+        happened = in_process(folder, "run", recipe, *length)
+    counts = {name: happened[name] for name in ("steps", "evaluations", "saves")}
+    if counts != found["counts"]:
+        print(f"{recipe}: forecast {found['counts']}, happened {counts}", file=sys.stderr)
     peak = found["step_memory"]["peak"]
     return [
         recipe,
         *beside(peak / 1e6, used["peak"] / 1e6, "MB"),
         *beside(found["checkpoint"] / 1e6, happened["checkpoint"] / 1e6, "MB"),
-        *beside(seconds, happened["seconds"], "s"),
+        *beside(found["seconds"], happened["seconds"], "s"),
         f"{found['counts']['steps']:,}",
         f"{found['took']:.1f} s",
     ]

@@ -6,7 +6,7 @@
 
 Blocks with a title are files, which are written to the current folder; the other Python blocks run in order, as one
 module. Then `hexloop train` runs with every recipe that has a title, launchers run its scripts, and each recorded
-output of `hexloop checkpoints` is compared: a block of text that starts with the command.
+output of `hexloop` is compared: a block of text that starts with the command. It may name the examples.
 With `--refresh`, the code of the files that pages show is copied into them again. With `--home`, the home page of the
 site is written again from README.md.
 """
@@ -27,9 +27,9 @@ ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(?P<language>\w+)(?P<options>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 SHOWN = re.compile(r"^<!-- The code of (?P<path>\S+) -->\n\n```[^\n]*\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 """A block that shows a file of the repository, for readers of the page itself. `--refresh` brings it up to date."""
-RECORDED = "$ hexloop checkpoints "
-CHANGING = re.compile(r"\b[0-9a-f]{8}\b|-?\d[\d.e-]*( (s|min|h)\b)?")
-"""What differs between two recordings: run names, numbers, and units of ages."""
+RECORDED = "$ hexloop "
+CHANGING = re.compile(r"\bunder 1 ms\b|\b[0-9a-f]{8}\b|-?\d[\d.e-]*( (s|min|h)\b)?( \d+ s\b)?")
+"""What differs between two recordings: run names, numbers, and units of ages and durations."""
 LAUNCHERS = {
     "hexloop launch": [sys.executable, "-m", "hexloop", "launch"],
     "torchrun": [sys.executable, "-m", "torch.distributed.run"],
@@ -103,6 +103,8 @@ def run(page: Path) -> None:
         for launcher, command in LAUNCHERS.items():
             if words[: len(launcher.split())] == launcher.split() and Path(words[-1]).exists():
                 subprocess.run([*command, *words[len(launcher.split()) :]], check=True, timeout=200)
+    if not Path("docs").exists():
+        Path("docs").symlink_to(ROOT / "docs")
     for block in blocks:
         if block.code.startswith(RECORDED):
             record(block)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import random
+import time
 from collections.abc import Iterator
+from itertools import chain, repeat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -123,6 +126,50 @@ def test_a_checkpoint_is_as_large_as_forecast(tmp_path: Path) -> None:
     assert len(measured.timing.steps) == 2
     assert measured.timing.evaluation is not None
     assert measured.timing.save is not None
+
+
+class Timed(hexloop.Trainer):
+    """A Trainer on which only a clock of the test goes on: at its start, in a step and in each log."""
+
+    now = 0.0
+    starts: Iterator[float] = repeat(1.0)
+
+    @classmethod
+    def wait(cls, seconds: float) -> None:
+        """Let time pass."""
+        cls.now += seconds
+
+    def get_train_dataloader(self) -> Any:
+        """Take long the first time, as what is imported by it does."""
+        self.wait(next(type(self).starts))
+        return super().get_train_dataloader()
+
+    def compute_loss(self, *args: Any, **keywords: Any) -> Any:
+        """Take half a second."""
+        self.wait(0.5)
+        return super().compute_loss(*args, **keywords)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Take three seconds, as the end of a run does."""
+        self.wait(3.0)
+        super().log(logs, start_time)
+
+
+@pytest.mark.parametrize("saves", ["no", "epoch"])
+def test_the_time_has_the_start_of_a_new_process_and_the_end(
+    saves: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What happens once in a process is part of the first step, though the simulation has done it already."""
+    monkeypatch.setattr(Timed, "starts", chain([10.0], repeat(1.0)))
+    clock = SimpleNamespace(monotonic=time.monotonic, perf_counter=lambda: Timed.now)
+    monkeypatch.setattr("hexloop.app.run.forecasting.time", clock)
+    args = hexloop.TrainingArguments(
+        str(tmp_path), num_train_epochs=2, per_device_train_batch_size=32, save_strategy=saves, report_to="none"
+    )
+    timing = Timed(Net(), args, train_dataset=rows()).forecast(steps=3).timing
+    assert timing is not None
+    assert (timing.first_step, timing.steps, timing.end) == (10.5, (0.5, 0.5, 0.5), 3.0)
+    assert timing.save == (None if saves == "no" else 0.0), "the steps beside it took as long as others"
 
 
 def test_a_forecast_changes_nothing(tmp_path: Path) -> None:

@@ -47,6 +47,8 @@ SCRIPT = """
             thread = threading.Thread(target=print, args=(f"thread at {step}",))
             thread.start()
             thread.join()
+            if rank != "0" and "HEXLOOP_TERMINAL" in os.environ:  # of `hexloop launch`
+                os.write(2, f"from C at {step}\\n".encode())
             if "RANK" not in os.environ:
                 for _ in tqdm.tqdm(range(3), desc="of another library", leave=False):
                     pass
@@ -102,7 +104,8 @@ def check(shown: Sequence[str], ranks: Sequence[str]) -> None:
         for step in range(1, 5):
             assert f"file.py:{step}: UserWarning: warned at {step} of rank {rank}" in shown
     known = (
-        r"a library logs: |twice at |printed at |written at |thread at |file\.py:\d: |evaluated on rank \d$|100%\||\{'"
+        r"a library logs: |twice at |printed at |written at |thread at |from C at |file\.py:\d: |evaluated on rank \d$"
+        r"|100%\||\{'"
     )
     torn = [row for row in shown if not re.match(rf"({known}|  +(step|\d)|after the run)", row)]
     assert not torn, shown
@@ -125,3 +128,19 @@ def test_output_of_other_ranks_leaves_the_bar_whole(tmp_path: Path) -> None:
     command = [warm_python(), "-c", textwrap.dedent(SCRIPT), str(tmp_path)]
     shown = shown_by([(command, {**common, "RANK": rank, "LOCAL_RANK": rank}) for rank in ("0", "1")])
     check([row for row in shown if not row.startswith("[W")], ["0", "1"])  # torch warns while it connects
+
+
+@pytest.mark.matrix
+def test_output_of_launched_ranks_is_above_the_bar_and_none_is_lost(tmp_path: Path) -> None:
+    """Three processes of `hexloop launch`: each line once, whole and with its rank, also from C in the other ranks."""
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    command = [sys.executable, "-m", "hexloop", "launch", "--processes", "3", str(script), str(tmp_path / "run")]
+    labelled = [row for row in shown_by([(command, {})]) if not row.startswith("hexloop: ")]
+    assert all(re.match(r"\[rank [012]\] ", row) for row in labelled), labelled
+    shown = [row[len("[rank 0] ") :] for row in labelled]
+    check([row for row in shown if not row.startswith("[W")], ["0", "1", "2"])
+    for rank in "012":
+        of_rank = [row for row in labelled if row.endswith(f"of rank {rank}")]
+        assert {row[: len("[rank 0]")] for row in of_rank} == {f"[rank {rank}]"}
+    assert len([row for row in shown if row.startswith("from C at ")]) == 8

@@ -415,7 +415,8 @@ def test_processes_and_versions_are_compared(
     found = answer(capsys, "why", trained.first, str(other), "--recipe", trained.recipes[0])
     assert found["environment"]["processes"] == ["1", "2"]
     assert found["environment"]["torch"] == [torch.__version__, "1.0"]
-    assert "only runs of one are repeated" in found["replay"]
+    assert "only steps of one process are repeated" in found["replay"]
+    assert "--per_device_train_batch_size 8 --journal steps" in found["replay"], "4 samples in each of two processes"
     with Path(trained.first, ".hexloop/journal.jsonl").open("a") as file:
         file.write(json.dumps({"kind": "information", "time": 1.0, "packages": {"numpy": "1.9"}}) + "\n")
     found = answer(capsys, "why", trained.first, str(other))
@@ -428,6 +429,31 @@ def test_a_missing_run_is_refused(trained: Trained, capsys: pytest.CaptureFixtur
     printed = capsys.readouterr().err
     assert "no such folder" in printed
     assert "none.yaml" in printed
+
+
+def test_what_is_not_the_folder_of_a_run_is_refused(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
+    """A checkpoint, another file, a script as a recipe and a URL are each named, with what to give instead."""
+    checkpoint, recipe, script = f"{trained.first}/checkpoint-2", trained.recipes[0], Path(trained.first, "train.py")
+    script.write_text("raise SystemExit('it ran')\n")
+    try:
+        assert main(["why", checkpoint, recipe, "--recipe", str(script)]) == 2
+    finally:
+        script.unlink()
+    printed = capsys.readouterr().err
+    assert f"it is a checkpoint; name the folder of its run, {trained.first}, or" in printed
+    assert f"{recipe}, but it is a file that is not a journal" in printed
+    assert f"{script}, but it is a script" in printed
+    assert main(["why", trained.first, "s3://bucket/run"]) == 2
+    assert "it is not on this machine" in capsys.readouterr().err
+
+
+def test_a_run_is_named_by_its_journal_or_its_name(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = Path(trained.first, ".hexloop/journal.jsonl")
+    name = json.loads(journal.read_text().splitlines()[0])["run"]
+    for given in (str(journal), f"{trained.first}@{name[:6]}"):
+        found = answer(capsys, "why", given, trained.second)
+        assert found["checkpoints"]["compared"] == 3
+        assert found["journal"][0]["step"] == trained.step
 
 
 def test_only_numbers_and_known_names_are_taken_from_a_runs_record() -> None:

@@ -181,3 +181,9 @@ def test_columns_are_aligned_whatever_their_width(
     assert any(line.startswith("  hexloop.loggers                 a, from third") for line in lines)
     (line,) = [line for line in lines if line.startswith("  transformers ")]
     assert re.search(r"a\.long\.label  for examples, transformers {2,}older than 5\.0; ", line)
+
+
+def test_packages_are_named_as_they_are_installed(commands: Commands) -> None:
+    """A module, such as azureml.core, is not the name of a distribution."""
+    missing = examined(commands)["choices"]["report_to"]["missing"]
+    assert missing["azure_ml"] == "azureml-core"
