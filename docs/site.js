@@ -23,3 +23,15 @@ function complete() {
 complete();
 addEventListener("resize", complete);
 new MutationObserver(complete).observe(document.body, { childList: true, subtree: true });
+
+// What a link leads to is shown, also within a part that is folded, for browsers that do not open it themselves.
+function reveal() {
+  const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  for (let part = target?.closest("details:not([open])"); part; part = part.parentElement.closest("details:not([open])")) {
+    part.open = true;
+  }
+  target?.scrollIntoView();
+}
+
+reveal();
+addEventListener("hashchange", reveal);

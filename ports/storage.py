@@ -40,11 +40,11 @@ class Publication(Enum):
 
 @frozen
 class Stored:
-    """What a storage wrote or read: the size in bytes, and "<algorithm>:<hexadecimal digest>".
+    """What a storage wrote or read: the size in bytes, and the digest.
 
     Args:
         size: bytes.
-        digest: "<algorithm>:<hexadecimal digest>".
+        digest: the algorithm and the hexadecimal digest, as in `xxh3_128:2f0a`.
     """
 
     size: int

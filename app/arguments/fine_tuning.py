@@ -34,28 +34,28 @@ def _multiple(value: Any) -> Any:
 
 @arguments_class
 class SFTConfig(TrainingArguments):
-    """Fine-tuning.
+    """Fine-tuning, the arguments of SFTTrainer.
 
-    The arguments of `TrainingArguments`, and how samples become tokens and which of these count in the loss, with the
+    They are those of `TrainingArguments`, and how samples become tokens and which of these count in the loss, with the
     names of trl. Of the defaults, `learning_rate`, `logging_steps` and `max_length` are trl's; the precision and
     `gradient_checkpointing` stay those of `TrainingArguments`. Derive from it as from `TrainingArguments`.
 
-    model_init_kwargs: keywords of `AutoModelForCausalLM.from_pretrained`, for a model that is passed by name. Without a
-        `dtype` among them the weights are loaded in float32.
-    chat_template_path: a file with a Jinja template, or a folder or the name of a model whose tokenizer has one. Tokens
-        that only that tokenizer has are added to the tokenizer and to the model.
-    max_length: as in `TrainingArguments`. It is unset with `reproduce`, and if the preparation of data is skipped,
-        unless another length than 1024 is given.
-    dataset_kwargs: `skip_prepare_dataset=True` passes samples to the collator as they are.
-    dataset_num_proc: processes that tokenize data with indices before the Trainer is ready, and keep the tokens in
-        `token_cache`. If neither is set, samples are tokenized when they are read, and nothing is written. Streams are
-        always tokenized as they are read.
-    token_cache: a folder with the tokens of samples, under a digest of the samples, the tokenizer and the options. If
-        unset, `hexloop-tokens` in the cache of `datasets`.
-    completion_only_loss: whether the tokens of a prompt are left out of the loss. If unset, those of samples that have
-        a prompt and a completion are.
-    assistant_only_loss: count only what the assistant says in a conversation, as the chat template marks it with
-        `{% generation %}`.
+    - `model_init_kwargs`: keywords of `AutoModelForCausalLM.from_pretrained`, for a model that is passed by name.
+      Without a `dtype` among them the weights are loaded in float32.
+    - `chat_template_path`: a file with a Jinja template, or a folder or the name of a model whose tokenizer has one.
+      Tokens that only that tokenizer has are added to the tokenizer and to the model.
+    - `max_length`: as in `TrainingArguments`. It is unset with `reproduce`, and if the preparation of data is skipped,
+      unless another length than 1024 is given.
+    - `dataset_kwargs`: `skip_prepare_dataset=True` passes samples to the collator as they are.
+    - `dataset_num_proc`: processes that tokenize data with indices before the Trainer is ready, and keep the tokens in
+      `token_cache`. If neither is set, samples are tokenized when they are read, and nothing is written. Streams are
+      always tokenized as they are read.
+    - `token_cache`: a folder with the tokens of samples, under a digest of the samples, the tokenizer and the options.
+      If unset, `hexloop-tokens` in the cache of `datasets`.
+    - `completion_only_loss`: whether the tokens of a prompt are left out of the loss. If unset, those of samples that
+      have a prompt and a completion are.
+    - `assistant_only_loss`: count only what the assistant says in a conversation, as the chat template marks it with
+      `{% generation %}`.
 
     Args:
         output_dir: folder for checkpoints and results; trainer_output if unset

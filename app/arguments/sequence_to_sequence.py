@@ -21,9 +21,9 @@ def generation_configuration(value: object) -> None:
 
 @arguments_class
 class Seq2SeqTrainingArguments(TrainingArguments):
-    """Generation.
+    """Generation, the arguments of Seq2SeqTrainer.
 
-    The arguments of `TrainingArguments`, and how evaluation and prediction generate sequences. Derive from it as from
+    They are those of `TrainingArguments`, and how evaluation and prediction generate sequences. Derive from it as from
     `TrainingArguments`.
 
     Args:

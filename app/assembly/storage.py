@@ -240,7 +240,7 @@ STORAGES: dict[str, Callable[[str, str], Storage]] = {
 
 
 def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
-    """Return the path or URL of the "checkpoint-<step>" folder with the highest step in `folder`; None without one.
+    """Return the path or URL of the `checkpoint-<step>` folder with the highest step in `folder`; None without one.
 
     Only names are compared; a checkpoint is verified when it is loaded.
 

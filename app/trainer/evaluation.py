@@ -24,7 +24,7 @@ class TrainerEvaluation(TrainerAttributes):
     ) -> dict[str, float]:
         """Return the metrics on `eval_dataset` (by default the Trainer's), under the prefix, and log them.
 
-        The data sets of a dictionary are evaluated one by one, each under "<prefix>_<name>"; an overridden method is
+        The data sets of a dictionary are evaluated one by one, each under `<prefix>_<name>`; an overridden method is
         called for each.
 
         Args:

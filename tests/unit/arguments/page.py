@@ -1,6 +1,6 @@
-"""The page of all arguments, generated from their declarations.
+"""The page of all arguments, generated from their declarations, and that of the methods of their class.
 
-`python -m tests.unit.arguments.page` regenerates it. What the declarations do not hold is in `shown.tsv`, by name: the
+`python -m tests.unit.arguments.page` regenerates both. What the declarations do not hold is in `shown.tsv`, by name: the
 first release of transformers that has the argument, of 4.24 and later ones; the last one, unless that is the newest
 release that was read; and a value to show, as JSON.
 """
@@ -25,8 +25,10 @@ from hexloop.app.arguments.legacy import DISCOURAGED_ARGUMENTS, LEGACY_ARGUMENTS
 from hexloop.app.arguments.sequence_to_sequence import Seq2SeqTrainingArguments
 from hexloop.app.assembly.ineffective import INEFFECTIVE
 from hexloop.app.environment import VARIABLES
+from tests.unit.reference.pages import with_overview
 
 PAGE = Path(__file__).parents[3] / "docs" / "arguments.md"
+METHODS_PAGE = PAGE.parent / "api" / "arguments.md"
 SHOWN = Path(__file__).with_name("shown.tsv")
 
 OLDEST = "4.24"
@@ -55,19 +57,30 @@ has both. A truth value has an opposite, such as `--no_bf16`. *Since* is the fir
 argument, of 4.24 and later ones; the others are hexloop's own.
 
 A `Trainer` also accepts a `transformers.TrainingArguments` object; `trainer.args` is then hexloop's with the same
-values. Arguments and methods that a subclass of it adds are refused by name: derive that class from hexloop's instead.
+values. Arguments and methods that a subclass of it adds are refused by name: derive that class from hexloop's instead. The
+class also has [methods and properties](api/arguments.md), and enumerations of choices.
 
+## All arguments by group
+
+A group opens below, or by the link of an argument.
+
+<div class="entries" markdown>
+
+| group | arguments |
+|---|---|
+{overview}
+</div>
 """
 
-METHODS = """
-## Methods and properties
+METHODS = """# Methods and choices of arguments
+
+The arguments themselves are on [a page of their own](../arguments.md).
 
 ::: hexloop.TrainingArguments
-    options:
-      inherited_members: true
-      show_docstring_parameters: false
-      docstring_options: {{warn_unknown_params: false, warn_missing_types: false}}
-      members:
+    options: {{members: [], show_docstring_parameters: false, docstring_options: {{warn_unknown_params: false, warn_missing_types: false}}}}
+
+## Methods and properties
+
 {members}
 
 The class also has `default_optim`, the default of `optim`; `is_torch_greater_or_equal_than_2_8`, which is true; and
@@ -75,7 +88,7 @@ The class also has `default_optim`, the default of `optim`; `is_torch_greater_or
 
 ::: hexloop.AcceleratorConfig
 
-### Choices
+## Choices
 
 An argument also takes the text of a choice.
 
@@ -180,14 +193,16 @@ TRUTH = ("yes", "no", "on", "off", "true", "false", "null")
 
 def page() -> str:
     """The page as Markdown."""
-    groups = "".join(_group(owner, names) for owner, names in _by_group())
-    groups += _group(SFTConfig, list(vars(SFTConfig)[GROUP]), SFTConfig)
-    described = OPENING + groups + REFUSED + _remarks() + ENVIRONMENT + _rows(VARIABLES.items())
-    return described + _methods() + EARLIER + _earlier()
+    found = [(*group, Seq2SeqTrainingArguments) for group in _by_group()]
+    found.append((SFTConfig, list(vars(SFTConfig)[GROUP]), SFTConfig))
+    groups = "".join(_group(*group) for group in found)
+    opening = OPENING.format(overview="".join(_links(*group) for group in found))
+    described = opening + groups + REFUSED + _remarks() + ENVIRONMENT + _rows(VARIABLES.items())
+    return described + EARLIER + _earlier()
 
 
-def _methods() -> str:
-    """The methods and properties of the class, without the arguments themselves and private names."""
+def methods_page() -> str:
+    """The methods and properties of the class as Markdown, without the arguments themselves and private names."""
     found = {
         name: None
         for owner in TrainingArguments.__mro__
@@ -195,9 +210,9 @@ def _methods() -> str:
         if _is_shown(owner, name, value)
     }
     order = sorted(found, key=lambda name: (isinstance(getattr(TrainingArguments, name), property), "set_" not in name))
-    members = "\n".join(f"        - {name}" for name in order)
+    members = "\n\n".join(f"::: hexloop.TrainingArguments.{name}" for name in order)
     choices = "\n\n".join(
-        f"::: hexloop.{name}\n    options: {{show_attribute_values: true, heading_level: 4}}" for name in CHOICES
+        f"::: hexloop.{name}\n    options: {{show_attribute_values: true}}" for name in CHOICES
     )
     return METHODS.format(members=members, choices=choices)
 
@@ -224,21 +239,36 @@ def _by_group() -> Iterator[tuple[type, list[str]]]:
             del left[name]
 
 
-def _group(owner: type, names: list[str], cls: type[Any] = Seq2SeqTrainingArguments) -> str:
-    """A section with the arguments of these names. cls: the class that has them."""
+def _heading(owner: type, cls: type[Any]) -> str:
+    """The title of a group: the first line of its docstring, or what a class adds to `TrainingArguments`."""
+    title = (inspect.getdoc(owner) or "").partition("\n")[0].rstrip(".")
+    if owner is cls:
+        return f"{title.partition(',')[0]} (`{cls.__name__}` alone)"
+    return title
+
+
+def _links(owner: type, names: list[str], cls: type[Any]) -> str:
+    """A row of the overview: a group, and its arguments as links, which may be broken between any two."""
     known = declarations(cls)  # type: ignore[arg-type]  # classes can be hashed
-    rows = "".join(_argument(cls, name) for name in names if name in known)
-    paragraphs = inspect.getdoc(owner) or ""
-    heading, _, rest = paragraphs.partition("\n")
-    text, _, details = rest.partition("\nArgs:\n")
-    heading = heading.rstrip(".")
-    if issubclass(owner, TrainingArguments):
-        heading = f"{heading} (`{cls.__name__}` alone)"
-        text = f"\n\n::: hexloop.{cls.__name__}\n    options: {WITHOUT_PARAMETERS}\n" if "\n" in paragraphs else ""
-        details = ""
+    heading = _heading(owner, cls)
+    anchor = re.sub(r"[^\w\s-]", "", heading.lower()).strip().replace(" ", "-")
+    links = ", ".join(f"[`{name}`](#{name})" for name in names if name in known)
+    return f"| [{heading}](#{anchor}) | {links} |\n"
+
+
+def _group(owner: type, names: list[str], cls: type[Any]) -> str:
+    """A section with the arguments of these names, folded until it is opened. cls: the class that has them."""
+    known = declarations(cls)  # type: ignore[arg-type]  # classes can be hashed
+    listed = [name for name in names if name in known]
+    rows = "".join(_argument(cls, name) for name in listed)
+    text, _, details = (inspect.getdoc(owner) or "").partition("\n")[2].partition("\nArgs:\n")
+    if owner is cls:
+        text, details = f"::: hexloop.{cls.__name__}\n    options: {WITHOUT_PARAMETERS}\n", ""
     text = "" if not text.strip() else f"{text.strip()}\n\n"
     columns = "| argument | what it does | command line and YAML | since |\n|---|---|---|---|\n"
-    return f'\n## {heading}\n\n{text}<div class="arguments" markdown>\n\n{columns}{rows}\n</div>\n{_details(details)}'
+    count = f"{len(listed)} argument{'' if len(listed) == 1 else 's'}"
+    opened = f'<details class="arguments" markdown>\n<summary>{count}</summary>\n\n'
+    return f"\n## {_heading(owner, cls)}\n\n{text}{opened}{columns}{rows}{_details(details)}\n</details>\n"
 
 
 def _details(section: str) -> str:
@@ -300,3 +330,5 @@ def _cell(text: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    METHODS_PAGE.write_text(methods_page(), encoding="utf-8")
+    METHODS_PAGE.write_text(with_overview("api/arguments.md"), encoding="utf-8")

@@ -17,8 +17,19 @@ from hexloop.app.arguments.fine_tuning import SFTConfig
 from hexloop.app.arguments.legacy import LEGACY_ARGUMENTS
 from hexloop.app.arguments.sequence_to_sequence import Seq2SeqTrainingArguments
 from hexloop.domain.errors import ConfigurationError
-from tests.unit.arguments.page import OLDEST, PAGE, example_of, line_of, option_of, page, shown
+from tests.unit.arguments.page import (
+    METHODS_PAGE,
+    OLDEST,
+    PAGE,
+    example_of,
+    line_of,
+    methods_page,
+    option_of,
+    page,
+    shown,
+)
 from tests.unit.arguments.sources import from_yaml_file, parse
+from tests.unit.reference.pages import without_overview
 
 NEEDS: Mapping[str, Mapping[str, Any]] = {
     "dataloader_prefetch_factor": {"dataloader_num_workers": 2},
@@ -52,8 +63,10 @@ def parts(release: str) -> tuple[int, ...]:
 
 
 def test_page_matches_the_declarations() -> None:
-    """The page is up to date; `python -m tests.unit.arguments.page` regenerates it."""
+    """The pages are up to date; `python -m tests.unit.arguments.page` regenerates them."""
     assert PAGE.read_text(encoding="utf-8") == page()
+    assert METHODS_PAGE.read_text(encoding="utf-8") .startswith("# ")
+    assert without_overview(METHODS_PAGE.read_text(encoding="utf-8")) == methods_page()
 
 
 def test_every_argument_has_a_row_and_nothing_else_has() -> None:

@@ -1,11 +1,13 @@
 """What the pages of the API reference show, as the site's generator reads the source.
 
-`python -m tests.unit.reference.pages` writes the page of all names, from the others.
+`python -m tests.unit.reference.pages` writes the page of all names, from the others, and the overview at the head of each
+page that shows many.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -30,8 +32,14 @@ OPENING = """# All names
 Each page has the names that belong together, by what they are imported as.
 """
 
-UNNAMED = frozenset({"api/internals.md"})
+UNNAMED = frozenset({"api/internals.md", "api/internals-trackers.md", "api/internals-order.md"})
 """The pages whose names are not listed, since programs do not import them."""
+
+MANY = 12
+"""A page with more entries than these starts with a table of them."""
+
+END = "\n</div>\n"
+OVERVIEW = "<!-- The entries of this page -->\n\n{}<!-- End of the entries -->\n\n"
 
 
 @attrs.frozen
@@ -95,8 +103,14 @@ def order_of_pages() -> list[str]:
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     navigation = yaml.safe_load(text)["nav"]
     sections: dict[str, Any] = {title: pages for section in navigation for title, pages in section.items()}
-    pages = [page for entry in sections["Reference"] for page in entry.values()]
-    return [page for page in pages if page != "api/index.md"]
+    return [page for page in _listed(sections["Reference"]) if page != "api/index.md"]
+
+
+def _listed(entries: Any) -> Iterator[str]:
+    if isinstance(entries, str):
+        yield entries
+    for entry in entries.values() if isinstance(entries, dict) else entries if isinstance(entries, list) else ():
+        yield from _listed(entry)
 
 
 def directives() -> Iterator[Directive]:
@@ -116,15 +130,39 @@ def directives() -> Iterator[Directive]:
 
 def names() -> Iterator[tuple[str, str]]:
     """Yield the page and the name of all that is shown, without the members of classes."""
+    for page, name in entries():
+        parent = found(name).parent
+        if parent is None or not parent.is_class:
+            yield page, name
+
+
+def entries() -> Iterator[tuple[str, str]]:
+    """Yield the page and the name of all that is shown by a directive, or as a member of a module."""
     for each in directives():
         shown = found(each.name)
         if shown.is_module:
             for name in public_members(shown, each.members):
                 yield each.page, f"{each.name}.{name}"
-            if not each.options.get("show_root_heading", True):
-                continue
-        if not (shown.parent is not None and shown.parent.is_class):
+        if not shown.is_module or each.options.get("show_root_heading", True):
             yield each.page, each.name
+
+
+def without_overview(text: str) -> str:
+    """Return the text of a page without the table of its entries."""
+    return re.sub(OVERVIEW.format(".*?"), "", text, flags=re.DOTALL)
+
+
+def with_overview(page: str) -> str:
+    """Return the text of a page with the present table of its entries before the first of them, if there are many."""
+    text = without_overview((DOCS / page).read_text(encoding="utf-8"))
+    shown = [name for shown_on, name in entries() if shown_on == page]
+    if len(shown) <= MANY or not page.startswith("api/"):
+        return text
+    rows = "".join(f"| [`{name.rpartition('.')[2]}`](#{name}) | {first_sentence(found(name))} |\n" for name in shown)
+    table = f'<div class="entries" markdown>\n\n| name | what it is |\n|---|---|\n{rows}\n</div>\n\n'
+    first = re.search(r"^(## |::: )", text, re.MULTILINE)
+    assert first is not None
+    return text[: first.start()] + OVERVIEW.format(table) + text[first.start() :]
 
 
 def public_members(shown: griffe.Object, listed: list[str] | None = None) -> list[str]:
@@ -151,12 +189,15 @@ def index() -> str:
         if page != last:
             title = (DOCS / page).read_text(encoding="utf-8").partition("\n# ")[2] or ""
             title = title or (DOCS / page).read_text(encoding="utf-8").removeprefix("# ")
-            text += f"\n## {title.partition(chr(10))[0]}\n\n| name | what it is |\n|---|---|\n"
+            opened = '<div class="entries" markdown>\n\n| name | what it is |\n|---|---|\n'
+            text += f"{'' if last == '' else END}\n## {title.partition(chr(10))[0]}\n\n{opened}"
             last = page
         address = page.removeprefix("api/") if page.startswith("api/") else f"../{page}"
         text += f"| [`{name}`]({address}#{name}) | {first_sentence(found(name))} |\n"
-    return text
+    return text + END
 
 
 if __name__ == "__main__":
+    for each in order_of_pages():
+        (DOCS / each).write_text(with_overview(each), encoding="utf-8")
     INDEX.write_text(index(), encoding="utf-8")

@@ -53,7 +53,7 @@ def shown_objects() -> list[tuple[str, str]]:
 def test_every_public_name_is_shown(module: Any) -> None:
     """By the name that it is imported by, on one page."""
     shown = [name for _, name in pages.names()]
-    listed = re.findall(r"`(\w+)`", (pages.DOCS / "api" / "testing.md").read_text().partition("##")[0])
+    listed = re.findall(r"`(\w+)`", (pages.DOCS / "api" / "testing.md").read_text().partition("<!--")[0])
     elsewhere = {f"hexloop.testing.{name}" for name in listed}
     missing = [name for name in module.__all__ if f"{module.__name__}.{name}" not in {*shown, *elsewhere}]
     assert missing == [], SHOWN_AS_ADAPTERS
@@ -62,7 +62,7 @@ def test_every_public_name_is_shown(module: Any) -> None:
 
 def test_names_that_are_on_the_page_of_adapters_exist_there() -> None:
     """Those that the page of the test kit refers to."""
-    listed = re.findall(r"`(\w+)`", (pages.DOCS / "api" / "testing.md").read_text().partition("##")[0])
+    listed = re.findall(r"`(\w+)`", (pages.DOCS / "api" / "testing.md").read_text().partition("<!--")[0])
     there = {name.rpartition(".")[2] for page, name in pages.names() if page == "api/adapters.md"}
     assert {name for name in listed if hasattr(hexloop.testing, name)} <= there
 
@@ -94,6 +94,14 @@ def test_every_public_member_is_shown(name: str) -> None:
 def test_the_page_of_all_names_is_up_to_date() -> None:
     """`python -m tests.unit.reference.pages` writes it."""
     assert pages.INDEX.read_text(encoding="utf-8") == pages.index()
+
+
+@pytest.mark.parametrize("page", pages.order_of_pages())
+def test_a_page_of_many_entries_starts_with_a_table_of_them(page: str) -> None:
+    """`python -m tests.unit.reference.pages` writes it."""
+    text = (pages.DOCS / page).read_text(encoding="utf-8")
+    assert text == pages.with_overview(page)
+    assert text.count("\n::: ") <= pages.MANY or 'class="entries"' in text or page == "arguments.md"
 
 
 def test_legacy_names_are_on_the_last_page() -> None:
