@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -32,7 +32,9 @@ POLICY = (
 SCRIPTS = ("echarts.min.js", *RUN_SCRIPTS, "board.js")
 """The scripts of a page with curves, in order."""
 
-OF_THE_LIST = ("tabulator.min.js", "common.js", "runs.js", "board.js")
+OF_THE_LIST = (
+    "tabulator.min.js", "common.js", "curves.js", "report.js", "run_filter.js", "run_charts.js", "runs.js", "board.js",
+)  # fmt: skip
 """Those of the list of the runs, whose charts load the chart library when they are opened."""
 
 LIST_STYLES = ("tabulator_simple.min.css", "runs.css")
@@ -132,9 +134,9 @@ def lines_page(content: PageContent, folder: str) -> str:
     return page_of(content, PageFrame(POLICY, "report.css", [], links=links))
 
 
-def update_of(content: PageContent, version: str) -> dict[str, Any]:
-    """Return what a page that is open needs to show the present content. Charts are in the document."""
-    sections = {each.identifier: str(each.content) for each in content.sections if each.identifier not in DRAWN}
+def update_of(content: PageContent, version: str, drawn: Collection[str] = DRAWN) -> dict[str, Any]:
+    """Return what a page that is open needs to show the present content. drawn: sections that the document has."""
+    sections = {each.identifier: str(each.content) for each in content.sections if each.identifier not in drawn}
     return {"version": version, "sections": sections, "document": content.document}
 
 

@@ -123,6 +123,10 @@ class _Site:
         if len(compared) > 1:
             content = self.runs.show(compared, lambda records: content_of(records, self.now))
             content = evolve(content, document={**content.document, "folders": compared})
+            if len(compared) < len(self.pages):
+                left_out = f"The comparison has the {len(compared)} runs that reported last, of {len(self.pages):,}."
+                remarks.append(left_out)
+                content = evolve(content, title=f"{content.title}. {left_out}")
             self.writer.write("compare.html", self._page(content, SCRIPTS))
         searches, addresses = list[SearchListing](), dict[str, str]()
         for number, each in enumerate(self.listing.searches):

@@ -142,12 +142,11 @@ def content_of(records: Sequence[RunRecord], now: float, addresses: Addresses | 
     addresses: what the board calls the runs; None if the page is to have their media in itself.
     """
     labels = [record.label for record in records]
-    charts = charts_of(records)
-    named = [(f"chart-{number}", chart) for number, chart in enumerate(charts[:MOST_CHARTS])]
+    curves, drawn = _curves(records)
     search, means, media = search_of(records), means_of(records), shown_media(records, addresses is None)
     sections = [
         Section("runs", "Progress", progress_section(records, now), is_quiet=True),
-        Section("curves", "Curves", _curves(records, named, len(charts))),
+        Section("curves", "Curves", curves),
         Section("means", "Mean and band", means_section(records, means)),
         Section("media", "Media", media_section(media)),
         Section("differences", "What differs", differences_section(records)),
@@ -165,16 +164,19 @@ def content_of(records: Sequence[RunRecord], now: float, addresses: Addresses | 
         Section("reproduce", "Reproduce and resume", reproducing_section(records)),
         Section("left-out", "Left out", _left_out(records)),
     ]
-    drawn = [chart_data(chart, name) for name, chart in named]
     document = {
-        "runs": list(map(clean, labels)),
-        "charts": drawn,
-        "axes": list(map(axes_of, records)),
+        **drawn,
         "search": search_data(search),
         "media": media_data(media, addresses),
         "means": means,
     }
     return PageContent(_title(labels), [each for each in sections if each.content], document)
+
+
+def curves_alone(records: Sequence[RunRecord]) -> PageContent:
+    """Return what a page shows of the curves of runs, for a place on another page."""
+    curves, drawn = _curves(records)
+    return PageContent("", [Section("curves", "Curves", curves)], drawn)
 
 
 def page_of(content: PageContent, frame: PageFrame) -> str:
@@ -213,10 +215,24 @@ def asset(name: str) -> str:
     return files("hexloop.app.pages").joinpath("assets", *name.split("/")).read_text(encoding="utf-8")
 
 
-def _curves(records: Sequence[RunRecord], charts: Sequence[tuple[str, Chart]], all_charts: int) -> Markup:
+def _curves(records: Sequence[RunRecord]) -> tuple[Markup, dict[str, Any]]:
+    """Return the section with the curves of runs, and what its script draws."""
+    labels = [record.label for record in records]
+    found = charts_of(records)
+    charts = [(f"chart-{number}", chart) for number, chart in enumerate(found[:MOST_CHARTS])]
+    drawn = {
+        "runs": list(map(clean, labels)),
+        "charts": [chart_data(chart, name) for name, chart in charts],
+        "axes": list(map(axes_of, records)),
+    }
+    return _curves_section(records, labels, charts, len(found)), drawn
+
+
+def _curves_section(
+    records: Sequence[RunRecord], labels: Sequence[str], charts: Sequence[tuple[str, Chart]], all_charts: int
+) -> Markup:
     if not charts:
         return templates.section("note", words="No values were logged, so there are no curves.")
-    labels = [record.label for record in records]
     silent = [record.label for record in records if not record.source]
     shown = [
         (group, [chart_shown(chart, name, labels) for name, chart in charts if chart.group == group])

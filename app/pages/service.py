@@ -9,7 +9,7 @@ import re
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -19,7 +19,7 @@ from threading import Thread
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from hexloop.app.pages.board import (
     LIST_STYLES,
@@ -42,7 +42,7 @@ from hexloop.app.pages.board import (
 from hexloop.app.pages.charts import finer_points
 from hexloop.app.pages.lines import files_with_lines, last_lines, lines_content, with_last_lines
 from hexloop.app.pages.media_section import file_shown
-from hexloop.app.pages.page import PageContent, asset, asset_path, content_of, report_page, search_content
+from hexloop.app.pages.page import PageContent, Section, asset, asset_path, content_of, curves_alone, report_page, search_content
 from hexloop.app.pages.reading import RunRecord
 from hexloop.app.pages.run_table import RunTable
 from hexloop.app.pages.watching import Listing, WatchedRuns
@@ -83,6 +83,9 @@ MOST_NAMED = 100
 
 PIECE = 0.2
 """Seconds for which runs are read before a list is answered with what is known."""
+
+MOST_IN_PAGE = 500
+"""How many rows the page of the list has; if there are more, its script asks for all of them."""
 
 MOST_POINTS_IN_FILE = 200_000
 """How many points of a curve a file for a spreadsheet has."""
@@ -179,6 +182,7 @@ class Board:
                 web.get("/{token}/runs", self._show),
                 web.get("/{token}/searches", self._show_search),
                 web.get("/{token}/updates", self._update),
+                web.get("/{token}/curves", self._curves),
                 web.get("/{token}/points", self._points),
                 web.get("/{token}/assets/{name}", self._asset),
                 web.get("/{token}/lines", self._lines),
@@ -249,6 +253,13 @@ class Board:
             answer = await self._answers.get(("update", *folders), version, partial(self._runs_update, folders))
         if answer.version == known:
             return web.Response(status=UNCHANGED)
+        return web.Response(body=answer.body, content_type="application/json", charset="utf-8")
+
+    async def _curves(self, request: web.Request) -> web.Response:
+        """Answer with the curves of runs, which the list of the runs shows below it."""
+        folders = self._chosen(request)
+        version = await asyncio.to_thread(partial(self._version, folders))
+        answer = await self._answers.get(("curves", *folders), version, partial(self._curves_of, folders))
         return web.Response(body=answer.body, content_type="application/json", charset="utf-8")
 
     async def _points(self, request: web.Request) -> web.Response:
@@ -331,22 +342,32 @@ class Board:
     def warm(self) -> None:
         """Read the ends of all runs, so that the list is complete when it is opened."""
         with suppress(OSError):
-            while not self._runs.listing(PIECE).is_complete:
-                time.sleep(PIECE / 4)  # pages that are asked for meanwhile
+            while not self._runs.listing(PIECE / 2).is_complete:
+                time.sleep(PIECE / 4)  # for pages that are asked for meanwhile
 
-    def _listing(self) -> Listing:
-        listing = self._runs.listing(PIECE)
+    def _listing(self, seconds: float = PIECE) -> Listing:
+        listing = self._runs.listing(seconds)
         self._table.update(listing, time.time())
         return listing
 
     def _list_page(self) -> tuple[str, str]:
-        page = list_page(list_content(self.root, self._listing(), time.time()), NO_VERSION)
-        return self._table.version, page  # which its script fills
+        listing, now = self._listing(PIECE / 2), time.time()
+        content = list_content(self.root, listing, now)
+        version = self._list_version(searches_sections(self.root, listing, now))
+        if len(listing.runs) <= MOST_IN_PAGE:  # these rows need no further request
+            content = evolve(content, document={**content.document, "table": json.loads(self._table.document())})
+        else:
+            version = NO_VERSION
+        return version, list_page(content, version)
+
+    def _list_version(self, searches: Sequence[Section]) -> str:
+        shown = "".join(str(each.content) for each in searches)
+        return f"{self._table.version}.{hashlib.blake2b(shown.encode('utf-8', 'replace'), digest_size=8).hexdigest()}"
 
     def _list_update(self, known: str) -> tuple[str, str]:
         listing = self._listing()
-        sections = {each.identifier: str(each.content) for each in searches_sections(self.root, listing, time.time())}
-        version = f"{self._table.version}.{_digest(sections)}"
+        searches = searches_sections(self.root, listing, time.time())
+        sections, version = {each.identifier: str(each.content) for each in searches}, self._list_version(searches)
         if version == known:
             return version, ""
         facts = json.dumps({"version": version, "sections": sections})
@@ -360,6 +381,10 @@ class Board:
     def _runs_update(self, folders: list[str]) -> tuple[str, str]:
         version = self._version(folders)
         return version, json.dumps(update_of(self._content(folders), version))
+
+    def _curves_of(self, folders: list[str]) -> tuple[str, str]:
+        version = self._version(folders)
+        return version, json.dumps(update_of(self._runs.show(folders, curves_alone), version, frozenset()))
 
     def _search_page(self, folder: str) -> tuple[str, str]:
         version = self._search_version(folder)
@@ -459,7 +484,3 @@ def _is_count(text: str) -> bool:
 def _html(page: bytes) -> web.Response:
     return web.Response(body=page, content_type="text/html", charset="utf-8")
 
-
-def _digest(sections: Mapping[str, str]) -> str:
-    shown = "".join(sections.values())
-    return hashlib.blake2b(shown.encode("utf-8", "replace"), digest_size=8).hexdigest()

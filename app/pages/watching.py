@@ -51,6 +51,9 @@ MOST_FOLDERS = 100_000
 MOST_LISTED = 20_000
 """How many runs are listed."""
 
+SHOWN_AT_ONCE = 40
+"""How many runs are read as soon as they are found, so that a page has rows before all folders were looked at."""
+
 MOST_SEARCHES = 200
 """How many searches are listed, and kept in memory: their record is read as a whole."""
 
@@ -185,7 +188,8 @@ class RunIndex:
     def runs(self, seconds: float = math.inf) -> list[RunListing]:
         """Return the runs, the one that reported last first. Raises OSError if `root` cannot be listed.
 
-        seconds: after which the reading stops; the next call continues it. Those that changed last are read first.
+        seconds: after which the reading stops; the next call continues it. After the first `SHOWN_AT_ONCE`, those that
+            changed last are read first.
         """
         until = time.monotonic() + seconds
         work = self._work or self._refreshed()
@@ -259,6 +263,8 @@ class RunIndex:
                 known = self._known.get(place)
                 if known is not None and known[0] == state:
                     found[place] = known
+                elif len(self._known) < SHOWN_AT_ONCE:
+                    found[place] = self._known[place] = state, self._read(place, listed.name, state)
                 else:
                     unread.append((max(each[2] for each in state), place, listed.name, state))
             if listed.is_search:

@@ -71,9 +71,16 @@ const hexloop = (function () {
   function plotIn(place) {
     if (!plots.has(place)) {
       plots.set(place, echarts.init(place, null, { renderer: "canvas" }));
-      new ResizeObserver(function () { plots.get(place).resize(); }).observe(place);
+      new ResizeObserver(function () { if (plots.has(place)) plots.get(place).resize(); }).observe(place);
     }
     return plots.get(place);
+  }
+
+  /* Forgets the chart in an element that leaves the page. */
+  function remove(place) {
+    if (!plots.has(place)) return;
+    plots.get(place).dispose();
+    plots.delete(place);
   }
 
   /* Offers a file to the user. content: a text or a Blob. */
@@ -100,6 +107,18 @@ const hexloop = (function () {
     }).join("\r\n") + "\r\n";
   }
 
+  /* An element with attributes and children; texts become text, never markup. */
+  function el(name, attributes, ...children) {
+    const made = document.createElement(name);
+    Object.entries(attributes || {}).forEach(function (each) {
+      if (each[0] === "on") Object.entries(each[1]).forEach(function (one) { made.addEventListener(one[0], one[1]); });
+      else if (each[1] === true) made.setAttribute(each[0], "");
+      else if (each[1] !== false && each[1] !== null) made.setAttribute(each[0], each[1]);
+    });
+    made.append(...children);
+    return made;
+  }
+
   /* Calls a function when the theme changes. */
   function onTheme(draw) {
     dark.addEventListener("change", draw);
@@ -120,6 +139,6 @@ const hexloop = (function () {
   }
 
   document.body.classList.remove("no-script");
-  return { bytes, colour, colourOf, csv, cut, data, download, duration, isDark, lines, onData, onTheme, plotIn, short, tooltip,
+  return { bytes, colour, colourOf, csv, cut, data, download, duration, el, isDark, lines, onData, onTheme, plotIn, remove, short, tooltip,
            withUnit };
 })();

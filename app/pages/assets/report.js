@@ -1,7 +1,7 @@
 "use strict";
 (function () {
   const { colour, colourOf, short } = hexloop;
-  const data = hexloop.data();
+  let data = hexloop.data(), query = location.search;
   const SYMBOLS = ["circle", "rect", "triangle", "diamond", "roundRect", "pin", "arrow", "emptyCircle"];
   const DASHES = ["solid", "dashed", "dotted"];
   const SHOWN_SYMBOLS = 60, KEPT_GAPS = 50, PICTURE = { width: 960, height: 540 }, WAIT = 150;
@@ -198,10 +198,10 @@
   }
 
   async function asked(chart, more) {
-    const query = new URLSearchParams(location.search);
-    Object.entries({ chart: chart.title, ...more }).forEach(function (each) { query.set(each[0], each[1]); });
+    const wanted = new URLSearchParams(query);
+    Object.entries({ chart: chart.title, ...more }).forEach(function (each) { wanted.set(each[0], each[1]); });
     try {
-      const answer = await fetch("points?" + query, { cache: "no-store" });
+      const answer = await fetch("points?" + wanted, { cache: "no-store" });
       return answer.ok ? (await answer.json()).curves : null;
     } catch (error) {
       return null;
@@ -308,7 +308,7 @@
         draw(entry);
       });
     });
-    box.addEventListener("click", function (event) {
+    box.parentElement.addEventListener("click", function (event) {
       const button = event.target.closest("button");
       if (!button) return;
       if (button.dataset.does === "wide") {
@@ -325,37 +325,13 @@
   const watcher = new IntersectionObserver(function (found) {
     found.forEach(function (each) {
       const entry = drawn.get(each.target.id);
+      if (!entry || entry.place !== each.target) return;  // of runs that were drawn before
       entry.isSeen = each.isIntersecting;
       if (!entry.isSeen || !entry.isStale) return;
       draw(entry);
       refine(entry);
     });
   }, { rootMargin: "400px" });
-
-  data.charts.forEach(function (chart) {
-    const place = document.getElementById(chart.id);
-    const entry = { chart: chart, place: place, reading: document.getElementById(chart.id + "-reading"), at: -1, logarithmic: false,
-                    plot: null, range: null, fine: null, lowest: NaN, highest: NaN, isSeen: false, isStale: true, timer: 0 };
-    drawn.set(chart.id, entry);
-    keys(entry);
-    menu(entry);
-    watcher.observe(place);
-  });
-
-  document.querySelectorAll(".logarithmic").forEach(function (box) {
-    box.addEventListener("change", function () {
-      const entry = drawn.get(box.dataset.chart);
-      entry.logarithmic = box.checked;
-      draw(entry);
-    });
-  });
-  document.querySelectorAll(".run-shown").forEach(function (box) {
-    box.addEventListener("change", function () {
-      if (box.checked) hidden.delete(Number(box.dataset.run));
-      else hidden.add(Number(box.dataset.run));
-      redraw();
-    });
-  });
 
   /* A control whose value is kept while the page is open, also if it is loaded again. */
   function control(name, event, set, get) {
@@ -368,39 +344,66 @@
     });
   }
 
-  control("axis", "change", function (box) {
-    if (Array.from(box.options).some(function (each) { return each.value === state.axis; })) box.value = state.axis;
-    else state.axis = "step";
-  }, function (box) {
-    state.axis = box.value;
-    drawn.forEach(function (entry) { entry.range = entry.fine = null; });
-    offerAll();
-    redraw();
-  });
-  control("smoothing", "input", function (box) {
-    box.value = String(Math.round(state.smoothing * 100));
-    document.getElementById("smoothing-value").textContent = box.value;
-  }, function (box) {
-    state.smoothing = Number(box.value) / 100;
-    document.getElementById("smoothing-value").textContent = box.value;
-    soon();
-  });
-  control("together", "change", function (box) { box.checked = state.together; }, function (box) { state.together = box.checked; });
-  control("show-all", "click", function () {}, function () {
-    drawn.forEach(function (entry) { entry.range = entry.fine = null; });
-    offerAll();
-    redraw();
-  });
-  control("find", "input", function () {}, function (box) {
-    const wanted = box.value.trim().toLowerCase();
-    document.querySelectorAll("#curves .group").forEach(function (group) {
-      const figures = Array.from(group.querySelectorAll("figure"));
-      figures.forEach(function (figure) {
-        figure.hidden = !figure.querySelector("figcaption strong").textContent.toLowerCase().includes(wanted);
-      });
-      group.hidden = figures.every(function (figure) { return figure.hidden; });
+  /* Draws the charts of the data where the page has places for them, and follows the controls above them. */
+  function start() {
+    data.charts.forEach(function (chart) {
+      const place = document.getElementById(chart.id);
+      const entry = { chart: chart, place: place, reading: document.getElementById(chart.id + "-reading"), at: -1, logarithmic: false,
+                      plot: null, range: null, fine: null, lowest: NaN, highest: NaN, isSeen: false, isStale: true, timer: 0 };
+      drawn.set(chart.id, entry);
+      keys(entry);
+      menu(entry);
+      watcher.observe(place);
     });
-  });
+
+    document.querySelectorAll(".logarithmic").forEach(function (box) {
+      box.addEventListener("change", function () {
+        const entry = drawn.get(box.dataset.chart);
+        entry.logarithmic = box.checked;
+        draw(entry);
+      });
+    });
+    document.querySelectorAll(".run-shown").forEach(function (box) {
+      box.addEventListener("change", function () {
+        if (box.checked) hidden.delete(Number(box.dataset.run));
+        else hidden.add(Number(box.dataset.run));
+        redraw();
+      });
+    });
+    control("axis", "change", function (box) {
+      if (Array.from(box.options).some(function (each) { return each.value === state.axis; })) box.value = state.axis;
+      else state.axis = "step";
+    }, function (box) {
+      state.axis = box.value;
+      drawn.forEach(function (entry) { entry.range = entry.fine = null; });
+      offerAll();
+      redraw();
+    });
+    control("smoothing", "input", function (box) {
+      box.value = String(Math.round(state.smoothing * 100));
+      document.getElementById("smoothing-value").textContent = box.value;
+    }, function (box) {
+      state.smoothing = Number(box.value) / 100;
+      document.getElementById("smoothing-value").textContent = box.value;
+      soon();
+    });
+    control("together", "change", function (box) { box.checked = state.together; }, function (box) { state.together = box.checked; });
+    control("show-all", "click", function () {}, function () {
+      drawn.forEach(function (entry) { entry.range = entry.fine = null; });
+      offerAll();
+      redraw();
+    });
+    control("find", "input", function () {}, function (box) {
+      const wanted = box.value.trim().toLowerCase();
+      document.querySelectorAll("#curves .group").forEach(function (group) {
+        const figures = Array.from(group.querySelectorAll("figure"));
+        figures.forEach(function (figure) {
+          figure.hidden = !figure.querySelector("figcaption strong").textContent.toLowerCase().includes(wanted);
+        });
+        group.hidden = figures.every(function (figure) { return figure.hidden; });
+      });
+    });
+  }
 
   function closeMenus(except) {
     document.querySelectorAll("details.menu[open]").forEach(function (each) { if (each !== except) each.open = false; });
@@ -413,7 +416,23 @@
     open.querySelector("summary").focus();
   });
 
+  /* Draws other runs than before, for which the page has got other places. search: names the runs in addresses. */
+  hexloop.showCurves = function (fresh, search) {
+    drawn.forEach(function (entry) {
+      clearTimeout(entry.timer);
+      watcher.unobserve(entry.place);
+      if (entry.plot) hexloop.remove(entry.place);
+    });
+    drawn.clear();
+    hidden.clear();
+    data = fresh;
+    query = search;
+    start();
+  };
+
+  start();
   hexloop.onData(function (fresh) {
+    if (!fresh.axes) return;  // of the list of the runs
     data.runs = fresh.runs;
     data.axes = fresh.axes;
     fresh.charts.forEach(function (chart) {

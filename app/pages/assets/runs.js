@@ -3,26 +3,15 @@
 (function () {
   const place = document.getElementById("run-list");
   if (!place) return;
-  const MOST_COMPARED = 20, MOST_AT_ONCE = 50, MOST_AXES = 8, MOST_GROUP_VALUES = 200;
+  const MOST_COMPARED = 20, MOST_AT_ONCE = 50;
+  const { el } = hexloop;
   const SETTLE = 150, REDRAWN = 2000, AGED = 30000, DAY = 86400;
   const DEFAULT_METRICS = 4, DEFAULT_ARGUMENTS = 5;
   const runs = new Map(), selected = new Set();
-  const given = hexloop.data().table;  // of an exported page, which has no board behind it
-  const pages = given && given.pages;
+  const given = hexloop.data().table;  // of a page that has its rows in it
+  const pages = given && given.pages;  // of an exported page, which has no board behind it
   let table = null, shape = "", drawnAt = 0, later = 0, editing = false, facts = null, columns = [], test = function () { return true; };
   let view = { filter: "", group: "", sort: "seen:desc", shown: {}, hidden: false };
-
-  /* An element with attributes and children; texts become text, never markup. */
-  function el(name, attributes, ...children) {
-    const made = document.createElement(name);
-    Object.entries(attributes || {}).forEach(function (each) {
-      if (each[0] === "on") Object.entries(each[1]).forEach(function (one) { made.addEventListener(one[0], one[1]); });
-      else if (each[1] === true) made.setAttribute(each[0], "");
-      else if (each[1] !== false && each[1] !== null) made.setAttribute(each[0], each[1]);
-    });
-    made.append(...children);
-    return made;
-  }
 
   // The view, which the address and this browser remember
 
@@ -141,7 +130,7 @@
     if (names !== shape) {
       shape = names;
       columns = columnsOf(fresh);
-      filter();
+      test = hexloop.runFilter(view.filter, columns, columnNamed).test;
       build();
     } else if (!fresh.whole && fresh.removed.length === 0 && fresh.rows.length <= MOST_AT_ONCE && areDrawn(fresh.rows)) {
       if (!editing) table.updateData(fresh.rows.map(function (cells) { return runs.get(cells[0]); }));
@@ -171,60 +160,16 @@
     later = setTimeout(function () { if (editing) soon(); else redraw(); }, wait);
   }
 
+  function follow() {
+    if (!pages) curves.follow();
+  }
+
   function redraw() {
     drawnAt = Date.now();
     const rows = shownRows();
-    if (table) table.replaceData(rows).then(function () { place.dataset.drawn = String(rows.length); });
+    if (table) table.replaceData(rows).then(function () { place.dataset.drawn = String(rows.length); follow(); });
     say();
-    drawCharts();
-  }
-
-  // Filtering
-
-  const TOKEN = /"([^"]*)"|(\S+?(?:<=|>=|!=|<|>|=|:)"[^"]*")|(\S+)/g;
-  const COMPARED = /^(.+?)(<=|>=|!=|<|>|=|:)(.*)$/;
-
-  function filter() {
-    const tests = [], unknown = [];
-    for (const found of view.filter.matchAll(TOKEN)) {
-      let text = found[1] !== undefined ? found[1] : found[0].replace(/"/g, ""), wanted = true;
-      if (found[1] === undefined && text.startsWith("-") && text.length > 1 && !/^-[\d.]/.test(text)) { wanted = false; text = text.slice(1); }
-      const parts = found[1] === undefined ? COMPARED.exec(text) : null;
-      const column = parts && columnNamed(parts[1]);
-      if (parts && !column) unknown.push(parts[1]);
-      const one = column ? compared(column, parts[2], parts[3]) : contains(text.toLowerCase());
-      tests.push(function (row) { return one(row) === wanted; });
-    }
-    test = function (row) { return tests.every(function (one) { return one(row); }); };
-    return unknown;
-  }
-
-  function contains(text) {
-    return function (row) {
-      return columns.some(function (column) {
-        return column.kind !== "metric" && column.field !== "seen" && column.text(row).toLowerCase().includes(text);
-      });
-    };
-  }
-
-  function compared(column, sign, text) {
-    const number = column.field === "percent" ? Number(text.replace("%", "")) / 100 : Number(text);
-    const numeric = text.trim() !== "" && Number.isFinite(number);
-    return function (row) {
-      const value = row[column.field];
-      if (column.field === "tags") {
-        const has = sign === ":" ? row.tags.some(function (tag) { return tag.toLowerCase().includes(text.toLowerCase()); }) : row.tags.includes(text);
-        return sign === "!=" ? !has : has;
-      }
-      if (numeric && typeof value === "number") {
-        return { "<": value < number, ">": value > number, "<=": value <= number, ">=": value >= number, "!=": value !== number,
-                 "=": value === number, ":": value === number }[sign];
-      }
-      if ("<>".includes(sign[0])) return false;
-      const shown = value === null || value === undefined ? "" : String(value).toLowerCase();
-      if (sign === ":") return shown.includes(text.toLowerCase());
-      return (shown === text.toLowerCase()) === (sign === "=");
-    };
+    charts.draw();
   }
 
   // The table
@@ -362,11 +307,12 @@
     table.on("dataSorted", function (sorters) {
       if (!sorters.length) return;
       const column = columns.find(function (each) { return each.field === sorters[0].field; });
+      setTimeout(follow);
       const now = column && column.name + ":" + sorters[0].dir;
       if (now && now !== view.sort) { view.sort = now; remember(); }
     });
     menus();
-    drawCharts();
+    charts.draw();
   }
 
   /* A group in words: how many runs it has, and the mean of the values that are shown first. */
@@ -407,6 +353,19 @@
 
   // What is around the table
 
+  const charts = hexloop.runCharts({ rows: shownRows, measured: measured, isShown: isShown, named: columnNamed, address: addressOf });
+  const curves = hexloop.runCurves({
+    rows: function () { return chosen().length ? chosenRows() : orderedRows(); },
+    count: function () { return runs.size; },
+    isComplete: function () { return Boolean(facts && facts.complete && table); },
+    words: function (drawn) {
+      const number = chosen().length, all = number || shownRows().length, kind = number ? "chosen " : "";
+      if (drawn === all) return number || !drawn ? "" : "Choose runs in the table to see only theirs.";
+      return "These are the first " + drawn + " of the " + all.toLocaleString("en") + " " + kind + "runs, in the order of the table" +
+        (number ? "." : "; choose runs to see theirs.");
+    }
+  });
+
   const status = el("span", { id: "run-count", role: "status" });
   const searchBox = el("input", { type: "search", id: "run-filter", placeholder: "Filter: text, learning_rate<1e-3, tag:baseline", size: "34",
                                   "aria-label": "Filter the runs", autocomplete: "off" });
@@ -417,9 +376,20 @@
   const tagBox = el("input", { type: "text", id: "new-tag", "aria-label": "Tag", size: "14", maxlength: "50", placeholder: "tag", list: "known-tags" });
   const knownTags = el("datalist", { id: "known-tags" });
 
+  /* The rows of the table in its order. */
+  function orderedRows() {
+    return table ? table.getData("active") : [];
+  }
+
+  /* The chosen rows: those in the table in its order, then those that the filter leaves out. */
+  function chosenRows() {
+    const first = orderedRows().filter(function (row) { return selected.has(row.folder); });
+    const known = new Set(first.map(function (row) { return row.folder; }));
+    return first.concat(chosen().filter(function (folder) { return !known.has(folder); }).map(function (folder) { return runs.get(folder); }));
+  }
+
   function compare() {
-    const folders = Array.from(selected).filter(function (folder) { return runs.has(folder); });
-    const query = new URLSearchParams(folders.map(function (folder) { return ["run", folder]; }));
+    const query = new URLSearchParams(chosenRows().slice(0, MOST_COMPARED).map(function (row) { return ["run", row.folder]; }));
     location.href = (pages ? "compare.html?" : "runs?") + query;
   }
 
@@ -447,12 +417,7 @@
         button("Unhide", function () { change(chosen(), { hidden: false }); }));
     }
     tools.append(el("button", { type: "button", id: "save-csv", on: { click: saveTable } }, "CSV"));
-    const charts = el("details", { id: "run-charts", on: { toggle: drawCharts } }, el("summary", {}, "Charts of these runs"),
-      el("figure", { class: "plot" }, el("figcaption", {}, el("strong", {}, "Scatter"), " ", picker("scatter-x"), picker("scatter-y"), picker("scatter-colour")),
-         el("div", { class: "chart tall", id: "scatter", role: "img", "aria-label": "Two values of each run" })),
-      el("figure", { class: "plot" }, el("figcaption", {}, el("strong", {}, "Parallel coordinates"), " of the columns that are shown; drag along an axis to choose runs"),
-         el("div", { class: "wide", tabindex: "0" }, el("div", { class: "chart tall", id: "run-parallel", role: "img", "aria-label": "Shown values of each run on parallel axes" }))));
-    place.append(tools, el("p", { class: "note" }, status), el("div", { id: "run-grid" }), charts);
+    place.append(tools, el("p", { class: "note" }, status), el("div", { id: "run-grid" }), ...(pages ? [] : [curves.element]), charts.element);
     searchBox.value = view.filter;
     hiddenBox.checked = view.hidden;
     let typed = 0;
@@ -460,13 +425,11 @@
       clearTimeout(typed);
       typed = setTimeout(function () { view.filter = searchBox.value; filtered(); }, SETTLE);
     });
-    document.addEventListener("click", function (event) {  // a click elsewhere closes a menu
-      place.querySelectorAll("details.menu[open]").forEach(function (each) { if (!each.contains(event.target)) each.open = false; });
-    });
   }
 
   function filtered() {
-    const unknown = filter();
+    const found = hexloop.runFilter(view.filter, columns, columnNamed), unknown = found.unknown;
+    test = found.test;
     remember();
     redraw();
     if (unknown.length) say("There is no column " + unknown.join(", ") + ".");
@@ -504,7 +467,7 @@
           view.shown[column.name] = box.checked;
           remember();
           if (box.checked) table.showColumn(column.field); else table.hideColumn(column.field);
-          drawCharts();
+          charts.draw();
         });
         return el("label", {}, box, " " + column.name);
       }));
@@ -525,7 +488,7 @@
       view.filter = searchBox.value;
       filtered();
     } } }, names, signs, value, el("button", { type: "submit" }, "Add")));
-    fillPickers();
+    charts.fill();
   }
 
   function say(words) {
@@ -534,138 +497,31 @@
                                        : count.toLocaleString("en") + " of " + runs.size.toLocaleString("en") + " runs"];
     const concealed = Array.from(runs.values()).filter(function (row) { return row.hidden; }).length;
     if (concealed && !view.hidden) texts.push(concealed + " hidden");
-    if (number) texts.push(number + " chosen" + (number > MOST_COMPARED ? ", of which at most " + MOST_COMPARED + " are compared" : ""));
+    if (number) texts.push(number + " chosen" + (number > MOST_COMPARED ? "; a comparison shows the first " + MOST_COMPARED + " of them in the order of the table" : ""));
     if (facts && !facts.complete) texts.push("reading" + (facts.waiting ? " " + facts.waiting.toLocaleString("en") + " more" : "") + "\u2026");
     if (facts && facts.cut) texts.push("the folder has more runs or folders than are listed");
     if (facts && facts.complete && !runs.size) texts.push("there are no runs in " + facts.folder + " yet; they appear here when they start");
     if (words) texts.push(words);
     status.textContent = texts.join("; ") + (words ? "" : ".");
     const apart = pages ? chosen().filter(function (folder) { return !given.compared.includes(folder); }).length : 0;
-    compareButton.disabled = number < 1 || number > MOST_COMPARED || apart > 0 || Boolean(pages && given.compared.length < 2);
+    compareButton.disabled = number < 1 || apart > 0 || Boolean(pages && given.compared.length < 2);
     compareButton.title = apart ? "The exported comparison has the " + given.compared.length + " runs that reported last." : "";
-    compareButton.textContent = number > 1 ? "Compare " + number : "Compare";
+    compareButton.textContent = number > MOST_COMPARED ? "Compare " + MOST_COMPARED + " of " + number : number > 1 ? "Compare " + number : "Compare";
     place.querySelectorAll("button.of-chosen").forEach(function (each) { each.disabled = number === 0; });
     const tags = new Set(Array.from(runs.values()).flatMap(function (row) { return row.tags; }));
     if (tags.size !== knownTags.children.length) knownTags.replaceChildren(...Array.from(tags, function (each) { return el("option", { value: each }); }));
     place.dataset.runs = String(runs.size);
     if (facts) place.dataset.complete = String(facts.complete);
-  }
-
-  // Charts of the runs that are shown
-
-  function picker(identifier) {
-    return el("label", { class: "control" }, identifier.slice(8) + " ", el("select", { id: identifier, on: { change: drawCharts } }));
+    follow();
   }
 
   function measured() {
     return columns.filter(function (column) { return column.kind !== "fact" || ["percent", "step", "seen", "started"].includes(column.field); });
   }
 
-  function fillPickers() {
-    const own = measured(), result = own.find(function (column) { return column.kind === "metric"; });
-    const argument = own.find(function (column) { return column.kind === "argument"; });
-    const first = { "scatter-x": argument || own[0], "scatter-y": result || own[0], "scatter-colour": null };
-    Object.entries(first).forEach(function (each) {
-      const box = document.getElementById(each[0]), before = box.value;
-      const wanted = own.some(function (column) { return column.name === before; }) ? before : each[1] && each[1].name;
-      const none = each[0] === "scatter-colour" ? [option("", "state", !wanted)] : [];
-      box.replaceChildren(...none, ...own.map(function (column) { return option(column.name, column.name, column.name === wanted); }));
-    });
-  }
-
-  function withLibrary(act) {
-    if (window.echarts) { act(); return; }
-    if (document.getElementById("chart-library")) return;
-    const script = el("script", { id: "chart-library", src: "assets/echarts.min.js" });
-    script.addEventListener("load", act);
-    document.body.append(script);
-  }
-
-  function drawCharts() {
-    const box = document.getElementById("run-charts");
-    if (box && box.open && columns.length) withLibrary(function () {
-      const rows = shownRows();
-      drawScatter(rows);
-      drawParallel(rows);
-    });
-  }
-
-  function axisOf(column, rows) {
-    const values = rows.map(function (row) { return row[column.field]; }).filter(function (value) { return value !== null && value !== undefined; });
-    const soft = hexloop.colour("soft"), line = { lineStyle: { color: soft } };
-    const common = { name: hexloop.cut(column.name, 28), nameTextStyle: { color: soft }, axisLine: line, axisLabel: { color: soft, hideOverlap: true } };
-    if (!values.length || values.some(function (value) { return typeof value !== "number"; })) {
-      const names = Array.from(new Set(values.map(String))).sort().slice(0, MOST_GROUP_VALUES);
-      return { ...common, type: "category", data: names, of: function (value) { return value === null || value === undefined ? null : String(value); } };
-    }
-    const low = Math.min(...values.slice(0, 1e5)), high = Math.max(...values.slice(0, 1e5));
-    const type = low > 0 && high / low > 50 ? "log" : "value";
-    return { ...common, type: type, scale: true, of: function (value) { return value; },
-             axisLabel: { ...common.axisLabel, formatter: column.field === "seen" || column.field === "started" ? moment : function (value) { return hexloop.short(value); } } };
-  }
-
-  function drawScatter(rows) {
-    const named = ["scatter-x", "scatter-y", "scatter-colour"].map(function (name) { return columnNamed(document.getElementById(name).value); });
-    const x = axisOf(named[0], rows), y = axisOf(named[1], rows), colour = named[2];
-    const rule = hexloop.colour("line"), split = { splitLine: { lineStyle: { color: rule, opacity: 0.5 } } };
-    const points = rows.map(function (row) {
-      return { value: [x.of(row[named[0].field]), y.of(row[named[1].field]), colour ? row[colour.field] : row.state], folder: row.folder };
-    }).filter(function (point) { return point.value[0] !== null && point.value[1] !== null && point.value[1] !== undefined; });
-    const shades = points.map(function (point) { return point.value[2]; }).filter(Number.isFinite);
-    const groups = Array.from(new Set(points.map(function (point) { return String(point.value[2]); }))).sort().slice(0, 8);
-    const numeric = colour && shades.length > 0;
-    const series = numeric || !points.length ? [{ type: "scatter", name: "runs", data: points, symbolSize: 9, itemStyle: { opacity: 0.8 } }]
-      : groups.map(function (group, number) {
-        return { type: "scatter", name: group, color: hexloop.colourOf(number), symbolSize: 9, itemStyle: { opacity: 0.8 },
-                 data: points.filter(function (point) { return String(point.value[2]) === group; }) };
-      });
-    const plot = hexloop.plotIn(document.getElementById("scatter"));
-    plot.setOption({
-      animation: false, backgroundColor: "transparent", textStyle: { color: hexloop.colour("ink") },
-      grid: { left: 16, right: 24, top: 40, bottom: 34, containLabel: true },
-      legend: numeric ? undefined : { top: 0, textStyle: { color: hexloop.colour("ink") } },
-      xAxis: { ...x, ...split, nameLocation: "middle", nameGap: 28 }, yAxis: { ...y, ...split, nameLocation: "end" },
-      visualMap: numeric ? [{ type: "continuous", dimension: 2, min: Math.min(...shades), max: Math.max(...shades), orient: "horizontal", top: 0,
-                              right: 24, itemHeight: 90, text: [hexloop.cut(colour.name)], textStyle: { color: hexloop.colour("ink") },
-                              inRange: { color: hexloop.isDark() ? ["#35608d", "#22a884", "#fde725"] : ["#440154", "#21918c", "#c8b000"] } }] : [],
-      tooltip: hexloop.tooltip(function (found) {
-        return [found.data.folder, named[0].name + ": " + hexloop.short(found.value[0]), named[1].name + ": " + hexloop.short(found.value[1]),
-                (colour ? colour.name : "state") + ": " + hexloop.short(found.value[2])];
-      }),
-      series: series
-    }, true);
-    plot.off("click");
-    plot.on("click", function (found) { if (found.data && found.data.folder) location.href = addressOf(found.data.folder); });
-  }
-
-  function drawParallel(rows) {
-    const own = measured().filter(function (column) { return isShown(column) && !["seen", "percent", "step", "started"].includes(column.field); });
-    const ordered = own.filter(function (column) { return column.kind === "argument"; }).slice(0, MOST_AXES)
-      .concat(own.filter(function (column) { return column.kind === "metric"; }).slice(0, MOST_AXES));
-    const place = document.getElementById("run-parallel"), plot = hexloop.plotIn(place);
-    if (ordered.length < 2 || !rows.length) { plot.clear(); return; }
-    const axes = ordered.map(function (column) { return axisOf(column, rows); });
-    const last = ordered[ordered.length - 1], values = rows.map(function (row) { return row[last.field]; }).filter(Number.isFinite);
-    plot.setOption({
-      animation: false, backgroundColor: "transparent", textStyle: { color: hexloop.colour("ink") },
-      parallel: { left: 40, right: 60, top: 40, bottom: 24 },
-      parallelAxis: axes.map(function (axis, number) { return { ...axis, dim: number, nameTextStyle: { color: hexloop.colour("ink"), fontSize: 11 } }; }),
-      visualMap: values.length ? [{ type: "continuous", show: false, dimension: axes.length - 1, min: Math.min(...values), max: Math.max(...values),
-                                    inRange: { color: hexloop.isDark() ? ["#56b4e9", "#f0e442"] : ["#0072b2", "#d55e00"] } }] : [],
-      tooltip: hexloop.tooltip(function (found) { return [found.name]; }),
-      series: [{ type: "parallel", lineStyle: { width: 1.5, opacity: rows.length > 200 ? 0.15 : 0.6 }, inactiveOpacity: 0.03, activeOpacity: 0.9,
-                 data: rows.map(function (row) {
-                   return { name: row.folder, value: ordered.map(function (column, number) {
-                     const value = axes[number].of(row[column.field]);
-                     return value === null || value === undefined ? "-" : value;
-                   }) };
-                 }) }]
-    }, true);
-  }
-
   remembered();
   frame();
-  hexloop.onTheme(drawCharts);
+  hexloop.onTheme(charts.draw);
   hexloop.onData(function (fresh) { if (fresh.table) take(fresh.table); });
   setInterval(function () {
     if (table && !editing && !document.hidden) table.getRows("visible").forEach(function (row) { row.reformat(); });
