@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 import hexloop
 from hexloop import ConfigurationError, Trainer
@@ -163,7 +163,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "name of data to evaluate": ({"eval_dataset": "imdb"}, "eval_dataset is 'imdb', a text"),
     "class of data": ({"train_dataset": list}, r"a class; pass an object, list\(...\)"),
     "number of samples": ({"train_dataset": 3}, "train_dataset is 3, which has neither __getitem__ nor __iter__"),
-    "loader": ({"train_dataset": DataLoader([])}, "which makes batches, as a Trainer does itself; pass its dataset"),
+    "loader": (
+        {"train_dataset": DataLoader(TensorDataset(torch.ones(2)))},
+        "which makes batches, as a Trainer does itself; pass its dataset",
+    ),
     "metrics": ({"compute_metrics": {"accuracy": 1}}, "compute_metrics is .* cannot be called"),
     "loss": ({"compute_loss_func": "mse"}, "compute_loss_func is 'mse'"),
     "one callback": ({"callbacks": hexloop.TrainerCallback()}, "callbacks is .* not a list"),
