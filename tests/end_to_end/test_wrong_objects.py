@@ -165,7 +165,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "number of samples": ({"train_dataset": 3}, "train_dataset is 3, which has neither __getitem__ nor __iter__"),
     "loader": (
         {"train_dataset": DataLoader(TensorDataset(torch.ones(2)))},
-        "which makes batches, as a Trainer does itself; pass its dataset",
+        "which makes batches, .*; pass its dataset",
     ),
     "metrics": ({"compute_metrics": {"accuracy": 1}}, "compute_metrics is .* cannot be called"),
     "loss": ({"compute_loss_func": "mse"}, "compute_loss_func is 'mse'"),
