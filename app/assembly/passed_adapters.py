@@ -119,7 +119,7 @@ def _wrong(name: str, row: PassedPort, value: object, lacks: str) -> Problem:
     expected = f"a list of {kind} objects" if name == "loggers" else f"a {kind} object"
     named = "" if row.named is None else f" or {row.named},"
     problem = f"{name} takes {expected} (with the methods {methods}),{named} and got {shown(value)}; {lacks}"
-    return Problem(f"{problem}. Or {row.remedy}.", kind=TypeError)
+    return Problem(f"{problem}{'' if problem.endswith('?') else '.'} Or {row.remedy}.", kind=TypeError)
 
 
 def _methods(port: Any) -> list[str]:

@@ -223,27 +223,56 @@ def refuse_parts(
             "the arguments should choose."
         )
         problems.append(Problem(problem, kind=TypeError))
+    else:
+        for each, kind_of_part, argument in zip(
+            optimizers, ("optimizer", "scheduler"), ("optim", "lr_scheduler_type"), strict=True
+        ):
+            if isinstance(each, type | str):
+                problem = (
+                    f"optimizers has {shown(each)} as its {kind_of_part}; pass an object that is made, or None, and "
+                    f"choose by {argument} in the arguments."
+                )
+                problems.append(Problem(problem, kind=TypeError))
+    if optimizer_class is not None and not (isinstance(optimizer_class, tuple | list) and len(optimizer_class) == 2):
+        problem = (
+            f"optimizer_cls_and_kwargs is {shown(optimizer_class)}, which is not a pair; pass the class and a "
+            "dictionary of its arguments, as in (torch.optim.SGD, {'lr': 0.1})."
+        )
+        problems.append(Problem(problem, kind=TypeError))
     if problems:
         raise ConfigurationError(problems)
 
 
 CALLERS = {
     "model_init": "call_model_init", "compute_loss_func": "compute_loss", "compute_metrics": "evaluation_loop",
+    "preprocess_logits_for_metrics": "evaluation_loop",
+    "train_dataset": "get_train_dataloader", "eval_dataset": "get_eval_dataloader",
 }  # fmt: skip
-"""The method that calls each function of the user's. One that is overridden may take another object by that name."""
+"""The method that uses each function or data set of the user's. One that is overridden may take another object by that
+name.
+"""
 
 
 def refuse_wrong_objects(
-    args: object, callbacks: object, functions: Mapping[str, object], is_overridden: Callable[[str], bool]
+    args: object,
+    callbacks: object,
+    functions: Mapping[str, object],
+    datasets: Mapping[str, object],
+    is_overridden: Callable[[str], bool],
 ) -> None:
-    """Raise ConfigurationError if the Trainer was given arguments, callbacks or functions of a wrong kind.
+    """Raise ConfigurationError if the Trainer was given arguments, callbacks, functions or data of a wrong kind.
 
-    functions: those of the user's by name. is_overridden: returns whether a method of the Trainer is.
+    functions, datasets: those of the user's by name. is_overridden: returns whether a method of the Trainer is.
     """
     problems = [
         Problem(f"{name} is {shown(value)}, which cannot be called; pass a function.", kind=TypeError)
         for name, value in functions.items()
         if not (value is None or callable(value) or is_overridden(CALLERS[name]))
+    ]
+    problems += [
+        Problem(f"{name} is {shown(value)}, {lacks}.", kind=TypeError)
+        for name, value in datasets.items()
+        if (lacks := _not_data(value)) and not is_overridden(CALLERS[name])
     ]
     if args is not None and not hasattr(args, "output_dir"):
         problem = f"args is {shown(args)}; pass TrainingArguments(output_dir, ...)."
@@ -253,6 +282,19 @@ def refuse_wrong_objects(
         problems.append(Problem(problem, kind=TypeError))
     if problems:
         raise ConfigurationError(problems)
+
+
+def _not_data(value: object) -> str:
+    """Return why an object is no data set, and what to pass; "" if it may be one."""
+    if isinstance(value, str):
+        return "a text, and not data; load it, as by datasets.load_dataset(...)"
+    if isinstance(value, type):
+        return f"a class; pass an object, {value.__name__}(...)"
+    if getattr(value, "batch_sampler", None) is not None and hasattr(value, "dataset"):
+        return "which makes batches, as a Trainer does itself; pass its dataset"
+    if value is None or hasattr(value, "__getitem__") or hasattr(value, "__iter__"):
+        return ""
+    return "which has neither __getitem__ nor __iter__; pass a list of samples or a data set"
 
 
 def refuse_frozen_model(parts: TrainerParts) -> None:

@@ -81,7 +81,7 @@ class EventStream(Generator[AnyEvent, None, None]):
     """
 
     def __init__(self, events: Events) -> None:
-        self._events, self._turn = events, threading.RLock()
+        self._events, self._turn, self._closes = events, threading.RLock(), False
         reference = weakref.ref(self)
 
         def close() -> None:
@@ -93,8 +93,10 @@ class EventStream(Generator[AnyEvent, None, None]):
         weakref.finalize(self, atexit.unregister, close).atexit = False
 
     def __next__(self) -> AnyEvent:
-        """Return the next event."""
+        """Return the next event; end the run if another thread waits to close it, which may never get its turn."""
         with self._turn:
+            if self._closes:
+                self._events.close()
             return next(self._events)
 
     def send(self, value: None) -> AnyEvent:
@@ -111,8 +113,10 @@ class EventStream(Generator[AnyEvent, None, None]):
 
         Raises RunStateError inside of a step of the run itself, such as in a callback.
         """
+        self._closes = True
         with self._turn:
             if inspect.getgeneratorstate(self._events) == inspect.GEN_RUNNING:
+                self._closes = False
                 raise RunStateError(
                     "A run cannot be closed inside of its own step, such as in a callback; use "
                     "trainer.request_stop(), or close it after the step."

@@ -165,8 +165,12 @@ class Trainer(
         remember_secrets(secret_values(os.environ))
         if tokenizer is not None:
             processing_class = self.take_tokenizer(tokenizer, processing_class)
-        calls = {"model_init": model_init, "compute_loss_func": compute_loss_func, "compute_metrics": compute_metrics}
-        checks.refuse_wrong_objects(args, callbacks, calls, partial(is_overridden, self))
+        calls = {
+            "model_init": model_init, "compute_loss_func": compute_loss_func, "compute_metrics": compute_metrics,
+            "preprocess_logits_for_metrics": preprocess_logits_for_metrics,
+        }  # fmt: skip
+        data = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
+        checks.refuse_wrong_objects(args, callbacks, calls, data, partial(is_overridden, self))
         self.args = from_transformers(args or self.arguments_class("tmp_trainer"), self.arguments_class)
         with checks.Refusals() as refusals:
             self.adapters = choose_adapters(self.args, injected, self._started_in)

@@ -106,6 +106,23 @@ def test_another_thread_waits_for_the_step(tmp_path: Path, way: str) -> None:
     assert next(stream, None) is None
 
 
+def test_a_stream_ends_at_the_step_in_which_it_is_closed(tmp_path: Path) -> None:
+    """A thread that goes through all events does not keep another one, which closes the stream, waiting to the end."""
+    held = Held()
+    trainer = small_trainer(tmp_path, parts={"callbacks": [held]}, max_steps=200)
+    stream = trainer.stream()
+    reading = threading.Thread(target=lambda: list(stream))
+    reading.start()
+    assert held.inside.wait(60)
+    closing = threading.Thread(target=stream.close)
+    closing.start()
+    closing.join(0.2)
+    held.may_go_on.set()
+    for each in (reading, closing):
+        each.join(60)
+    assert trainer.state.global_step == 2
+
+
 def test_a_run_is_not_closed_inside_of_its_step(tmp_path: Path) -> None:
     """A callback that closes the stream gets an error that names what to do."""
 

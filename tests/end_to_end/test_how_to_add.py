@@ -34,8 +34,8 @@ def copy_source(folder: Path) -> Path:
     package.mkdir(parents=True)
     for file in (ROOT / "src" / "hexloop").glob("*.py*"):
         shutil.copy(file, package)
-    for name in FOLDERS:
-        shutil.copytree(ROOT / name, package / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for source in (*(ROOT / name for name in FOLDERS), ROOT / "src" / "hexloop" / "transformers"):
+        shutil.copytree(source, package / source.name, ignore=shutil.ignore_patterns("__pycache__"))
     return package
 
 

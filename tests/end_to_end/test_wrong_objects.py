@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import hexloop
 from hexloop import ConfigurationError, Trainer
@@ -59,7 +60,7 @@ def test_loggers_of_a_wrong_kind_are_refused(value: Any, tmp_path: Path) -> None
 ADVICE: dict[str, tuple[dict[str, Any], str]] = {
     "a class": ({"storage": MemoryStorage}, r"pass an object, MemoryStorage\(\.\.\.\)"),
     "missing methods": ({"storage": Half()}, "its class Half lacks sync, read, list, move, remove and digest"),
-    "a misspelt precision": ({"precision": "bf61"}, "did you mean 'bf16'"),
+    "a misspelt precision": ({"precision": "bf61"}, r"did you mean 'bf16'\? Or set"),
     "fp8": ({"precision": "fp8"}, "choose among fp32, tf32, bf16, fp16|did you mean"),
     "an unknown device": ({"device": "cdua"}, "did you mean 'cuda'"),
     "a misspelt tracker": ({"loggers": "tensorbord"}, "did you mean 'tensorboard'"),
@@ -154,6 +155,18 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "class of a model": ({"model": Net}, r"which is not a model; pass .*: an object of this class, Net\(\.\.\.\)"),
     "one optimizer": ({"optimizers": torch.optim.SGD(net().parameters())}, "(?s)optimizers is .* not a pair"),
     "three optimizers": ({"optimizers": (None, None, None)}, "not a pair"),
+    "class of an optimizer": ({"optimizers": (torch.optim.SGD, None)}, "SGD.* as its optimizer; .* choose by optim in"),
+    "name of a schedule": ({"optimizers": (None, "cosine")}, "'cosine' as its scheduler; .*lr_scheduler_type"),
+    "optimizer without its arguments": ({"optimizer_cls_and_kwargs": torch.optim.SGD}, "optimizer_cls_and_kwargs is"),
+    "logits": ({"preprocess_logits_for_metrics": 3}, "preprocess_logits_for_metrics is 3, which cannot be called"),
+    "name of data": ({"train_dataset": "imdb"}, "train_dataset is 'imdb', a text, and not data"),
+    "name of data to evaluate": ({"eval_dataset": "imdb"}, "eval_dataset is 'imdb', a text"),
+    "class of data": ({"train_dataset": list}, r"a class; pass an object, list\(...\)"),
+    "number of samples": ({"train_dataset": 3}, "train_dataset is 3, which has neither __getitem__ nor __iter__"),
+    "loader": (
+        {"train_dataset": DataLoader(TensorDataset(torch.ones(2)))},
+        "which makes batches, .*; pass its dataset",
+    ),
     "metrics": ({"compute_metrics": {"accuracy": 1}}, "compute_metrics is .* cannot be called"),
     "loss": ({"compute_loss_func": "mse"}, "compute_loss_func is 'mse'"),
     "one callback": ({"callbacks": hexloop.TrainerCallback()}, "callbacks is .* not a list"),
