@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import chain, repeat
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -157,7 +157,7 @@ class Timed(hexloop.Trainer):
 
 @pytest.mark.parametrize("saves", ["no", "epoch"])
 def test_the_time_has_the_start_of_a_new_process_and_the_end(
-    saves: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    saves: Literal["no", "epoch"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What happens once in a process is part of the first step, though the simulation has done it already."""
     monkeypatch.setattr(Timed, "starts", chain([10.0], repeat(1.0)))
