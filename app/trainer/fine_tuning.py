@@ -56,6 +56,16 @@ class SFTTrainer(Trainer[ModelT]):
 
     Raises:
         ConfigurationError: with every problem that can be known without data, or from the first sample.
+
+    Examples:
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> from hexloop import SFTConfig, SFTTrainer
+        >>> sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+        >>> model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2))
+        >>> rows = [{"input_ids": [1, 5, 9, 2]}, {"input_ids": [1, 7, 2]}]
+        >>> trainer = SFTTrainer(model, SFTConfig("runs/tuned", max_steps=2), train_dataset=rows, loggers=[])
+        >>> trainer.train().global_step
+        2
     """
 
     arguments_class: ClassVar[type[SFTConfig]] = SFTConfig
