@@ -93,7 +93,7 @@ class FaultyStorage:
         >>> storage.write("second", [b"text"])
         Traceback (most recent call last):
             ...
-        hexloop.domain.errors.StorageFullError: no space is left
+        hexloop.domain.errors.StorageFullError: Planned fault: no space left for this write of second. Free some space.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ class MemoryStorage:
         ...     _ = storage.write(path, [b"text"])
         >>> storage.sync(["kept"])
         >>> storage.crash()
-        >>> [entry.path for entry in storage.list("")]
+        >>> [entry.name for entry in storage.list("")]
         ['kept']
     """
 

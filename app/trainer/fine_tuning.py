@@ -58,12 +58,17 @@ class SFTTrainer(Trainer[ModelT]):
         ConfigurationError: with every problem that can be known without data, or from the first sample.
 
     Examples:
-        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> from tokenizers import Tokenizer, models, pre_tokenizers
+        >>> from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
         >>> from hexloop import SFTConfig, SFTTrainer
+        >>> words = Tokenizer(models.WordLevel({"<pad>": 0, "<end>": 1, "one": 2, "two": 3, "three": 4}))
+        >>> words.pre_tokenizer = pre_tokenizers.Whitespace()
+        >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<end>")
         >>> sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
         >>> model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2))
-        >>> rows = [{"input_ids": [1, 5, 9, 2]}, {"input_ids": [1, 7, 2]}]
-        >>> trainer = SFTTrainer(model, SFTConfig("runs/tuned", max_steps=2), train_dataset=rows, loggers=[])
+        >>> rows = [{"text": "one two three"}, {"prompt": "one", "completion": "two"}]
+        >>> arguments = SFTConfig("runs/tuned", max_steps=2)
+        >>> trainer = SFTTrainer(model, arguments, train_dataset=rows, processing_class=tokenizer, loggers=[])
         >>> trainer.train().global_step
         2
     """

@@ -29,11 +29,9 @@ VALUES = frozenset({"AnyEvent"})
 
 
 def shown_objects() -> list[tuple[str, str]]:
-    """Return the page and the name of every class, function and method that a page of public names shows."""
+    """Return the page and the name of every class, function and method that a page shows."""
     found: dict[str, str] = {}
     for each in pages.directives():
-        if each.page.startswith(pages.UNNAMED):
-            continue
         root = pages.found(each.name)
         listed = [each.name]
         if root.is_module or root.is_class:
