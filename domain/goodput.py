@@ -252,7 +252,12 @@ class MeasuredCheckpoints:
         return self._checkpoints.has_news
 
     def save(self, state: RunState, required: bool = True) -> Iterator[AnyEvent]:
-        """Save a checkpoint, with what the time went into until now."""
+        """Save a checkpoint, with what the time went into until now.
+
+        Args:
+            state: that of the run.
+            required: as in `Checkpoints.save`.
+        """
 
         def save() -> Iterator[AnyEvent]:
             self._account.settle(state)
@@ -269,7 +274,11 @@ class MeasuredCheckpoints:
         return self._account.during(Cause.SAVING, self._checkpoints.finish)
 
     def load_best(self, state: RunState) -> None:
-        """Load the weights of the best checkpoint, after the run."""
+        """Load the weights of the best checkpoint, after the run.
+
+        Args:
+            state: that of the run.
+        """
         self._checkpoints.load_best(state)
 
     def close(self) -> Sequence[AnyEvent]:
@@ -290,7 +299,11 @@ class MeasuredState:
     _account: TimeAccount
 
     def keep(self, state: RunState) -> None:
-        """Copy the state, with what the time went into until now."""
+        """Copy the state, with what the time went into until now.
+
+        Args:
+            state: that of the run.
+        """
         before = self._account.switch(Cause.SAVING)
         self._account.settle(state)
         self._kept.keep(state)

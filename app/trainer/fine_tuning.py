@@ -61,7 +61,8 @@ class SFTTrainer(Trainer[ModelT]):
         >>> from tokenizers import Tokenizer, models, pre_tokenizers
         >>> from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
         >>> from hexloop import SFTConfig, SFTTrainer
-        >>> words = Tokenizer(models.WordLevel({"<pad>": 0, "<end>": 1, "one": 2, "two": 3, "three": 4}))
+        >>> vocabulary = {"<pad>": 0, "<end>": 1, "one": 2, "two": 3, "three": 4}
+        >>> words = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
         >>> words.pre_tokenizer = pre_tokenizers.Whitespace()
         >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<end>")
         >>> sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}

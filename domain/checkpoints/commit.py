@@ -122,11 +122,21 @@ class RenamingPublisher:
     owner: Owner
 
     def begin(self, name: str) -> str:
-        """Return the name of the staging folder, which is created with its first file."""
+        """Return the name of the staging folder, which is created with its first file.
+
+        Args:
+            name: the name of the checkpoint.
+        """
         return self.owner.staging_name(name)
 
     def publish(self, name: str, manifest: bytes, unsynced: Sequence[str] = ()) -> None:
-        """Write the manifest, sync it and `unsynced`, rename a folder that has the name, and the staging folder."""
+        """Write the manifest, sync it and `unsynced`, rename a folder that has the name, and the staging folder.
+
+        Args:
+            name: the name of the checkpoint.
+            manifest: what is in the checkpoint.
+            unsynced: the files that are not durable yet.
+        """
         staging = self.owner.staging_name(name)
         self.storage.write(f"{staging}/{MANIFEST}", [manifest])
         self.storage.sync([*unsynced, f"{staging}/{MANIFEST}"])
@@ -135,11 +145,19 @@ class RenamingPublisher:
         self.storage.move(staging, name)
 
     def abandon(self, name: str) -> None:
-        """Remove the staging folder."""
+        """Remove the staging folder.
+
+        Args:
+            name: the name of the checkpoint.
+        """
         self.storage.remove(self.owner.staging_name(name))
 
     def delete(self, name: str) -> None:
-        """Rename the checkpoint back to its staging folder and remove that."""
+        """Rename the checkpoint back to its staging folder and remove that.
+
+        Args:
+            name: the name of the checkpoint.
+        """
         self.storage.move(name, self.owner.staging_name(name))
         self.abandon(name)
 

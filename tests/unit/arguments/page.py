@@ -1,4 +1,4 @@
-"""The page of all arguments, generated from their declarations, and those of the methods of their class and of choices.
+"""The page of all arguments, generated from their declarations, and those of their class and choices.
 
 `python -m tests.unit.arguments.page` regenerates them. What the declarations do not hold is in `shown.tsv`, by name: the
 first release of transformers that has the argument, of 4.24 and later ones; the last one, unless that is the newest
@@ -50,8 +50,8 @@ has both. A truth value has an opposite, such as `--no_bf16`. *Since* is the fir
 argument, of 4.24 and later ones; the others are hexloop's own.
 
 A `Trainer` also accepts a `transformers.TrainingArguments` object; `trainer.args` is then hexloop's with the same
-values. Arguments and methods that a subclass of it adds are refused by name: derive that class from hexloop's instead. The
-class also has [methods and properties](api/arguments.md), and there are enumerations of [choices](api/choices.md).
+values. Arguments and methods that a subclass of it adds are refused by name: derive that class from hexloop's instead.
+The class also has [methods and properties](api/arguments.md), and there are enumerations of [choices](api/choices.md).
 
 ::: hexloop.TrainingArguments
     options: WITHOUT

@@ -67,7 +67,7 @@ def parts(release: str) -> tuple[int, ...]:
 def test_page_matches_the_declarations() -> None:
     """The pages are up to date; `python -m tests.unit.arguments.page` regenerates them."""
     assert PAGE.read_text(encoding="utf-8") == page()
-    assert METHODS_PAGE.read_text(encoding="utf-8") .startswith("# ")
+    assert METHODS_PAGE.read_text(encoding="utf-8").startswith("# ")
     assert without_overview(METHODS_PAGE.read_text(encoding="utf-8")) == methods_page()
     assert CHOICES_PAGE.read_text(encoding="utf-8") == choices_page()
 

@@ -1,7 +1,7 @@
 """What the pages of the API reference show, as the site's generator reads the source.
 
-`python -m tests.unit.reference.pages` writes the page of all names, from the others, and the overview at the head of each
-page that shows many.
+`python -m tests.unit.reference.pages` writes the page of all names, from the others, and the overview at the head of
+each page that shows many.
 """
 
 from __future__ import annotations
