@@ -384,7 +384,11 @@ class CheckpointSave:
         return checkpoint_name(self.step)
 
     def run(self) -> None:
-        """Save durably and rotate. Raises StorageError, and whatever making the files raises."""
+        """Save durably and rotate. Whatever making the files raises is raised.
+
+        Raises:
+            StorageError: if the storage fails.
+        """
         if not self._exists():
             if self.replaces:
                 self.committer.note("replaces", checkpoint=self.name)
@@ -393,7 +397,11 @@ class CheckpointSave:
         self._rotate()
 
     def clean_up(self) -> None:
-        """Clean up and rotate without saving; the checkpoint exists already. Raises StorageError."""
+        """Clean up and rotate without saving; the checkpoint exists already.
+
+        Raises:
+            StorageError: if the storage fails.
+        """
         self._exists()
         self._rotate()
 
