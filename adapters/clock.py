@@ -26,6 +26,13 @@ class ManualClock:
 
     Args:
         wall: the initial date, in seconds since 1970-01-01 UTC.
+
+    Examples:
+        >>> from hexloop.testing import ManualClock
+        >>> clock = ManualClock()
+        >>> clock.sleep(90)
+        >>> clock.monotonic()
+        90.0
     """
 
     def __init__(self, wall: float = 0.0) -> None:

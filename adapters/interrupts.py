@@ -238,7 +238,16 @@ class SeveralInterrupts:
 
 
 class ManualInterrupts:
-    """Interrupts adapter for programs and tests: `interrupt` requests the stop."""
+    """Interrupts adapter for programs and tests: `interrupt` requests the stop.
+
+    Examples:
+        >>> from hexloop.testing import ManualInterrupts
+        >>> interrupts, asked = ManualInterrupts(), []
+        >>> interrupts.start(asked.append)
+        >>> interrupts.interrupt("enough")
+        >>> asked
+        ['enough']
+    """
 
     def __init__(self) -> None:
         self._ask: Callable[[str], None] | None = None

@@ -36,7 +36,11 @@ _STATUS = re.compile(r"\b(?:408|429|50[0234])\b")
 
 
 def may_pass(error: BaseException) -> bool:
-    """Return whether an error may be gone later, such as that of a network."""
+    """Return whether an error may be gone later, such as that of a network.
+
+    Args:
+        error: what the logger raised.
+    """
     if not isinstance(error, Exception) or isinstance(error, LASTING):
         return False
     names = [kind.__name__ for kind in type(error).__mro__]
@@ -47,10 +51,16 @@ def may_pass(error: BaseException) -> bool:
 class Receiver:
     """A logger, and what else it can do.
 
-    name: identifies it in the run's state. write_all: takes several records at once. save, models: takes models, and
-    which. write_media, media: takes media, and of which kinds. only_live: what it receives describes this moment or
-    process, so no other process delivers it later.
-    facts: what another process needs to make the logger again.
+    Args:
+        name: identifies it in the run's state.
+        logger: the logger.
+        write_all: takes several records at once.
+        save: takes models.
+        models: which models it takes.
+        write_media: takes media.
+        media: which kinds of media it takes.
+        only_live: what it receives describes this moment or process, so no other process delivers it later.
+        facts: what another process needs to make the logger again.
     """
 
     name: str
@@ -70,14 +80,24 @@ class BackgroundLogger:
     What does not fit into memory is read from the spool. After an error that may pass, the call is repeated; after
     another one, the logger is left alone, and what it lacks stays in the spool.
 
-    pause: the seconds to wait after a number of failures in a row. report: is called once with a sentence when the
-    logger fails, from its thread. saved: is called from there with the name of the logger, and a model that it has or
-    does not need any more. fetch: returns a medium with its content and the path of its file; None if that is gone.
+    Args:
+        receiver: the logger, and what else it can do.
+        spool: the items that loggers lack, on disk.
+        clock: tells the time.
+        pause: the seconds to wait after a number of failures in a row.
+        report: is called once with a sentence when the logger fails, from its thread.
+        saved: is called from there with the name of the logger, and a model that it has or does not need any more.
+        fetch: returns a medium with its content and the path of its file; None if that is gone.
 
-    identifier: what the logger returned at the start. started: whether it has. finishing: whether the items include
-    the end. ended: whether it has everything, and was finished. waiting: how many items it lacks. left_out: how many
-    are lost, because there was no room. problem: why it does not make progress; empty if it does. saving: the folder of
-    the model that it is receiving.
+    Attributes:
+        identifier: what the logger returned at the start.
+        started: whether it has.
+        finishing: whether the items include the end.
+        ended: whether it has everything, and was finished.
+        waiting: how many items it lacks.
+        left_out: how many are lost, because there was no room.
+        problem: why it does not make progress; empty if it does.
+        saving: the folder of the model that it is receiving.
     """
 
     def __init__(
@@ -110,13 +130,23 @@ class BackgroundLogger:
             self._note(number, item)
 
     def start(self, run: RunInformation) -> None:
-        """Start the thread, which starts the logger with this run, `tracked_as` included."""
+        """Start the thread, which starts the logger with this run, `tracked_as` included.
+
+        Args:
+            run: what describes the run.
+        """
         self.identifier = run.tracked_as
         name = f"hexloop logs to {self.receiver.name}"
         threading.Thread(target=self._run, args=(run,), name=name, daemon=True).start()
 
     def put(self, number: int, item: Item, spooled: bool) -> None:
-        """Add an item. spooled: whether it is in the spool as well."""
+        """Add an item.
+
+        Args:
+            number: of the item, ascending.
+            item: a record, a medium, a model, or the end.
+            spooled: whether it is in the spool as well.
+        """
         with self._changed:
             in_memory = not self.stopped and self._last_in_spool <= self._position and len(self._items) < IN_MEMORY
             self._note(number, item)
@@ -132,11 +162,19 @@ class BackgroundLogger:
                 self._changed.notify_all()
 
     def await_start(self, ends_at: float) -> bool:
-        """Wait until the logger has started or failed, at most until this time of the clock; return whether."""
+        """Wait until the logger has started or failed, at most until this time of the clock; return whether.
+
+        Args:
+            ends_at: by the clock of the logger.
+        """
         return self._await(lambda: self.started or self.stopped or bool(self.problem), ends_at)
 
     def await_end(self, ends_at: float) -> bool:
-        """Wait until the logger has everything, or failed for good, or until this time; return whether it has all."""
+        """Wait until the logger has everything, or failed for good, or until this time; return whether it has all.
+
+        Args:
+            ends_at: by the clock of the logger.
+        """
         self._await(lambda: self.ended or self.stopped, ends_at)
         return self.ended
 
@@ -304,7 +342,13 @@ class BackgroundLogger:
 
 
 def items_in(spool: Spool, name: str, after: int) -> Iterator[tuple[int, Item]]:
-    """Yield the items in a spool that a logger receives, with numbers above `after`."""
+    """Yield the items in a spool that a logger receives, with numbers above `after`.
+
+    Args:
+        spool: the items that loggers lack, on disk.
+        name: the name of the logger.
+        after: the number of the last item that it has.
+    """
     while entries := spool.read(after, IN_MEMORY):
         for number, entry in entries:
             after = number
@@ -314,7 +358,12 @@ def items_in(spool: Spool, name: str, after: int) -> Iterator[tuple[int, Item]]:
 
 
 def left_in(spool: Spool, names: Collection[str]) -> dict[str, tuple[int, bool]]:
-    """Return, for each logger, how many items of a spool it lacks, and whether it was finished; in one pass."""
+    """Return, for each logger, how many items of a spool it lacks, and whether it was finished; in one pass.
+
+    Args:
+        spool: the items that loggers lack, on disk.
+        names: the names of the loggers.
+    """
     positions = {name: spool.position(name) for name in names}
     lacking, finished = dict.fromkeys(names, 0), dict.fromkeys(names, False)
     after = 0

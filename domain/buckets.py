@@ -25,8 +25,11 @@ Sizes = tuple[int, ...]
 class LengthClass:
     """Samples of nearly the same length.
 
-    length: of the longest one. samples: how many there are. batches: how many batches have their longest sample here.
-    sizes: the largest of each of their sizes.
+    Args:
+        length: of the longest one.
+        samples: how many there are.
+        batches: how many batches have their longest sample here.
+        sizes: the largest of each of their sizes.
     """
 
     length: int
@@ -35,7 +38,11 @@ class LengthClass:
     sizes: Sizes
 
     def merge(self, other: LengthClass) -> None:
-        """Add the samples of another class."""
+        """Add the samples of another class.
+
+        Args:
+            other: the class to add.
+        """
         self.length = max(self.length, other.length)
         self.samples += other.samples
         self.batches += other.batches
@@ -48,6 +55,9 @@ class LengthCounts:
     """How many samples have which length, in at most `most` classes, whatever the number of samples.
 
     The classes depend on the lengths alone, and not on the order in which they are added.
+
+    Args:
+        most: the largest number of classes.
     """
 
     most: int = MOST_CLASSES
@@ -55,7 +65,12 @@ class LengthCounts:
     _by_key: dict[int, LengthClass] = field(factory=dict, init=False)
 
     def add(self, length: int, sizes: Sizes) -> None:
-        """Count a sample."""
+        """Count a sample.
+
+        Args:
+            length: the length of the sample.
+            sizes: the sizes of its sequences.
+        """
         self._add(LengthClass(length, 1, 0, sizes))
         while len(self._by_key) > self.most:
             known, self._by_key = self._by_key.values(), {}
@@ -64,7 +79,11 @@ class LengthCounts:
                 self._add(each)
 
     def add_batch(self, longest: int) -> None:
-        """Count a batch whose longest sample has the length of a sample that was added."""
+        """Count a batch whose longest sample has the length of a sample that was added.
+
+        Args:
+            longest: the longest sample of the batch.
+        """
         self._by_key[self._key(longest)].batches += 1
 
     def classes(self) -> list[LengthClass]:
@@ -81,7 +100,11 @@ class LengthCounts:
 
 
 def fingerprint(classes: Sequence[LengthClass]) -> str:
-    """Return 16 hexadecimal digits that depend on the sizes of the samples, and how many have them."""
+    """Return 16 hexadecimal digits that depend on the sizes of the samples, and how many have them.
+
+    Args:
+        classes: in ascending order of length.
+    """
     counted = Counter[Sizes]()
     for each in classes:
         counted[each.sizes] += each.samples
@@ -92,8 +115,10 @@ def fingerprint(classes: Sequence[LengthClass]) -> str:
 class BucketPlan:
     """The buckets of a data set.
 
-    buckets: the sizes to which the sequences of a batch are padded, in ascending order; the last ones fit every batch.
-    added: how much longer batches are expected to be than without buckets; 0.1 is a tenth.
+    Args:
+        buckets: the sizes to which the sequences of a batch are padded, in ascending order; the last ones fit every
+            batch.
+        added: how much longer batches are expected to be than without buckets; 0.1 is a tenth.
     """
 
     buckets: tuple[Sizes, ...]
@@ -103,9 +128,16 @@ class BucketPlan:
 def plan_buckets(classes: Sequence[LengthClass], most: int, rows: int | None = None) -> BucketPlan:
     """Return at most `most` buckets that are expected to add the least padding to batches.
 
-    classes: at least one, in ascending order of length. rows: samples of a batch that are drawn at random; None if the
-    batches were counted. A bucket that ends with a class has the largest sizes up to there, so that it fits every batch
-    of samples that are not longer. Raises ValueError without a class or a bucket.
+    A bucket that ends with a class has the largest sizes up to there, so that it fits every batch of samples that are
+    not longer.
+
+    Args:
+        classes: at least one, in ascending order of length.
+        most: how many there are at most.
+        rows: samples of a batch that are drawn at random; None if the batches were counted.
+
+    Raises:
+        ValueError: without a class or a bucket.
     """
     if not classes or most < 1:
         raise ValueError("A plan needs at least one class of lengths and one bucket.")
@@ -128,8 +160,12 @@ NEGLIGIBLE = 1e-18
 def chances_of_longest(samples: Sequence[int], rows: int) -> list[float]:
     """Return, for each class, the chance that the longest of `rows` samples, drawn without repeating one, is in it.
 
-    samples: how many are in each class, in ascending order of length. Of n samples, n_i of them in the classes up to i,
-    none of the drawn ones is beyond class i with the chance C(n_i, rows) / C(n, rows).
+    Of n samples, n_i of them in the classes up to i, none of the drawn ones is beyond class i with the chance
+    C(n_i, rows) / C(n, rows).
+
+    Args:
+        samples: how many are in each class, in ascending order of length.
+        rows: how many samples a batch has.
     """
     total = sum(samples)
     up_to = [_chance_of_all(reached, total, min(rows, total)) for reached in accumulate(samples)]
@@ -149,13 +185,17 @@ def _chance_of_all(some: int, total: int, rows: int) -> float:
 def best_ends(weights: Sequence[float], costs: Sequence[int], most: int) -> list[int]:
     """Return the classes with which the buckets end, so that the sum of weight times cost is the least.
 
-    Each class has the cost of the end of its bucket. costs: in ascending order. Of equal sums, the one with the fewest
-    buckets counts.
+    Each class has the cost of the end of its bucket. Of equal sums, the one with the fewest buckets counts.
 
     This is a dynamic programme over the number of buckets, exact apart from rounding. The weight that lies between two
     classes times the cost of the latter has the Monge property, so that the start of the last bucket moves only forward
     with its end, and another bucket never helps more than the one before. That makes the programme O(most * n log n):
     Wu, "Optimal quantization by matrix searching" (Journal of Algorithms 12, 1991).
+
+    Args:
+        weights: the number of batches in each class.
+        costs: the cost of a batch of each class, in ascending order.
+        most: how many there are at most.
     """
     reached = [0.0, *accumulate(weights)]
     least = [0.0, *(weight * cost for weight, cost in zip(reached[1:], costs, strict=True))]

@@ -26,9 +26,11 @@ logger = logging.getLogger("hexloop.outbox")
 class Backoff:
     """How long to wait before the next attempt.
 
-    pauses: seconds after each failure; the last one repeats. jitter: the largest part of a pause that is added to it by
-    chance, so that processes that failed together do not retry together. The chance is the system's own: the random
-    generators of Python belong to the run.
+    Args:
+        pauses: seconds after each failure; the last one repeats.
+        jitter: the largest part of a pause that is added to it by chance, so that processes that failed together do not
+            retry together. The chance is the system's own: the random generators of Python belong to the run.
+        chance: returns a number between 0 and 1.
     """
 
     pauses: tuple[float, ...] = PAUSES
@@ -38,14 +40,22 @@ class Backoff:
     def pause(self, failures: int, hint: float | None = None) -> float:
         """Return the seconds to wait after `failures` attempts in a row, at least those that the destination asks for.
 
-        hint: the seconds that the destination asked for, None if it did not.
+        Args:
+            failures: how many attempts failed in a row.
+            hint: the seconds that the destination asked for, None if it did not.
         """
         pause = self.pauses[min(failures, len(self.pauses)) - 1]
         return max(pause * (1 + self.jitter * self.chance()), min(hint or 0.0, LONGEST_HINT))
 
 
 class RateLimit:
-    """At most `burst` actions at once, and one more every `seconds`. Thread-safe for one user."""
+    """At most `burst` actions at once, and one more every `seconds`. Thread-safe for one user.
+
+    Args:
+        burst: how many actions may start at once.
+        seconds: after how many seconds another one may start.
+        monotonic: returns the seconds of a clock that never goes back.
+    """
 
     def __init__(self, burst: int, seconds: float, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._burst, self._seconds, self._monotonic = burst, seconds, monotonic
@@ -75,11 +85,18 @@ class Delivery:
     """Thread that carries out the intents one at a time, in order, retrying each until it succeeds; it ends when none
     is left.
 
-    carry_out: carries out an intent. Raises RefusedError if the destination will not accept it, in which case it is
-    kept for the user and the next one follows; any other exception means that it is retried.
-    limit: the program waits for this thread at exit for at most `limit` seconds, and only while nothing fails; the next
-    process with the same outbox continues. 0: it does not wait, not even for an attempt.
-    trouble: why the current intent failed; None if it has not.
+    Args:
+        outbox: the pending intents.
+        carry_out: carries out an intent. Raises RefusedError if the destination will not accept it, in which case it is
+            kept for the user and the next one follows; any other exception means that it is retried.
+        backoff: how long to wait after failures.
+        limit: the program waits for this thread at exit for at most `limit` seconds, and only while nothing fails; the
+            next process with the same outbox continues. With 0 it does not wait, not even for an attempt.
+        rate: how often attempts are made.
+        name: the name of the thread.
+
+    Attributes:
+        trouble: why the current intent failed; None if it has not.
     """
 
     def __init__(
@@ -111,8 +128,12 @@ class Delivery:
     def finish(self, limit: float | None = None, report: Callable[[int], None] = lambda left: None) -> bool:
         """Wait until nothing deliverable is left, at most `limit` seconds (None: without limit); return whether.
 
-        The first attempt does not wait for a pause, unless the destination asked for it. report: is called with the
-        number of intents left: before the first attempt, about once a second and at each change.
+        The first attempt does not wait for a pause, unless the destination asked for it.
+
+        Args:
+            limit: seconds; None for no limit.
+            report: is called with the number of intents left: before the first attempt, about once a second and at each
+                change.
         """
         ends_at = float("inf") if limit is None else time.monotonic() + limit
         with self._outbox.changed:
@@ -127,7 +148,9 @@ class Delivery:
     def stop(self, wait: bool = True, then: Callable[[], None] | None = None) -> None:
         """Finish the current intent, or its current attempt, and start no other.
 
-        wait: return when the thread has ended. then: is called once nothing is attempted, now or by the thread.
+        Args:
+            wait: return when the thread has ended.
+            then: is called once nothing is attempted, now or by the thread.
         """
         with self._outbox.changed:
             self._stopped = True

@@ -47,6 +47,9 @@ def shares_of(seconds: Seconds) -> dict[str, float]:
     """Return the share of each cause in percent, by the name under which it is logged; nothing if no time has passed.
 
     They are rounded to three decimals.
+
+    Args:
+        seconds: seconds, by cause.
     """
     total = sum(seconds.values())
     return {cause.logged_as: round(100 * part / total, 3) for cause, part in seconds.items()} if total > 0 else {}
@@ -59,7 +62,10 @@ def utilisation(operations: float, seconds: Seconds, peak: float) -> float | Non
     that time: Chowdhery et al. 2022, "PaLM", appendix B. Evaluations, saves, compilation, pauses and starts are left
     out of the time. Waits for data are not, because the device may work meanwhile.
 
-    operations: floating-point operations of these steps, of all devices. peak: operations per second of all devices.
+    Args:
+        operations: floating-point operations of these steps, of all devices.
+        seconds: what these steps took.
+        peak: operations per second of all devices.
     """
     time = sum(seconds[cause] for cause in USES_DEVICE)
     return float(f"{100 * operations / (time * peak):.4g}") if operations > 0 and time > 0 else None
@@ -69,8 +75,13 @@ def utilisation(operations: float, seconds: Seconds, peak: float) -> float | Non
 class TimeAccount:
     """What the wall time of a run goes into, from when this is created.
 
-    compiling: returns the seconds that the process has spent on compiling so far. They are taken from the cause in
-    which they are found. seconds: so far, by cause, up to the last change of the cause.
+    Args:
+        clock: tells the time.
+        compiling: returns the seconds that the process has spent on compiling so far. They are taken from the cause in
+            which they are found.
+
+    Attributes:
+        seconds: so far, by cause, up to the last change of the cause.
     """
 
     clock: Clock
@@ -85,7 +96,11 @@ class TimeAccount:
         self._since, self._compiled = self.clock.monotonic(), self.compiling()
 
     def switch(self, cause: Cause) -> Cause:
-        """Count the time since the last call, and continue in another cause; return the one before."""
+        """Count the time since the last call, and continue in another cause; return the one before.
+
+        Args:
+            cause: what the time goes into.
+        """
         now, compiled = self.clock.monotonic(), self.compiling()
         spent, before = now - self._since, self._cause
         if compiled > self._compiled:
@@ -109,7 +124,11 @@ class TimeAccount:
     # Wrapping what the loop calls
 
     def watch(self, events: Generator[AnyEvent, None, None]) -> Generator[AnyEvent, None, None]:
-        """Yield the events of a run, or of a part of it. The time until the next one is asked for is not the loop's."""
+        """Yield the events of a run, or of a part of it. The time until the next one is asked for is not the loop's.
+
+        Args:
+            events: those of the run, or of a part of it.
+        """
         with closing(events):
             for event in events:
                 kind = type(event)
@@ -118,7 +137,11 @@ class TimeAccount:
                 self.switch(Cause.STEP if kind is StepBegan else before)
 
     def reading(self, windows: Windows[Batch]) -> Windows[Batch]:
-        """Return `windows`, during which the account is in DATA. The first window belongs to the start."""
+        """Return `windows`, during which the account is in DATA. The first window belongs to the start.
+
+        Args:
+            windows: those of the run, as they are read.
+        """
 
         def read(batches: Generator[Batch, None, None], accumulation: int) -> Generator[list[Batch], None, None]:
             with closing(windows(batches, accumulation)) as found:
@@ -132,7 +155,12 @@ class TimeAccount:
         return read
 
     def during(self, cause: Cause, events: Callable[[], Iterator[AnyEvent]]) -> Generator[AnyEvent, None, Any]:
-        """Yield the events of an action, during which the account is in a cause; return its result."""
+        """Yield the events of an action, during which the account is in a cause; return its result.
+
+        Args:
+            cause: what the time goes into.
+            events: returns those of the action.
+        """
         before = self.switch(cause)
         try:
             return (yield from events())
@@ -140,7 +168,12 @@ class TimeAccount:
             self.switch(before)
 
     def within(self, cause: Cause, act: Callable[[], Result]) -> Result:
-        """Return the result of `act`, during which the account is in a cause."""
+        """Return the result of `act`, during which the account is in a cause.
+
+        Args:
+            cause: what the time goes into.
+            act: what is done.
+        """
         before = self.switch(cause)
         try:
             return act()
@@ -148,7 +181,11 @@ class TimeAccount:
             self.switch(before)
 
     def measure(self, run: Run[Any, Any]) -> None:
-        """Wrap what the loop calls of a run that is about to start."""
+        """Wrap what the loop calls of a run that is about to start.
+
+        Args:
+            run: the run, not yet started.
+        """
         evaluate, report = run.evaluate, run.report
         run.windows = self.reading(run.windows)
         run.evaluate = lambda: self.during(Cause.EVALUATING, evaluate)
@@ -159,7 +196,11 @@ class TimeAccount:
     # The state of a run
 
     def settle(self, state: RunState) -> None:
-        """Note in the state what the time went into up to now."""
+        """Note in the state what the time went into up to now.
+
+        Args:
+            state: that of the run.
+        """
         spent = {cause.value: seconds for cause, seconds in self.so_far().items() if seconds}
         state.time_spent = TimeSpent(spent, self.clock.wall())
 
@@ -167,6 +208,9 @@ class TimeAccount:
         """Continue the account of a run that was restored from a checkpoint.
 
         All time since the state was settled is RESTARTING: steps that are repeated, and the way to the first new one.
+
+        Args:
+            state: that of the run.
         """
         self.switch(Cause.RESTARTING)
         lost = sum(self.seconds.values())
@@ -175,7 +219,11 @@ class TimeAccount:
         self._return_to(state.time_spent, lost)
 
     def repeat_from(self, state: RunState) -> None:
-        """Count all time since a state was settled as RESTARTING, because the run has returned to it."""
+        """Count all time since a state was settled as RESTARTING, because the run has returned to it.
+
+        Args:
+            state: that of the run.
+        """
         assert state.time_spent is not None  # `MeasuredState.keep` settled it
         self._return_to(state.time_spent, sum(self.so_far().values()) - sum(state.time_spent.seconds.values()))
 
@@ -188,7 +236,12 @@ class TimeAccount:
 
 @define(eq=False)
 class MeasuredCheckpoints:
-    """Implements `hexloop.domain.run.Checkpoints` with others, whose time is that of saves."""
+    """Implements `hexloop.domain.run.Checkpoints` with others, whose time is that of saves.
+
+    Args:
+        checkpoints: those whose time is measured.
+        account: where the time is counted.
+    """
 
     _checkpoints: Checkpoints
     _account: TimeAccount
@@ -199,7 +252,12 @@ class MeasuredCheckpoints:
         return self._checkpoints.has_news
 
     def save(self, state: RunState, required: bool = True) -> Iterator[AnyEvent]:
-        """Save a checkpoint, with what the time went into until now."""
+        """Save a checkpoint, with what the time went into until now.
+
+        Args:
+            state: that of the run.
+            required: as in `Checkpoints.save`.
+        """
 
         def save() -> Iterator[AnyEvent]:
             self._account.settle(state)
@@ -216,7 +274,11 @@ class MeasuredCheckpoints:
         return self._account.during(Cause.SAVING, self._checkpoints.finish)
 
     def load_best(self, state: RunState) -> None:
-        """Load the weights of the best checkpoint, after the run."""
+        """Load the weights of the best checkpoint, after the run.
+
+        Args:
+            state: that of the run.
+        """
         self._checkpoints.load_best(state)
 
     def close(self) -> Sequence[AnyEvent]:
@@ -226,13 +288,22 @@ class MeasuredCheckpoints:
 
 @define(eq=False)
 class MeasuredState:
-    """Implements `hexloop.domain.guard.KeptState` with another one: copies are saves, and returns start again."""
+    """Implements `hexloop.domain.guard.KeptState` with another one: copies are saves, and returns start again.
+
+    Args:
+        kept: what keeps copies of the state.
+        account: where the time is counted.
+    """
 
     _kept: KeptState
     _account: TimeAccount
 
     def keep(self, state: RunState) -> None:
-        """Copy the state, with what the time went into until now."""
+        """Copy the state, with what the time went into until now.
+
+        Args:
+            state: that of the run.
+        """
         before = self._account.switch(Cause.SAVING)
         self._account.settle(state)
         self._kept.keep(state)

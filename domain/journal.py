@@ -65,7 +65,12 @@ The name distinguishes them from other observations of the same kind and steps.
 
 @frozen
 class Column:
-    """What was observed under one name: ascending steps, and a value for each."""
+    """What was observed under one name: ascending steps, and a value for each.
+
+    Args:
+        steps: the steps at which there is a value, ascending.
+        values: a value for each step.
+    """
 
     steps: Steps
     values: Values
@@ -75,9 +80,13 @@ class Column:
 class Timeline:
     """A run as recorded in its journal.
 
-    cuts: the step at which each session started or resumed; what an earlier session observed after it is void.
-    columns: observations in the order of the notes, each with the number of its session, by kind and name.
-    left_out: how many observations have names beyond `MOST_NAMES`.
+    Args:
+        run: the name of the run.
+        settings: the settings of the run by name.
+        cuts: the step at which each session started or resumed; what an earlier session observed after it is void.
+        columns: observations in the order of the notes, each with the number of its session, by kind and name.
+        left_out: how many observations have names beyond `MOST_NAMES`.
+        observations: those by kind and name, once they were asked for.
     """
 
     run: str
@@ -88,18 +97,30 @@ class Timeline:
     _observations: dict[tuple[ObservationKind, str], Column] | None = None
 
     def begin(self, note: Mapping[str, Fact]) -> None:
-        """Start a session with a note of the kind `began`."""
+        """Start a session with a note of the kind `began`.
+
+        Args:
+            note: a note of the journal, as a mapping.
+        """
         self.cut(_integer(note.get("step")))
         settings = note.get("settings")
         self.settings = settings if isinstance(settings, Mapping) else {}
 
     def cut(self, step: int) -> None:
-        """Start a session, or continue one that returned to `step`: what was observed after that step is void."""
+        """Start a session, or continue one that returned to `step`: what was observed after that step is void.
+
+        Args:
+            step: the step of the run.
+        """
         self.cuts.append(step)
         self._observations = None
 
     def add(self, observed: Iterable[Observations]) -> None:
-        """Add observations of the present session."""
+        """Add observations of the present session.
+
+        Args:
+            observed: observations, those of one kind and name together.
+        """
         self._observations = None
         for kind, name, steps, values in observed:
             parts = self.columns.get((kind, name))
@@ -129,7 +150,11 @@ class Timeline:
 
 
 def cuts_off(note: Mapping[str, Fact]) -> bool:
-    """Return whether a note makes earlier observations void: a session starts, or the run returns to a step."""
+    """Return whether a note makes earlier observations void: a session starts, or the run returns to a step.
+
+    Args:
+        note: a note of the journal, as a mapping.
+    """
     return note["kind"] == "began" or (note["kind"] == "irregular" and type(note.get("back_to")) is int)
 
 
@@ -137,6 +162,9 @@ def timelines(notes: Iterable[Mapping[str, Fact]]) -> dict[str, Timeline]:
     """Return the timeline of each run in a journal, by the run's name, in the order in which they first started.
 
     Notes of an unknown kind or form are ignored.
+
+    Args:
+        notes: notes of the journal, in order.
     """
     runs = Timelines()
     runs.take(notes)
@@ -145,13 +173,22 @@ def timelines(notes: Iterable[Mapping[str, Fact]]) -> dict[str, Timeline]:
 
 @define
 class Timelines:
-    """The runs in a journal, by name, in the order in which they first started. present: the one that started last."""
+    """The runs in a journal, by name, in the order in which they first started.
+
+    Args:
+        by_name: the timelines by the name of the run.
+        present: the one that started last.
+    """
 
     by_name: dict[str, Timeline] = field(factory=dict)
     present: Timeline | None = None
 
     def take(self, notes: Iterable[Mapping[str, Fact]]) -> None:
-        """Add notes of any kind, in order."""
+        """Add notes of any kind, in order.
+
+        Args:
+            notes: notes of the journal, in order.
+        """
         for cuts, alike in groupby(notes, cuts_off):
             if not cuts:
                 self.add(observed_in(list(alike)))
@@ -168,7 +205,11 @@ class Timelines:
                 self.add(_randomness([note], [step], "before the first step" if step == 0 else "when it resumed"))
 
     def add(self, observed: Iterable[Observations]) -> None:
-        """Add observations of the present run; those before any run started are ignored."""
+        """Add observations of the present run; those before any run started are ignored.
+
+        Args:
+            observed: observations, those of one kind and name together.
+        """
         if self.present is not None:
             self.present.add(observed)
 
@@ -207,7 +248,13 @@ def _joined(parts: Sequence[Any]) -> Any:
 class Divergence:
     """The first difference of one kind: at `step`, `name` has the values `one` and `other` in the two runs.
 
-    equal_until: the last earlier step at which an observation of this kind was equal; None if there is none.
+    Args:
+        kind: the kind of observation.
+        step: the step at which they differ.
+        name: the name of what differs.
+        one: the value in the first run.
+        other: the value in the second run.
+        equal_until: the last earlier step at which an observation of this kind was equal; None if there is none.
     """
 
     kind: ObservationKind
@@ -222,9 +269,11 @@ class Divergence:
 class RunComparison:
     """The differences between two runs.
 
-    divergences: the first difference of each kind, in the order in which they occurred.
-    compared: for each kind that both runs recorded, how many steps were compared. last: the last step compared.
-    settings: the settings that differ, with both values, by name.
+    Args:
+        divergences: the first difference of each kind, in the order in which they occurred.
+        compared: for each kind that both runs recorded, how many steps were compared.
+        last: the last step compared.
+        settings: the settings that differ, with both values, by name.
     """
 
     divergences: tuple[Divergence, ...]
@@ -239,7 +288,12 @@ class RunComparison:
 
 
 def compare(one: Timeline, other: Timeline) -> RunComparison:
-    """Compare the observations that both timelines have, in the order in which they occurred."""
+    """Compare the observations that both timelines have, in the order in which they occurred.
+
+    Args:
+        one: the timeline of the first run.
+        other: the timeline of the second run.
+    """
     ours, theirs = one.observations(), other.observations()
     pairs: dict[ObservationKind, list[_Pair]] = {}
     for key in sorted(ours.keys() & theirs.keys()):
@@ -301,7 +355,11 @@ def _distinct_steps(pairs: Sequence[_Pair]) -> int:
 
 
 def observed_in(notes: Sequence[Mapping[str, Fact]]) -> Iterator[Observations]:
-    """Yield what notes of any kinds but `began` observed, those of one name together. Others are ignored."""
+    """Yield what notes of any kinds but `began` observed, those of one name together. Others are ignored.
+
+    Args:
+        notes: notes of the journal, in order.
+    """
     by_kind: dict[Fact, list[Mapping[str, Fact]]] = {}
     for note in notes:
         by_kind.setdefault(note["kind"], []).append(note)

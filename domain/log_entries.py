@@ -37,7 +37,12 @@ LONGEST_TEXT = 10_000
 
 
 def entry_of(item: Item, to: Collection[str] | None = None) -> Entry:
-    """Return an item as an entry. to: the names of the loggers that receive it; None for all."""
+    """Return an item as an entry.
+
+    Args:
+        item: a record, a medium, a model, or the end.
+        to: the names of the loggers that receive it; None for all.
+    """
     entry: dict[str, Any]
     if isinstance(item, Record):  # by far the most frequent
         entry = {"item": "record", "step": item.step, "epoch": item.epoch, "values": _plain_values(item.values)}
@@ -55,7 +60,11 @@ def _plain_values(values: Mapping[str, Any]) -> dict[str, Value]:
 
 
 def plain(value: object) -> Value:
-    """Return a logged value as JSON can hold it: scalars of other libraries become numbers, anything else text."""
+    """Return a logged value as JSON can hold it: scalars of other libraries become numbers, anything else text.
+
+    Args:
+        value: what was logged.
+    """
     if value is None or isinstance(value, bool | int | float):
         return value
     if not isinstance(value, str):
@@ -67,7 +76,11 @@ def plain(value: object) -> Value:
 
 
 def item_of(entry: Entry) -> Item | None:
-    """Return the item of an entry; None if it is not one, as in a file that was changed by hand."""
+    """Return the item of an entry; None if it is not one, as in a file that was changed by hand.
+
+    Args:
+        entry: an item as JSON.
+    """
     if entry.get("item") == "media":
         return media_of(entry)
     kind = KINDS.get(str(entry.get("item")))
@@ -105,24 +118,42 @@ def _only_plain(values: Mapping[str, Any]) -> bool:
 
 
 def is_for(entry: Entry, name: str) -> bool:
-    """Return whether the logger of this name receives an entry."""
+    """Return whether the logger of this name receives an entry.
+
+    Args:
+        entry: an item as JSON.
+        name: the name of the logger.
+    """
     to = entry.get("to")
     return not isinstance(to, list) or name in to
 
 
 def remains(entry: Entry, step: int) -> bool:
-    """Return whether an entry still holds in a run that resumes at a step: none that was later, and no end."""
+    """Return whether an entry still holds in a run that resumes at a step: none that was later, and no end.
+
+    Args:
+        entry: an item as JSON.
+        step: that at which the run resumes.
+    """
     item = item_of(entry)
     return isinstance(item, Record | SavedModel | Media) and item.step <= step and not getattr(item, "final", False)
 
 
 def run_entry(run: RunInformation) -> Entry:
-    """Return what describes a run as JSON, without its live model."""
+    """Return what describes a run as JSON, without its live model.
+
+    Args:
+        run: what describes the run.
+    """
     return {name: value for name, value in asdict(run, recurse=False).items() if name != "model"}
 
 
 def run_of(entry: object) -> RunInformation | None:
-    """Return the description of a run that `run_entry` made; None if it is none."""
+    """Return the description of a run that `run_entry` made; None if it is none.
+
+    Args:
+        entry: an item as JSON.
+    """
     known = {each.name for each in fields(RunInformation)} - {"model"}
     if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
         return None

@@ -47,10 +47,18 @@ class Intent:
     """One operation on the destination. Intents are carried out in the order of their numbers, nanoseconds since the
     epoch.
 
-    action: what to do to `path`, a name at the destination, with `source`, a path of the storage that has the queue;
-    `target` and `details` are further facts. revision counts the times that the intent was written.
-    failures, problem: how often it was attempted in vain, and why. refused: whether the destination will not accept it,
-    so that it waits for the user.
+    Args:
+        number: when it was written, in nanoseconds since the epoch.
+        action: what to do to `path`, a name at the destination, with `source`, a path of the storage that has the
+            queue; `target` and `details` are further facts.
+        path: a name at the destination.
+        source: a path of the storage that has the queue.
+        target: a second name at the destination, such as that to which something is moved.
+        revision: how often the intent was written.
+        details: further facts of the action.
+        failures: how often it was attempted in vain.
+        problem: why it was.
+        refused: whether the destination will not accept it, so that it waits for the user.
     """
 
     number: Number
@@ -71,7 +79,12 @@ class Intent:
 
 
 def is_within(path: str, folder: str) -> bool:
-    """Return whether a path is a folder or inside it."""
+    """Return whether a path is a folder or inside it.
+
+    Args:
+        path: a path.
+        folder: a folder.
+    """
     return path == folder or path.startswith(f"{folder}/")
 
 
@@ -80,8 +93,13 @@ class Outbox:
 
     An intent is written before its operation happens in `storage`, and activated afterwards: a process that dies in
     between leaves an intent without a source, which the next process drops.
-    takes_over: whether this process continues what earlier ones left pending. folder: where the intents are.
-    actions: the known actions; a file with another one is dropped.
+
+    Args:
+        storage: where the queue is, and what is to be delivered.
+        takes_over: whether this process continues what earlier ones left pending.
+        folder: where the intents are.
+        actions: the known actions; a file with another one is dropped.
+        clock: tells the time.
     """
 
     def __init__(
@@ -122,12 +140,20 @@ class Outbox:
             return None if intent is None or intent.number in self._waiting else intent
 
     def current(self, intent: Intent) -> Intent:
-        """Return the latest revision of the intent."""
+        """Return the latest revision of the intent.
+
+        Args:
+            intent: one of the queue.
+        """
         with self.changed:
             return self._intents[intent.number]
 
     def begin(self, intent: Intent) -> None:
-        """Note that the intent is being carried out, so that no later one replaces it; until `done` or `fail`."""
+        """Note that the intent is being carried out, so that no later one replaces it; until `done` or `fail`.
+
+        Args:
+            intent: one of the queue.
+        """
         with self.changed:
             self._attempted = intent.number
 
@@ -140,7 +166,16 @@ class Outbox:
         target: str = "",
         details: Mapping[str, Any] | None = None,
     ) -> Result:
-        """Write an intent, call `act`, and activate the intent; drop it if `act` fails."""
+        """Write an intent, call `act`, and activate the intent; drop it if `act` fails.
+
+        Args:
+            act: the operation on the storage; the intent is dropped if it fails.
+            action: the name of the operation.
+            path: a name at the destination.
+            source: a path of the storage that has the queue.
+            target: a second name at the destination, such as that to which something is moved.
+            details: further facts.
+        """
         with self.changed:
             details = redacted(dict(details or {}))
             intent = Intent(self._next_number(), str(action), path, source, target, details=details)
@@ -158,7 +193,13 @@ class Outbox:
         return result
 
     def add(self, action: str, path: str, target: str = "") -> None:
-        """Write and activate an intent."""
+        """Write and activate an intent.
+
+        Args:
+            action: the name of the operation.
+            path: a name at the destination.
+            target: a second name at the destination, such as that to which something is moved.
+        """
         self.during(lambda: None, action, path, target=target)
 
     def put(
@@ -172,6 +213,13 @@ class Outbox:
         """Write and activate an intent whose source exists already, then drop those that it replaces; return it.
 
         One that is being carried out is completed first, so that a destination slower than the run is not starved.
+
+        Args:
+            action: the name of the operation.
+            path: a name at the destination.
+            details: further facts.
+            source: where the data are in the storage; None if there are none.
+            replaces: returns whether an intent is dropped for this one.
         """
         with self.changed:
             old = [each for each in self.waiting() if replaces(each)]
@@ -182,7 +230,12 @@ class Outbox:
             return new
 
     def moving(self, source: str, destination: str) -> None:
-        """Move something in the storage, updating the source of pending intents."""
+        """Move something in the storage, updating the source of pending intents.
+
+        Args:
+            source: the path of what is moved.
+            destination: where it is moved to.
+        """
         with self.changed:
             old = [intent for intent in self._intents.values() if is_within(intent.source, source)]
             new = [
@@ -200,7 +253,11 @@ class Outbox:
             self._forget(old)
 
     def hold(self, path: str) -> None:
-        """Hide something in the storage that is still to be delivered."""
+        """Hide something in the storage that is still to be delivered.
+
+        Args:
+            path: what is hidden.
+        """
         with self.changed:
             self.moving(path, f"{self.new_hold()}/{path.rpartition('/')[2]}")
 
@@ -210,7 +267,11 @@ class Outbox:
             return f"{self._folder}/held-{self._next_number():020}"
 
     def done(self, intent: Intent) -> None:
-        """Drop an intent, and what was held only for it."""
+        """Drop an intent, and what was held only for it.
+
+        Args:
+            intent: one of the queue.
+        """
         with self.changed:
             now = self._intents.pop(intent.number, intent)
             self._waiting.discard(intent.number)
@@ -225,7 +286,13 @@ class Outbox:
             self.changed.notify_all()
 
     def fail(self, intent: Intent, problem: str, refused: bool = False) -> None:
-        """Record that an attempt failed, and whether the destination refuses the intent for good."""
+        """Record that an attempt failed, and whether the destination refuses the intent for good.
+
+        Args:
+            intent: one of the queue.
+            problem: why it failed.
+            refused: whether the destination refuses it for good.
+        """
         with self.changed:
             self._attempted = None
             if intent.number in self._intents:
@@ -299,7 +366,13 @@ class Outbox:
 
 
 def intents_in(storage: Storage, folder: str, actions: Collection[str]) -> list[Intent]:
-    """Return the latest revision of each intent in a folder, in order, without changing anything."""
+    """Return the latest revision of each intent in a folder, in order, without changing anything.
+
+    Args:
+        storage: where the queue is.
+        folder: where the intents are.
+        actions: the names of the known actions.
+    """
     found, _ = _intents_among(storage, folder, storage.list(folder), actions)
     latest = {each.number: each for each in sorted(found, key=lambda each: (each.number, each.revision))}
     return list(latest.values())
@@ -332,14 +405,27 @@ def _intents_among(
 
 
 def move_earlier_outbox(storage: Storage) -> None:
-    """Move the outbox that an earlier version of hexloop left at another place. Raises StorageError."""
+    """Move the outbox that an earlier version of hexloop left at another place.
+
+    Args:
+        storage: where the queue is.
+
+    Raises:
+        StorageError: if the storage fails.
+    """
     earlier = EARLIER[OUTBOX]
     if any(entry.name == earlier for entry in storage.list("")) and not storage.list(OUTBOX):
         storage.move(earlier, OUTBOX)
 
 
 def read_intent(storage: Storage, path: str, actions: Collection[str]) -> Intent | None:
-    """Return the intent in a file; None if the file does not have one with a known action, or names other places."""
+    """Return the intent in a file; None if the file does not have one with a known action, or names other places.
+
+    Args:
+        storage: where the queue is.
+        path: the file.
+        actions: the names of the known actions.
+    """
     try:
         intent = structured(read_json(read_bytes(storage.read(path), limits().entry_bytes)), Intent)
     except (ValueError, IrregularFileError, MissingFileError):

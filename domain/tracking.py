@@ -29,7 +29,14 @@ SOON = 1.0
 
 @frozen
 class Left:
-    """What a logger does not have at the end. left_out: how many of its items are lost, because there was no room."""
+    """What a logger does not have at the end.
+
+    Args:
+        name: the name of the logger.
+        count: how many items it lacks.
+        left_out: how many of its items are lost, because there was no room.
+        problem: why.
+    """
 
     name: str
     count: int
@@ -40,9 +47,12 @@ class Left:
 class Tracking:
     """Calls loggers in the background, with a spool that they share.
 
-    pause: the seconds before a call is repeated, by the number of failures in a row. report: is called with a sentence
-    when a logger fails for the first time, also from other threads. fetch: returns a medium with its content and the
-    path of its file, or None if that is gone.
+    Args:
+        spool: the items that loggers lack, on disk.
+        clock: tells the time.
+        pause: the seconds before a call is repeated, by the number of failures in a row.
+        report: is called with a sentence when a logger fails for the first time, also from other threads.
+        fetch: returns a medium with its content and the path of its file, or None if that is gone.
     """
 
     def __init__(
@@ -75,7 +85,11 @@ class Tracking:
         return {name: identifier for name, identifier in found.items() if identifier is not None}
 
     def resume(self, step: int) -> None:
-        """Drop what earlier processes of the run left in the spool for steps after this one. Called first."""
+        """Drop what earlier processes of the run left in the spool for steps after this one. Called first.
+
+        Args:
+            step: the step that the run resumes at.
+        """
         self._number = self._spool.keep(lambda entry: remains(entry, step))
 
     def take_over(self) -> None:
@@ -83,7 +97,13 @@ class Tracking:
         self._number = self._spool.keep(lambda entry: item_of(entry) is not None)
 
     def start(self, receiver: Receiver, run: RunInformation, tracked_as: str | None = None) -> None:
-        """Start a logger in the background. It continues the run `tracked_as`, or the one that the spool names."""
+        """Start a logger in the background. It continues the run `tracked_as`, or the one that the spool names.
+
+        Args:
+            receiver: the logger, and what else it can do.
+            run: what describes the run.
+            tracked_as: the name of the run at the tracker; None for a new one.
+        """
         if receiver.only_live:
             self.forget(receiver.name)
         earlier = self._spool.facts(receiver.name)
@@ -99,7 +119,11 @@ class Tracking:
         logger.start(run)
 
     def await_start(self, limit: float = SET_UP) -> None:
-        """Wait until the loggers have started, at most `limit` seconds; report those that have not."""
+        """Wait until the loggers have started, at most `limit` seconds; report those that have not.
+
+        Args:
+            limit: seconds in total.
+        """
         ends_at = self._clock.monotonic() + limit
         late = [name for name, logger in self._loggers.items() if not logger.await_start(ends_at)]
         if late:
@@ -114,15 +138,28 @@ class Tracking:
         return list(self._loggers)
 
     def has_started(self, name: str) -> bool:
-        """Return whether a logger has started."""
+        """Return whether a logger has started.
+
+        Args:
+            name: the name of the logger.
+        """
         return name in self._loggers and self._loggers[name].started
 
     def write(self, record: Record, to: Collection[str] | None = None) -> None:
-        """Pass a record to all loggers, or to some."""
+        """Pass a record to all loggers, or to some.
+
+        Args:
+            record: the values of a step.
+            to: the names of the loggers; None for all.
+        """
         self._put(record, to)
 
     def write_media(self, media: Media) -> None:
-        """Pass a medium to the loggers that take its kind. Those that do not are reported, once for each kind."""
+        """Pass a medium to the loggers that take its kind. Those that do not are reported, once for each kind.
+
+        Args:
+            media: the medium.
+        """
         takers = [name for name, each in self._loggers.items() if media.kind in each.receiver.media]
         others = [name for name in self._loggers if name not in takers]
         if others and media.kind not in self._untaken:
@@ -137,14 +174,24 @@ class Tracking:
             self._put(media, takers)
 
     def takes(self, final: bool) -> list[str]:
-        """Return the names of the loggers that take a checkpoint's model, or that of the end."""
+        """Return the names of the loggers that take a checkpoint's model, or that of the end.
+
+        Args:
+            final: whether it is the model of the end.
+        """
         wanted = ("final", "checkpoints") if final else ("checkpoints",)
         return [name for name, each in self._loggers.items() if each.receiver.models in wanted]
 
     def save(self, model: SavedModel, files: Iterable[tuple[str, str]], to: Collection[str] | None = None) -> None:
-        """Pass a model to the loggers that take it. files: its files, by path; they are linked, or copied.
+        """Pass a model to the loggers that take it.
 
-        Raises OSError if they cannot be kept.
+        Args:
+            model: the model to pass on.
+            files: its files, by path; they are linked, or copied.
+            to: the names of the loggers; None for all.
+
+        Raises:
+            OSError: if the files cannot be kept.
         """
         takers = [name for name in self.takes(model.final) if to is None or name in to]
         if not takers:
@@ -164,8 +211,11 @@ class Tracking:
     ) -> list[Left]:
         """Finish all loggers, and wait at most `limit` seconds in total; return what is left.
 
-        progress: is called about once a second with the number of items that are left. keep: returns whether the spool
-        is needed even if nothing is left, for what identifies the run.
+        Args:
+            outcome: how the run ended.
+            limit: seconds in total.
+            progress: is called about once a second with the number of items that are left.
+            keep: returns whether the spool is needed even if nothing is left, for what identifies the run.
         """
         self._put(outcome, None)
         return self.deliver(limit, progress, keep)
@@ -182,7 +232,13 @@ class Tracking:
         progress: Callable[[int], None] = lambda left: None,
         keep: Callable[[], bool] = lambda: False,
     ) -> list[Left]:
-        """Wait until all loggers have everything, at most `limit` seconds in total; return what is left."""
+        """Wait until all loggers have everything, at most `limit` seconds in total; return what is left.
+
+        Args:
+            limit: seconds in total.
+            progress: called about once a second with the number of items that are left.
+            keep: returns whether the spool is needed even if nothing is left.
+        """
         started = self._clock.monotonic()
         ends_at = started + limit
         for logger in self._loggers.values():
@@ -199,7 +255,11 @@ class Tracking:
         return [each for each in left if each.count or each.left_out]
 
     def forget(self, name: str) -> None:
-        """Leave out what a logger does not have."""
+        """Leave out what a logger does not have.
+
+        Args:
+            name: the name of the logger.
+        """
         with suppress(OSError):
             self._spool.move(name, self._number)
 

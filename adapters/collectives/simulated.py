@@ -103,6 +103,12 @@ class SimulatedWorld:
         size: the number of ranks.
         faults: what happens to the ranks. Each happens once, even if the world runs several times.
         timeout: seconds, by the clock of the world, after which a rank stops waiting.
+
+    Examples:
+        >>> from hexloop.testing import Delay, SimulatedWorld
+        >>> world = SimulatedWorld(3)
+        >>> world.run(lambda collectives: collectives.gather(10 * collectives.rank))
+        [[0, 10, 20], [0, 10, 20], [0, 10, 20]]
     """
 
     def __init__(self, size: int, faults: Iterable[RankFault] = (), timeout: float = 1800.0) -> None:

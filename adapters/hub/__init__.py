@@ -186,6 +186,15 @@ class MemoryHub:
 
     Args:
         versions: from each name to its versions, in the order of publication.
+
+    Examples:
+        >>> from hexloop.ports.storage import File
+        >>> from hexloop.testing import MemoryHub
+        >>> hub = MemoryHub()
+        >>> hub.publish("me/model", [File("config.json", [b"{}"])], "first")
+        '1'
+        >>> hub.versions["me/model"][0].files
+        {'config.json': b'{}'}
     """
 
     versions: dict[str, list[PublishedVersion]] = field(factory=dict)

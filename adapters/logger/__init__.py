@@ -16,6 +16,14 @@ class RecordingLogger:
         identifier: what `start` returns.
         in_loop: whether the loop calls it itself, instead of a thread.
         media: the kinds of media that it takes; a logger that the loop calls gets none.
+
+    Examples:
+        >>> from hexloop.ports.logger import Record
+        >>> from hexloop.testing import RecordingLogger
+        >>> logger = RecordingLogger()
+        >>> logger.write(Record(1, 0.5, {"loss": 0.25}))
+        >>> logger.records[0].values
+        {'loss': 0.25}
     """
 
     def __init__(

@@ -14,10 +14,10 @@ from hexloop.ports.logger import FINISHED, Outcome, Record, RunInformation, Valu
 class JsonLines:
     """Logger adapter that appends to the file `path`, created with its folders at the first line and never held open.
 
-    A record is `{"step": ..., "epoch": ..., <name>: <value>, ...}`. Each start of a run adds a line {"event": "started",
-    "run": ..., "step": 0, "total_steps": ...}, or one with "resumed" and the step it resumed from: records above that
-    line with greater steps were repeated. JSON has no NaN or infinity: these are written as the strings "NaN",
-    "Infinity" and "-Infinity".
+    A record is `{"step": ..., "epoch": ..., <name>: <value>, ...}`. Each start of a run adds a line
+    `{"event": "started", "run": ..., "step": 0, "total_steps": ...}`, or one with "resumed" and the step it resumed
+    from: records above that line with greater steps were repeated. JSON has no NaN or infinity: these are written as
+    the strings "NaN", "Infinity" and "-Infinity".
 
     Args:
         path: the file, which is created with its folders.

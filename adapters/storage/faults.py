@@ -84,6 +84,16 @@ class FaultyStorage:
 
     Raises:
         ValueError: if the plan has LOSE and `losing` is missing.
+
+    Examples:
+        >>> from hexloop.testing import Effect, Fault, FaultyStorage, MemoryStorage
+        >>> storage = FaultyStorage(MemoryStorage(), [Fault(2, Effect.FULL, operation="write")])
+        >>> storage.write("first", [b"text"]).size
+        4
+        >>> storage.write("second", [b"text"])
+        Traceback (most recent call last):
+            ...
+        hexloop.domain.errors.StorageFullError: Planned fault: no space left for this write of second. Free some space.
     """
 
     def __init__(

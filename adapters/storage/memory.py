@@ -29,6 +29,16 @@ class MemoryStorage:
     Args:
         publication: what the capabilities report, so that both kinds of storage can be tested.
         capacity: maximum number of bytes (None: unlimited).
+
+    Examples:
+        >>> from hexloop.testing import MemoryStorage
+        >>> storage = MemoryStorage()
+        >>> for path in ("kept", "lost"):
+        ...     _ = storage.write(path, [b"text"])
+        >>> storage.sync(["kept"])
+        >>> storage.crash()
+        >>> [entry.name for entry in storage.list("")]
+        ['kept']
     """
 
     def __init__(self, publication: Publication = Publication.RENAME, capacity: int | None = None) -> None:

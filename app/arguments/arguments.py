@@ -250,6 +250,17 @@ class TrainingArguments(
         ConfigurationError: on construction with every problem; on assignment with the problem of the value by itself.
             Values that are invalid only in combination are found by `check`, which is called again before training,
             as are values that are assigned during a takeover.
+
+    Examples:
+        >>> from hexloop import TrainingArguments
+        >>> arguments = TrainingArguments("runs/a", learning_rate=1e-3, eval_strategy="epoch")
+        >>> arguments.learning_rate = 5e-4
+        >>> arguments.set_lr_scheduler("cosine", warmup_steps=0.1).get_warmup_steps(1000)
+        100
+        >>> TrainingArguments("runs/a", learnin_rate=1e-3)
+        Traceback (most recent call last):
+            ...
+        hexloop.domain.errors.ConfigurationError: You chose learnin_rate=0.001, but there is no argument of that name; did you mean learning_rate?
     """  # noqa: E501 - a line of help for each argument
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [

@@ -63,12 +63,20 @@ Logs: TypeAlias = Mapping[str, Any]
 class TrainerCallback:
     """Base class of callbacks; override the events that you need, the others cost nothing.
 
-    args: the TrainingArguments. state: a live view of the run. control: switches that steer the loop; a callback sets
-    them in place, or returns a control object whose switches are copied.
-
-    Every event passes the keywords model, processing_class, optimizer, lr_scheduler, train_dataloader and
+    Every event receives the training arguments, a live view of the run, and the switches that steer the loop; a
+    callback sets these in place, or returns a control object whose switches are copied. Every event also passes the
+    keywords model, processing_class, optimizer, lr_scheduler, train_dataloader and
     eval_dataloader, and metrics (on_evaluate, on_predict) or logs (on_log); take those that you need and the rest as
     `**kwargs`.
+
+    Examples:
+        >>> from hexloop import TrainerCallback
+        >>> class StopEarly(TrainerCallback):
+        ...     def on_step_end(self, args, state, control, **kwargs):
+        ...         control.should_training_stop = state.global_step == 5
+        >>> trainer.add_callback(StopEarly)
+        >>> trainer.train().global_step
+        5
     """
 
     def on_init_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Returned:

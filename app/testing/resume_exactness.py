@@ -41,6 +41,18 @@ def assert_resume_exact(
         AssertionError: with the step at which the two runs first differ, what differs (the batch, the loss, ...), and
             the tensor that differs at the end, and by how much.
         ValueError: if the job cannot be tested.
+
+    Examples:
+        >>> from hexloop.testing import assert_resume_exact
+        >>> def job(output_dir):
+        ...     return Trainer(
+        ...         torch.nn.Linear(1, 1),
+        ...         TrainingArguments(output_dir, max_steps=10),
+        ...         train_dataset=rows,
+        ...         compute_loss_func=lambda outputs, labels, **_: torch.nn.functional.mse_loss(outputs, labels),
+        ...         loggers=[],
+        ...     )
+        >>> assert_resume_exact(job, stops=[4], fresh_process=False)
     """
     name = name_of(job) if fresh_process is not False else None
     if fresh_process and name is None:

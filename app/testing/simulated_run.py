@@ -54,6 +54,14 @@ def simulated_run(
         precision: plain floats by default.
         storage: where checkpoints are saved; by default nowhere.
         **parts: other fields of `Run` (triggers, report, checkpoints, ...), or other adapters for the ports above.
+
+    Examples:
+        >>> from hexloop import StepEnded
+        >>> from hexloop.domain.loop import train
+        >>> from hexloop.testing import simulated_run
+        >>> rows = [((x / 10,), 3 * x / 10 - 1) for x in range(20)]
+        >>> [event.step for event in train(simulated_run(rows, epochs=2)) if isinstance(event, StepEnded)]
+        [1, 2, 3, 4, 5, 6]
     """
     trainable = trainable or least_squares(len(rows[0][0]), learning_rate)
     precision = precision or PlainPrecision()

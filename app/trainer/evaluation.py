@@ -34,6 +34,13 @@ class TrainerEvaluation(TrainerAttributes):
 
         Returns:
             the metrics by name, with the prefix.
+
+        Examples:
+            >>> metrics = trainer.evaluate()
+            >>> sorted(metrics)
+            ['epoch', 'eval_loss', 'eval_runtime', 'eval_samples_per_second', 'eval_steps_per_second']
+            >>> metrics["eval_loss"] < 0.1
+            True
         """
         several = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(several, dict) and is_overridden(self, "evaluate"):
@@ -69,6 +76,11 @@ class TrainerEvaluation(TrainerAttributes):
 
         Returns:
             `predictions`, `label_ids` and `metrics`; the labels are None if the data have none.
+
+        Examples:
+            >>> output = trainer.predict(rows)
+            >>> output.predictions.shape, output.label_ids.shape
+            ((4, 1), (4, 1))
         """
         with measured(self._memory, "test") as figures:
             output = driving.predict(self._collect_parts(), test_dataset, ignore_keys, metric_key_prefix)

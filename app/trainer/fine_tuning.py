@@ -56,6 +56,22 @@ class SFTTrainer(Trainer[ModelT]):
 
     Raises:
         ConfigurationError: with every problem that can be known without data, or from the first sample.
+
+    Examples:
+        >>> from tokenizers import Tokenizer, models, pre_tokenizers
+        >>> from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+        >>> from hexloop import SFTConfig, SFTTrainer
+        >>> vocabulary = {"<pad>": 0, "<end>": 1, "one": 2, "two": 3, "three": 4}
+        >>> words = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+        >>> words.pre_tokenizer = pre_tokenizers.Whitespace()
+        >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<end>")
+        >>> sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+        >>> model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2))
+        >>> rows = [{"text": "one two three"}, {"prompt": "one", "completion": "two"}]
+        >>> arguments = SFTConfig("runs/tuned", max_steps=2)
+        >>> trainer = SFTTrainer(model, arguments, train_dataset=rows, processing_class=tokenizer, loggers=[])
+        >>> trainer.train().global_step
+        2
     """
 
     arguments_class: ClassVar[type[SFTConfig]] = SFTConfig

@@ -168,6 +168,12 @@ class TrainerStages(TrainerAttributes):
             columns: The names of the columns of a table whose rows are lists.
             rate: Of audio, in samples a second.
             bins: Of a histogram.
+
+        Examples:
+            >>> from hexloop import StepEnded
+            >>> for event in trainer.stream():
+            ...     if isinstance(event, StepEnded) and event.step % 100 == 0:
+            ...         trainer.log_media("weights", trainer.model.weight.flatten(), "histogram")
         """
         session = self._session
         if session is not None and (loggers := session.reporting.loggers) is not None:

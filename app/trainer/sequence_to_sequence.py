@@ -53,6 +53,21 @@ class Seq2SeqTrainer(Trainer[ModelT]):
 
     Raises:
         ConfigurationError: with every problem that can be known without data.
+
+    Examples:
+        >>> from transformers import T5Config, T5ForConditionalGeneration
+        >>> from hexloop import Seq2SeqTrainer, Seq2SeqTrainingArguments
+        >>> sizes = {"vocab_size": 32, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+        >>> model = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0))
+        >>> rows = [{"input_ids": [5, 6, 1], "labels": [6, 5, 1]}, {"input_ids": [7, 8, 1], "labels": [8, 7, 1]}]
+        >>> arguments = Seq2SeqTrainingArguments(
+        ...     "runs/reversed", max_steps=2, predict_with_generate=True, generation_max_length=20
+        ... )
+        >>> trainer = Seq2SeqTrainer(model, arguments, train_dataset=rows, loggers=[])
+        >>> trainer.train().global_step
+        2
+        >>> trainer.predict(rows).predictions.shape  # generated tokens, padded
+        (2, 20)
     """
 
     arguments_class: ClassVar[type[Seq2SeqTrainingArguments]] = Seq2SeqTrainingArguments

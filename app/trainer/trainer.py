@@ -125,6 +125,23 @@ class Trainer(
 
     Raises:
         ConfigurationError: with every problem that can be known without data.
+
+    Examples:
+        >>> import torch
+        >>> from hexloop import Trainer, TrainingArguments
+        >>> rows = [{"input": torch.tensor([x]), "labels": torch.tensor([2 * x])} for x in (0.0, 1.0, 2.0, 3.0)]
+        >>> trainer = Trainer(
+        ...     torch.nn.Linear(1, 1),
+        ...     TrainingArguments("runs/line", learning_rate=0.1, max_steps=200),
+        ...     train_dataset=rows,
+        ...     eval_dataset=rows,
+        ...     compute_loss_func=lambda outputs, labels, **_: torch.nn.functional.mse_loss(outputs, labels),
+        ...     loggers=[],
+        ... )
+        >>> trainer.train().global_step
+        200
+        >>> round(trainer.model.weight.item(), 1)
+        2.0
     """
 
     arguments_class: ClassVar[type[TrainingArguments]] = TrainingArguments
@@ -262,6 +279,12 @@ class Trainer(
 
         Raises:
             RunStateError: while another run of this Trainer is live.
+
+        Examples:
+            >>> trainer.train().global_step
+            200
+            >>> trainer.train(resume_from_checkpoint="auto").global_step  # it has ended, and is not trained again
+            200
         """
         if kwargs:
             resume_from_checkpoint = old_model_path(kwargs)
@@ -407,6 +430,19 @@ class Trainer(
         Raises:
             ConfigurationError: with every problem, before the first trial trains.
             RunStateError: while a run is live, and if no trial was complete.
+
+        Examples:
+            >>> trainer = Trainer(
+            ...     args=TrainingArguments("runs/search", max_steps=50, eval_strategy="steps", eval_steps=25),
+            ...     model_init=lambda: torch.nn.Linear(1, 1),
+            ...     train_dataset=rows,
+            ...     eval_dataset=rows,
+            ...     compute_loss_func=lambda outputs, labels, **_: torch.nn.functional.mse_loss(outputs, labels),
+            ...     loggers=[],
+            ... )
+            >>> best = trainer.hyperparameter_search({"learning_rate": [1e-6, 0.1]}, backend="grid")
+            >>> best.hyperparameters
+            {'learning_rate': 0.1}
         """
         self._refuse_search()
         is_own = self._own_optimizer and self._own_scheduler
@@ -476,6 +512,14 @@ class Trainer(
 
         Raises:
             RunStateError: while another run of this Trainer is live.
+
+        Examples:
+            >>> from hexloop import StepEnded
+            >>> for event in trainer.stream():
+            ...     if isinstance(event, StepEnded) and event.step == 10:
+            ...         trainer.request_stop("ten steps are enough")
+            >>> trainer.state.global_step
+            10
         """
         driving.refuse_second_run(None if self._session is None else self._session.run)
         self._refuse_stream()
@@ -505,6 +549,14 @@ class Trainer(
 
         Raises:
             RunStateError: If another run of this Trainer is live.
+
+        Examples:
+            >>> import asyncio
+            >>> from hexloop import StepEnded
+            >>> async def count_steps():
+            ...     return len([event async for event in trainer.astream() if isinstance(event, StepEnded)])
+            >>> asyncio.run(count_steps())
+            200
         """
         from hexloop.app.run import event_loops
 

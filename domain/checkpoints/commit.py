@@ -60,18 +60,26 @@ class NotePhase(Protocol):
 
 
 def no_notes(_phase: str, /, **_facts: Json) -> None:
-    """No-op."""
+    """No-op.
+
+    Args:
+        _phase: the name of what is noted.
+        **_facts: what is noted.
+    """
 
 
 @frozen
 class CheckpointPolicy:
     """Which checkpoints of a run are kept. The newest always is.
 
-    save_total_limit: how many are kept; None, or a number below 1, means all.
-    keep_best: also keep the one with the best metric. protected: names of others to keep. protects: returns whether one
-    of a name is kept as well, by the time at which it would be removed.
     Checkpoints that must be kept count towards the limit and may exceed it: with a limit of 1, the best and the newest
     are kept.
+
+    Args:
+        save_total_limit: how many are kept; None, or a number below 1, means all.
+        keep_best: also keep the one with the best metric.
+        protected: names of others to keep.
+        protects: returns whether one of a name is kept as well, by the time at which it would be removed.
     """
 
     save_total_limit: int | None = None
@@ -84,8 +92,11 @@ class CheckpointPolicy:
     ) -> tuple[int, ...]:
         """Return the steps of the checkpoints to remove, oldest first, out of those at `steps`.
 
-        best: the name of the best checkpoint. is_protected: called with the name of a checkpoint that would be removed;
-        returns whether a user protected it.
+        Args:
+            steps: those of the checkpoints that there are.
+            best: the name of the best checkpoint.
+            is_protected: called with the name of a checkpoint that would be removed; returns whether a user protected
+                it.
         """
         if self.save_total_limit is None or self.save_total_limit <= 0:
             return ()
@@ -101,17 +112,31 @@ class RenamingPublisher:
     """The Publisher for storages with an atomic rename: a complete staging folder is renamed to the checkpoint's name.
 
     A checkpoint is deleted by renaming it back before its files are removed.
+
+    Args:
+        storage: where the checkpoints are.
+        owner: the run that writes.
     """
 
     storage: Storage
     owner: Owner
 
     def begin(self, name: str) -> str:
-        """Return the name of the staging folder, which is created with its first file."""
+        """Return the name of the staging folder, which is created with its first file.
+
+        Args:
+            name: the name of the checkpoint.
+        """
         return self.owner.staging_name(name)
 
     def publish(self, name: str, manifest: bytes, unsynced: Sequence[str] = ()) -> None:
-        """Write the manifest, sync it and `unsynced`, rename a folder that has the name, and the staging folder."""
+        """Write the manifest, sync it and `unsynced`, rename a folder that has the name, and the staging folder.
+
+        Args:
+            name: the name of the checkpoint.
+            manifest: what is in the checkpoint.
+            unsynced: the files that are not durable yet.
+        """
         staging = self.owner.staging_name(name)
         self.storage.write(f"{staging}/{MANIFEST}", [manifest])
         self.storage.sync([*unsynced, f"{staging}/{MANIFEST}"])
@@ -120,11 +145,19 @@ class RenamingPublisher:
         self.storage.move(staging, name)
 
     def abandon(self, name: str) -> None:
-        """Remove the staging folder."""
+        """Remove the staging folder.
+
+        Args:
+            name: the name of the checkpoint.
+        """
         self.storage.remove(self.owner.staging_name(name))
 
     def delete(self, name: str) -> None:
-        """Rename the checkpoint back to its staging folder and remove that."""
+        """Rename the checkpoint back to its staging folder and remove that.
+
+        Args:
+            name: the name of the checkpoint.
+        """
         self.storage.move(name, self.owner.staging_name(name))
         self.abandon(name)
 
@@ -146,7 +179,12 @@ StorageError or the process dies. Call it before the next `begin`.
 
 
 def publisher_for(storage: Storage, owner: Owner) -> Publisher:
-    """Return the publisher that needs no more than the storage supports."""
+    """Return the publisher that needs no more than the storage supports.
+
+    Args:
+        storage: where the checkpoints are.
+        owner: the run that writes.
+    """
     if storage.capabilities.publication is Publication.RENAME:
         return RenamingPublisher(storage, owner)
     return InPlacePublisher(storage, owner)
@@ -157,8 +195,14 @@ class Committer:
     """Turns files into a published checkpoint, on behalf of all processes of a run.
 
     Every process writes its own files. Rank 0 begins, writes the manifest and publishes, and the others wait for it.
-    collectives: None if there is one process. abandoned: set to undo a commit that is in progress.
-    pace: when this process starts to write, and how fast.
+
+    Args:
+        storage: where the checkpoints are.
+        publisher: makes a folder appear as a checkpoint.
+        collectives: how processes communicate; None if there is one process.
+        note: notes what happened, for the journal.
+        abandoned: set to undo a commit that is in progress.
+        pace: when this process starts to write, and how fast.
     """
 
     storage: Storage
@@ -175,6 +219,11 @@ class Committer:
 
         Before that, no reader finds it. If anything fails, what was written is removed, or left for a later clean-up,
         and StorageError is raised on every process.
+
+        Args:
+            name: the name of the checkpoint.
+            files: returns the files to write.
+            make_manifest: returns the manifest that lists the written files.
         """
         folder = run_on_rank0(self.collectives, lambda: self.publisher.begin(name))
         alone = self.collectives is None or self.collectives.world_size == 1
@@ -251,8 +300,12 @@ def _merged(written: list[dict[str, Json]]) -> dict[str, Stored]:
 class FullStorageRetry:
     """Retries an action that fails because the storage is full.
 
-    wait: waits for that many seconds and returns True to stop retrying. pauses: seconds before each retry.
-    full: the storage's last error, from the first pause until the action succeeds.
+    Args:
+        wait: waits for that many seconds and returns True to stop retrying.
+        pauses: seconds before each retry.
+
+    Attributes:
+        full: the storage's last error, from the first pause until the action succeeds.
     """
 
     wait: Callable[[float], object]
@@ -260,9 +313,14 @@ class FullStorageRetry:
     full: StorageFullError | None = field(default=None, init=False)
 
     def attempt(self, act: Callable[[], None], prune: Callable[[], bool]) -> None:
-        """Call `act` until it succeeds. Raises StorageFullError if there is no space after the last pause.
+        """Call `act` until it succeeds.
 
-        prune: frees some space and returns whether it did; then `act` is called again without a pause.
+        Args:
+            act: what is tried.
+            prune: frees some space and returns whether it did; then `act` is called again without a pause.
+
+        Raises:
+            StorageFullError: if there is no space after the last pause.
         """
         pauses = iter(self.pauses)
         while True:
@@ -286,13 +344,23 @@ class FullStorageRetry:
 class CheckpointSave:
     """One save: commits the checkpoint of `step`, then rotates. `run` may be called in another thread.
 
-    files: returns the files, once per attempt. held: the steps of this lineage's checkpoints, kept up to date.
-    best: the name of the best checkpoint. make_manifest: returns the manifest that lists the written files.
-    previous: the parent and best checkpoint that the state named before this save, to restore them if it fails.
-    is_clean: nothing on the storage is left unfinished by this run. retry: waits while the storage is full.
-    make_room: frees space on rank 0 that other things than checkpoints take, and returns whether it did.
-    problem: why older checkpoints, or unfinished folders, could not be removed.
-    replaces: whether a checkpoint of another run, or of an abandoned branch of this one, has the name, on rank 0.
+    Args:
+        step: optimizer steps done.
+        files: returns the files, once per attempt.
+        committer: writes and publishes the files.
+        lineage: the run and the branch that the checkpoint belongs to.
+        policy: which checkpoints are kept.
+        held: the steps of this lineage's checkpoints, kept up to date.
+        best: the name of the best checkpoint.
+        make_manifest: returns the manifest that lists the written files.
+        previous: the parent and best checkpoint that the state named before this save, to restore them if it fails.
+        is_clean: nothing on the storage is left unfinished by this run.
+        retry: waits while the storage is full.
+        make_room: frees space on rank 0 that other things than checkpoints take, and returns whether it did.
+
+    Attributes:
+        problem: why older checkpoints, or unfinished folders, could not be removed.
+        replaces: whether a checkpoint of another run, or of an abandoned branch of this one, has the name, on rank 0.
     """
 
     step: int
@@ -316,7 +384,11 @@ class CheckpointSave:
         return checkpoint_name(self.step)
 
     def run(self) -> None:
-        """Save durably and rotate. Raises StorageError, and whatever making the files raises."""
+        """Save durably and rotate. Whatever making the files raises is raised.
+
+        Raises:
+            StorageError: if the storage fails.
+        """
         if not self._exists():
             if self.replaces:
                 self.committer.note("replaces", checkpoint=self.name)
@@ -325,7 +397,11 @@ class CheckpointSave:
         self._rotate()
 
     def clean_up(self) -> None:
-        """Clean up and rotate without saving; the checkpoint exists already. Raises StorageError."""
+        """Clean up and rotate without saving; the checkpoint exists already.
+
+        Raises:
+            StorageError: if the storage fails.
+        """
         self._exists()
         self._rotate()
 

@@ -47,10 +47,17 @@ def newest(storage: Storage, run: str | None = None, quarantine: bool = False) -
     The newest is the last one of the latest session, followed by its ancestors, not one at a later step that a resume
     went back behind. A warning names each checkpoint that is skipped because it is not good; with `quarantine`, damaged
     ones are renamed.
-    Raises CheckpointError if there are several runs and `run` is None, or if a checkpoint has a newer schema, and
-    StorageError if the storage cannot read a manifest that it lists: these are no reason to use an older checkpoint.
-    Raises UnreadableCheckpointError if none is good and one that cannot be read at present may be, and SignatureError
-    if none is good and one is not signed by the storage's key. One that is not signed by it is never renamed.
+
+    Args:
+        storage: where the checkpoints are.
+        run: the name of the run; None for the only one that there is.
+        quarantine: whether damaged checkpoints are renamed.
+
+    Raises:
+        CheckpointError: if there are several runs and `run` is None, or if a checkpoint has a newer schema.
+        StorageError: if the storage cannot read a manifest that it lists: no reason to use an older checkpoint.
+        UnreadableCheckpointError: if none is good and one that cannot be read at present may be.
+        SignatureError: if none is good and one is not signed by the storage's key. Such a checkpoint is never renamed.
     """
     refused: list[CheckpointError] = []
     bad = _BadFolders(storage, quarantine)
@@ -79,7 +86,11 @@ def newest(storage: Storage, run: str | None = None, quarantine: bool = False) -
 
 
 def newest_first(manifests: Mapping[str, Manifest]) -> Iterator[str]:
-    """Yield the names of a run's checkpoints: the newest one, those that led to it, then the others."""
+    """Yield the names of a run's checkpoints: the newest one, those that led to it, then the others.
+
+    Args:
+        manifests: those of the run, by the name of the checkpoint.
+    """
     remaining = _BySession(manifests)
     name = remaining.take_last()
     while name is not None:
@@ -121,7 +132,12 @@ class _BySession:
 def open_checkpoint(storage: Storage, name: str) -> Checkpoint:
     """Return the checkpoint `name`, verified.
 
-    Raises CheckpointError if it is not good, with the names of those that are; all of them are read to find out.
+    Args:
+        storage: where the checkpoints are.
+        name: the name of the checkpoint.
+
+    Raises:
+        CheckpointError: if it is not good, with the names of those that are; all of them are read to find out.
     """
     try:
         return verify(storage, name)
@@ -140,7 +156,12 @@ def open_checkpoint(storage: Storage, name: str) -> Checkpoint:
 def readable_manifests(storage: Storage, folders: Iterable[str] | None = None) -> dict[str, Manifest]:
     """Return the readable manifests in `folders` by name; by default in all checkpoints, highest step first.
 
-    Raises CheckpointError if more than `MOST_BAD` folders have none.
+    Args:
+        storage: where the checkpoints are.
+        folders: the names of folders; by default of all checkpoints.
+
+    Raises:
+        CheckpointError: if more than `MOST_BAD` folders have none.
     """
     found: dict[str, Manifest] = {}
     bad = _BadFolders(storage)
@@ -153,7 +174,11 @@ def readable_manifests(storage: Storage, folders: Iterable[str] | None = None) -
 
 
 def runs_in(storage: Storage) -> dict[str, str]:
-    """Return the runs that have a checkpoint with a readable manifest, each with its checkpoint at the highest step."""
+    """Return the runs that have a checkpoint with a readable manifest, each with its checkpoint at the highest step.
+
+    Args:
+        storage: where the checkpoints are.
+    """
     found: dict[str, str] = {}
     for name, manifest in readable_manifests(storage).items():
         found.setdefault(manifest.run, name)
@@ -161,7 +186,11 @@ def runs_in(storage: Storage) -> dict[str, str]:
 
 
 def last_run(storage: Storage) -> str | None:
-    """Return the run with the latest session among all checkpoints that have a readable manifest."""
+    """Return the run with the latest session among all checkpoints that have a readable manifest.
+
+    Args:
+        storage: where the checkpoints are.
+    """
     found = [(manifest.session, manifest.run) for manifest in readable_manifests(storage).values()]
     return max(found)[1] if found else None
 
@@ -172,6 +201,10 @@ def publish_staged(storage: Storage, chosen: str | None = None) -> None:
     A disk that lost an acknowledged rename leaves such a folder, and so does a process that died while it deleted a
     checkpoint. Another live run may be about to publish one too; therefore only the run of the checkpoint `chosen`, or
     else the only run that there is, is considered. Storages without a rename have no staging folders.
+
+    Args:
+        storage: where the checkpoints are.
+        chosen: the name of the checkpoint whose run is meant; None if none is.
     """
     if storage.capabilities.publication is not Publication.RENAME:
         return
@@ -194,6 +227,11 @@ def quarantine(storage: Storage, name: str, reason: str) -> str:
     """Rename a damaged checkpoint so that it no longer counts as one, and return where it is now.
 
     The reason is written to a file in its folder. On a storage without a cheap rename, only the manifest is renamed.
+
+    Args:
+        storage: where the checkpoints are.
+        name: the name of the checkpoint.
+        reason: why it is damaged, a sentence.
     """
     for entry in storage.list(name):
         if is_mark(entry.name) or entry.name == REASON:  # a clean-up would remove a marked folder without a manifest
@@ -212,7 +250,13 @@ def quarantine(storage: Storage, name: str, reason: str) -> str:
 
 
 def quarantine_if_possible(storage: Storage, name: str, damage: DamagedCheckpointError) -> str:
-    """Quarantine a damaged checkpoint and return a message with the damage and the outcome."""
+    """Quarantine a damaged checkpoint and return a message with the damage and the outcome.
+
+    Args:
+        storage: where the checkpoints are.
+        name: the name of the checkpoint.
+        damage: what is wrong with it.
+    """
     try:
         return f"{damage} It was set aside as {quarantine(storage, name, str(damage))}."
     except StorageError as failure:
@@ -289,7 +333,11 @@ def _is_good(storage: Storage, name: str) -> bool:
 def find_checkpoint(storages: Sequence[Storage], name: str, lineage: Lineage, held: Collection[int] = ()) -> int | None:
     """Return the index of the first storage that has the checkpoint `name` of a lineage, or None.
 
-    held: the steps that the lineage is known to have on the first storage, even if a manifest became unreadable.
+    Args:
+        storages: where it may be, in the order in which they are searched.
+        name: the name of the checkpoint.
+        lineage: the run and the branch that the checkpoint belongs to.
+        held: the steps that the lineage is known to have on the first storage, even if a manifest became unreadable.
     """
     for index, storage in enumerate(storages):
         try:

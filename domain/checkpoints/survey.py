@@ -66,7 +66,11 @@ class FolderStatus(Enum):
 class CheckpointFolder:
     """A folder that is a checkpoint, was one, or has the name of one.
 
-    reason: why it is not good, a sentence without the folder's name. manifest: None if there is no readable one.
+    Args:
+        name: the name of the folder.
+        status: what the folder is.
+        reason: why it is not good, a sentence without the folder's name.
+        manifest: what its manifest has; None if there is no readable one.
     """
 
     name: str
@@ -83,8 +87,14 @@ class CheckpointFolder:
 def survey(storage: Storage, quick: bool = False) -> Iterator[CheckpointFolder]:
     """Yield every folder that is related to checkpoints: checkpoints by step, then the others.
 
-    Every checkpoint is verified; with `quick`, only its manifest is read. Nothing is changed. Raises StorageError if
-    the storage cannot be listed.
+    Every checkpoint is verified; with `quick`, only its manifest is read. Nothing is changed.
+
+    Args:
+        storage: where the checkpoints are.
+        quick: whether only manifests are read.
+
+    Raises:
+        StorageError: if the storage cannot be listed.
     """
     folders = folders_of(storage)
     steps = {name: step for name in folders if (step := step_of(name)) is not None}
@@ -99,7 +109,13 @@ def survey(storage: Storage, quick: bool = False) -> Iterator[CheckpointFolder]:
 
 
 def examine(storage: Storage, name: str, quick: bool = False) -> CheckpointFolder:
-    """Return the status of the folder `name`. It is only GOOD if every byte was verified, not with `quick`."""
+    """Return the status of the folder `name`. It is only GOOD if every byte was verified, not with `quick`.
+
+    Args:
+        storage: where the checkpoints are.
+        name: the name of the folder.
+        quick: whether only manifests are read.
+    """
     manifest = None
     try:
         manifest = read_manifest(storage, name)
@@ -116,7 +132,11 @@ def examine(storage: Storage, name: str, quick: bool = False) -> CheckpointFolde
 
 
 def newest_by_run(found: Sequence[CheckpointFolder]) -> dict[str, CheckpointFolder]:
-    """Return, for each run, the checkpoint that it would resume from: the newest that is good or not verified."""
+    """Return, for each run, the checkpoint that it would resume from: the newest that is good or not verified.
+
+    Args:
+        found: folders, as `survey` yields them.
+    """
     held = {each.name: each for each in found if step_of(each.name) is not None}
     runs: dict[str, dict[str, Manifest]] = {}
     for each in held.values():
@@ -165,8 +185,14 @@ def _staged(storage: Storage, name: str, quick: bool) -> CheckpointFolder:
 def newest_to_keep(storage: Storage, run: str) -> Checkpoint:
     """Return the newest checkpoint of `run`, verified.
 
-    Raises CheckpointError if it is not good, or if one at a later step cannot be read and might be the newest: the
-    checkpoints to remove may then be needed. Raises StorageError if the storage fails.
+    Args:
+        storage: where the checkpoints are.
+        run: the name of the run.
+
+    Raises:
+        CheckpointError: if it is not good, or if one at a later step cannot be read and might be the newest: the
+            checkpoints to remove may then be needed.
+        StorageError: if the storage fails.
     """
     manifests, unread = {}, []
     for name in map(checkpoint_name, checkpoint_steps(storage)):
@@ -195,7 +221,13 @@ def newest_to_keep(storage: Storage, run: str) -> Checkpoint:
 def surplus(storage: Storage, newest: Checkpoint, policy: CheckpointPolicy, best: str | None) -> list[str]:
     """Return the checkpoints in the lineage of the newest one that are neither kept by the policy nor protected.
 
-    Oldest first. best: the name of the best checkpoint.
+    Oldest first.
+
+    Args:
+        storage: where the checkpoints are.
+        newest: the newest checkpoint, verified.
+        policy: which checkpoints are kept.
+        best: the name of the best checkpoint.
     """
     lineage = Lineage.after(newest.manifest)
     steps = [step for step in checkpoint_steps(storage) if is_in_lineage(storage, step, lineage)]
@@ -203,7 +235,16 @@ def surplus(storage: Storage, newest: Checkpoint, policy: CheckpointPolicy, best
 
 
 def remove(storage: Storage, newest: Checkpoint, names: list[str]) -> Iterator[str]:
-    """Remove checkpoints in the lineage of the newest one; yield each name once it is removed. Raises StorageError."""
+    """Remove checkpoints in the lineage of the newest one; yield each name once it is removed.
+
+    Args:
+        storage: where the checkpoints are.
+        newest: the newest checkpoint of the lineage, verified.
+        names: the names of the checkpoints to remove.
+
+    Raises:
+        StorageError: if the storage fails.
+    """
     publisher = publisher_for(storage, Owner(newest.manifest.run, new_session()))
     lineage = Lineage.after(newest.manifest)
     for name in names:
@@ -221,7 +262,12 @@ def _delete(storage: Storage, publisher: Publisher, lineage: Lineage, name: str)
 
 
 def leftovers(storage: Storage, run: str) -> list[str]:
-    """Return the folders that `run` left unfinished, except complete ones, which a resume publishes."""
+    """Return the folders that `run` left unfinished, except complete ones, which a resume publishes.
+
+    Args:
+        storage: where the checkpoints are.
+        run: the name of the run.
+    """
     owner, found = Owner(run, new_session()), list[str]()
     renames = storage.capabilities.publication is Publication.RENAME
     is_left = _is_left_staged if renames else _is_left_in_place
@@ -235,7 +281,9 @@ def leftovers(storage: Storage, run: str) -> list[str]:
 def replaced(storage: Storage, run: str | None = None) -> list[str]:
     """Return the checkpoints that were set aside because one of another run has their name now, except protected ones.
 
-    run: only those of runs whose names start with this.
+    Args:
+        storage: where the checkpoints are.
+        run: only those of runs whose names start with this.
     """
     found = []
     for name in filter(is_replaced, folders_of(storage)):
@@ -248,13 +296,24 @@ def replaced(storage: Storage, run: str | None = None) -> list[str]:
 
 
 def remove_replaced(storage: Storage, name: str) -> None:
-    """Remove a checkpoint that was set aside. Whenever this is cut short, what remains is set aside too."""
+    """Remove a checkpoint that was set aside. Whenever this is cut short, what remains is set aside too.
+
+    Args:
+        storage: where the checkpoints are.
+        name: the name of the folder.
+    """
     with _unless_gone(storage, name):
         storage.remove(name)
 
 
 def remove_leftover(storage: Storage, run: str, name: str) -> None:
-    """Remove a folder that `run` left unfinished. Whenever this is cut short, what remains is marked as unfinished."""
+    """Remove a folder that `run` left unfinished. Whenever this is cut short, what remains is marked as unfinished.
+
+    Args:
+        storage: where the checkpoints are.
+        run: the name of the run.
+        name: the name of the folder.
+    """
     with _unless_gone(storage, name):
         if storage.capabilities.publication is Publication.RENAME:
             storage.remove(name)

@@ -11,14 +11,18 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from doctest import DocTestParser, DocTestRunner
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+import hexloop
 import hexloop.adapters
 import hexloop.ports
+import hexloop.testing
 from hexloop.app.command_line.parser import read_options
 from tests.end_to_end.pages import ROOT, Block, blocks_of, commands_of, home_page, refreshed
 from tests.warm_python import warm_python
@@ -156,6 +160,57 @@ def test_the_home_page_is_the_readme() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert (ROOT / "docs" / "index.md").read_text(encoding="utf-8") == home_page(readme)
     assert home_page("[a](docs/b.md) ![c](docs/d.png) [E](LICENSE)") == "[a](b.md) ![c](d.png) E (`LICENSE`)"
+
+
+# Examples in docstrings
+
+EXAMPLES = (
+    *("Trainer", "Trainer.train", "Trainer.stream", "Trainer.astream", "Trainer.evaluate", "Trainer.predict"),
+    *("Trainer.log_media", "Trainer.hyperparameter_search", "TrainingArguments", "TrainerCallback"),
+    *("SFTTrainer", "Seq2SeqTrainer", "testing.simulated_run", "testing.assert_resume_exact", "testing.least_squares"),
+    *("testing.MemoryStorage", "testing.FaultyStorage", "testing.ManualClock", "testing.SimulatedWorld"),
+    *("testing.RecordingLogger", "testing.ManualInterrupts", "testing.MemoryHub"),
+)
+"""What has an example in its docstring, by its name in the package."""
+
+
+def run_example(name: str, names: dict[str, Any]) -> list[str]:
+    """Run the example of a docstring with these names, to which its own are added; return what went wrong."""
+    found: Any = hexloop
+    for part in name.split("."):
+        found = getattr(found, part)
+    example = DocTestParser().get_doctest(inspect.getdoc(found) or "", names, name, None, None)
+    assert example.examples, name
+    wrong: list[str] = []
+    DocTestRunner(verbose=False).run(example, out=wrong.append, clear_globs=False)
+    names.update(example.globs)
+    return wrong
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_example_of_a_docstring_has_the_output_that_it_shows(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of methods, and of what works with a Trainer, follow the example of `Trainer`."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    if name.startswith("Trainer") or name == "testing.assert_resume_exact":
+        assert run_example("Trainer", names) == []
+    assert run_example(name, names) == []
+
+
+def test_every_example_of_a_docstring_is_run() -> None:
+    """No example is only shown."""
+    files = [path for folder in ("app", "adapters", "domain", "ports") for path in (ROOT / folder).rglob("*.py")]
+    texts = [path.read_text(encoding="utf-8") for path in files]
+    assert sum(text.count("\n    Examples:\n") + text.count("\n        Examples:\n") for text in texts) == len(EXAMPLES)
+
+
+def test_a_wrong_output_of_an_example_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And an example that raises."""
+    for code in (">>> 1 + 1\n3", ">>> 1 / 0"):
+        monkeypatch.setattr(hexloop.get_last_checkpoint, "__doc__", code)
+        assert run_example("get_last_checkpoint", {}) != []
 
 
 def test_a_changed_file_is_detected(tmp_path: Path) -> None:

@@ -407,6 +407,16 @@ def least_squares(
         features: the number of features of a row.
         learning_rate: the initial rate.
         momentum: the share of the velocity that is kept at each step.
+
+    Examples:
+        >>> from hexloop.domain.loop import train
+        >>> from hexloop.testing import least_squares, simulated_run
+        >>> model = least_squares(learning_rate=0.1)
+        >>> rows = [((x / 10,), 3 * x / 10 - 1) for x in range(20)]
+        >>> for _ in train(simulated_run(rows, trainable=model, epochs=300)):
+        ...     pass
+        >>> [round(value, 1) for value in model.model.parameters]
+        [3.0, -1.0]
     """
     model = LinearModel(features)
     return LeastSquares(model, MomentumOptimizer(model, learning_rate, momentum))

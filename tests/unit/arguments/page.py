@@ -1,6 +1,6 @@
-"""The page of all arguments, generated from their declarations, and that of the methods of their class.
+"""The page of all arguments, generated from their declarations, and those of their class and choices.
 
-`python -m tests.unit.arguments.page` regenerates both. What the declarations do not hold is in `shown.tsv`, by name: the
+`python -m tests.unit.arguments.page` regenerates them. What the declarations do not hold is in `shown.tsv`, by name: the
 first release of transformers that has the argument, of 4.24 and later ones; the last one, unless that is the newest
 release that was read; and a value to show, as JSON.
 """
@@ -29,6 +29,7 @@ from tests.unit.reference.pages import with_overview
 
 PAGE = Path(__file__).parents[3] / "docs" / "arguments.md"
 METHODS_PAGE = PAGE.parent / "api" / "arguments.md"
+CHOICES_PAGE = PAGE.parent / "api" / "choices.md"
 SHOWN = Path(__file__).with_name("shown.tsv")
 
 OLDEST = "4.24"
@@ -44,21 +45,16 @@ hide: [toc]
 transformers. All problems are reported together when the object is created; a value that is assigned later is checked
 on assignment. `hexloop train --help all` prints the same list.
 
-```python
-from hexloop import TrainingArguments
-
-arguments = TrainingArguments("out", learning_rate=1e-3, eval_strategy="epoch")
-arguments.learning_rate = 5e-4
-assert arguments.set_lr_scheduler("cosine", warmup_steps=0.1).get_warmup_steps(1000) == 100
-```
-
 Each argument is also an option of the command line, and a key of `arguments` in the YAML of a recipe; the third column
 has both. A truth value has an opposite, such as `--no_bf16`. *Since* is the first release of transformers with the
 argument, of 4.24 and later ones; the others are hexloop's own.
 
 A `Trainer` also accepts a `transformers.TrainingArguments` object; `trainer.args` is then hexloop's with the same
-values. Arguments and methods that a subclass of it adds are refused by name: derive that class from hexloop's instead. The
-class also has [methods and properties](api/arguments.md), and enumerations of choices.
+values. Arguments and methods that a subclass of it adds are refused by name: derive that class from hexloop's instead.
+The class also has [methods and properties](api/arguments.md), and there are enumerations of [choices](api/choices.md).
+
+::: hexloop.TrainingArguments
+    options: WITHOUT
 
 ## All arguments by group
 
@@ -68,31 +64,28 @@ A group opens below, or by the link of an argument.
 
 | group | arguments |
 |---|---|
-{overview}
+OVERVIEW
 </div>
 """
 
-METHODS = """# Methods and choices of arguments
+METHODS = """# Methods of the arguments
 
-The arguments themselves are on [a page of their own](../arguments.md).
-
-::: hexloop.TrainingArguments
-    options: {{members: [], show_docstring_parameters: false, docstring_options: {{warn_unknown_params: false, warn_missing_types: false}}}}
-
-## Methods and properties
+The methods and properties of [`TrainingArguments`](../arguments.md).
 
 {members}
 
 The class also has `default_optim`, the default of `optim`; `is_torch_greater_or_equal_than_2_8`, which is true; and
 `stores_refused`, whether a value that is refused on assignment is stored regardless, as during a takeover.
 
-::: hexloop.AcceleratorConfig
+"""
 
-## Choices
+ENUMERATIONS = """# Choices of the arguments
 
 An argument also takes the text of a choice.
 
 {choices}
+
+::: hexloop.AcceleratorConfig
 """
 
 CHOICES = (
@@ -110,6 +103,8 @@ object returns the equivalent of the current arguments.
 
 ```python
 import warnings
+
+from hexloop import TrainingArguments
 
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
@@ -192,11 +187,12 @@ TRUTH = ("yes", "no", "on", "off", "true", "false", "null")
 
 
 def page() -> str:
-    """The page as Markdown."""
+    """The page of all arguments as Markdown."""
     found = [(*group, Seq2SeqTrainingArguments) for group in _by_group()]
     found.append((SFTConfig, list(vars(SFTConfig)[GROUP]), SFTConfig))
     groups = "".join(_group(*group) for group in found)
-    opening = OPENING.format(overview="".join(_links(*group) for group in found))
+    overview = "".join(_links(*group) for group in found)
+    opening = OPENING.replace("WITHOUT", WITHOUT_PARAMETERS).replace("OVERVIEW", overview)
     described = opening + groups + REFUSED + _remarks() + ENVIRONMENT + _rows(VARIABLES.items())
     return described + EARLIER + _earlier()
 
@@ -211,10 +207,13 @@ def methods_page() -> str:
     }
     order = sorted(found, key=lambda name: (isinstance(getattr(TrainingArguments, name), property), "set_" not in name))
     members = "\n\n".join(f"::: hexloop.TrainingArguments.{name}" for name in order)
-    choices = "\n\n".join(
-        f"::: hexloop.{name}\n    options: {{show_attribute_values: true}}" for name in CHOICES
-    )
-    return METHODS.format(members=members, choices=choices)
+    return METHODS.format(members=members)
+
+
+def choices_page() -> str:
+    """The enumerations of choices as Markdown."""
+    choices = "\n\n".join(f"::: hexloop.{name}\n    options: {{show_attribute_values: true}}" for name in CHOICES)
+    return ENUMERATIONS.format(choices=choices)
 
 
 def _is_shown(owner: type, name: str, value: object) -> bool:
@@ -331,4 +330,5 @@ def _cell(text: str) -> str:
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
     METHODS_PAGE.write_text(methods_page(), encoding="utf-8")
+    CHOICES_PAGE.write_text(choices_page(), encoding="utf-8")
     METHODS_PAGE.write_text(with_overview("api/arguments.md"), encoding="utf-8")

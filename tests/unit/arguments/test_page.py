@@ -18,9 +18,11 @@ from hexloop.app.arguments.legacy import LEGACY_ARGUMENTS
 from hexloop.app.arguments.sequence_to_sequence import Seq2SeqTrainingArguments
 from hexloop.domain.errors import ConfigurationError
 from tests.unit.arguments.page import (
+    CHOICES_PAGE,
     METHODS_PAGE,
     OLDEST,
     PAGE,
+    choices_page,
     example_of,
     line_of,
     methods_page,
@@ -65,8 +67,9 @@ def parts(release: str) -> tuple[int, ...]:
 def test_page_matches_the_declarations() -> None:
     """The pages are up to date; `python -m tests.unit.arguments.page` regenerates them."""
     assert PAGE.read_text(encoding="utf-8") == page()
-    assert METHODS_PAGE.read_text(encoding="utf-8") .startswith("# ")
+    assert METHODS_PAGE.read_text(encoding="utf-8").startswith("# ")
     assert without_overview(METHODS_PAGE.read_text(encoding="utf-8")) == methods_page()
+    assert CHOICES_PAGE.read_text(encoding="utf-8") == choices_page()
 
 
 def test_every_argument_has_a_row_and_nothing_else_has() -> None:

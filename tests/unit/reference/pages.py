@@ -1,7 +1,7 @@
 """What the pages of the API reference show, as the site's generator reads the source.
 
-`python -m tests.unit.reference.pages` writes the page of all names, from the others, and the overview at the head of each
-page that shows many.
+`python -m tests.unit.reference.pages` writes the page of all names, from the others, and the overview at the head of
+each page that shows many.
 """
 
 from __future__ import annotations
@@ -27,13 +27,17 @@ DOCS = ROOT / "docs"
 INDEX = DOCS / "api" / "index.md"
 RENDERING = DOCS / "api" / "rendering.py"
 
-OPENING = """# All names
+OPENING = """---
+hide: [toc]
+---
+
+# All names
 
 Each page has the names that belong together, by what they are imported as.
 """
 
-UNNAMED = frozenset({"api/internals.md", "api/internals-trackers.md", "api/internals-order.md"})
-"""The pages whose names are not listed, since programs do not import them."""
+UNNAMED = "api/internals"
+"""How pages start whose names are not listed, since programs do not import them."""
 
 MANY = 12
 """A page with more entries than these starts with a table of them."""
@@ -174,17 +178,17 @@ def public_members(shown: griffe.Object, listed: list[str] | None = None) -> lis
 
 
 def first_sentence(shown: griffe.Object) -> str:
-    """Return the first sentence of a docstring, for a cell of a table."""
+    """Return the start of a docstring, up to the end of a sentence or a semicolon, for a cell of a table."""
     text = " ".join((shown.docstring.value if shown.docstring else "").split("\n\n")[0].split())
-    sentence, stop, _ = text.partition(". ")
-    return f"{sentence}{stop.strip()}".replace("|", "\\|")
+    sentence = text.partition(". ")[0]
+    return sentence.partition("; ")[0].removesuffix(".").replace("|", "\\|")
 
 
 def index() -> str:
     """Return the page of all names as Markdown."""
     text, last = OPENING, ""
     for page, name in names():
-        if page in UNNAMED:
+        if page.startswith(UNNAMED):
             continue
         if page != last:
             title = (DOCS / page).read_text(encoding="utf-8").partition("\n# ")[2] or ""
