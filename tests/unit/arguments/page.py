@@ -1,7 +1,7 @@
 """The page of all arguments, generated from their declarations, and those of their class and choices.
 
-`python -m tests.unit.arguments.page` regenerates them. What the declarations do not hold is in `shown.tsv`, by name: the
-first release of transformers that has the argument, of 4.24 and later ones; the last one, unless that is the newest
+`python -m tests.unit.arguments.page` regenerates them. What the declarations do not hold is in `shown.tsv`, by name:
+the first release of transformers that has the argument, of 4.24 and later ones; the last one, unless that is the newest
 release that was read; and a value to show, as JSON.
 """
 
@@ -188,7 +188,7 @@ TRUTH = ("yes", "no", "on", "off", "true", "false", "null")
 
 def page() -> str:
     """The page of all arguments as Markdown."""
-    found = [(*group, Seq2SeqTrainingArguments) for group in _by_group()]
+    found: list[tuple[type, list[str], type[Any]]] = [(*group, Seq2SeqTrainingArguments) for group in _by_group()]
     found.append((SFTConfig, list(vars(SFTConfig)[GROUP]), SFTConfig))
     groups = "".join(_group(*group) for group in found)
     overview = "".join(_links(*group) for group in found)
