@@ -118,11 +118,10 @@ def test_runs_are_labelled_and_hidden(chromium: Browser, runs: Path) -> None:
 
 
 def test_columns_are_chosen_and_charts_drawn(chromium: Browser, runs: Path) -> None:
-    """The chart library is loaded when the charts are opened; they have a point and a line for each run."""
+    """The charts below the list have a point and a line for each run."""
     with board(runs) as address:
         chromium.open(address)
         chromium.wait_for(LISTED)
-        assert chromium.run("return typeof echarts") == "undefined"
         chromium.run("document.getElementById('run-charts').open = true")
         option = "echarts.getInstanceByDom(document.getElementById('{}'))?.getOption().series"
         chromium.wait_for("window.echarts && document.querySelector('#run-parallel canvas')")
@@ -138,6 +137,39 @@ def test_columns_are_chosen_and_charts_drawn(chromium: Browser, runs: Path) -> N
             "each => each.offsetParent && each.textContent)"
         )
         assert "loss" not in chromium.run(titles)
+        assert chromium.console() == []
+
+
+def test_the_curves_of_the_runs_are_below_their_list(chromium: Browser, tmp_path: Path) -> None:
+    """Of the first twenty in the table, or of the chosen ones; the page says which, and has a link to share them."""
+    for number in range(22):
+        write(tmp_path / f"run-{number:02}", 0.1, number, number / 100)
+    runs = "document.getElementById('curves').dataset.runs === '{}'"
+    words = "return document.querySelector('#run-curves .note').textContent"
+    with board(tmp_path) as address:
+        chromium.open(address)
+        chromium.wait_for(LISTED)
+        chromium.run("document.getElementById('run-curves').scrollIntoView()")
+        chromium.wait_for(f"{runs.format(20)} && document.querySelector('#curves canvas')")
+        assert "the first 20 of the 22 runs" in chromium.run(words)
+        chromium.run("document.getElementById('choose-all').click()")
+        chromium.wait_for("document.querySelector('#run-curves .note').textContent.includes('of the 22 chosen runs')")
+        assert chromium.run("return document.getElementById('compare').textContent") == "Compare 20 of 22"
+        assert "the first 20 of them" in chromium.run("return document.getElementById('run-count').textContent")
+        chromium.run("document.getElementById('choose-all').click()")
+        for name in ("run-03", "run-07"):
+            chromium.run("document.querySelector(`input[value=${arguments[0]}]`).click()", name)
+        chromium.wait_for(runs.format(2))
+        assert sorted(chromium.run("return new URL(document.querySelector('.share').href).searchParams.getAll('run')")) == [
+            "run-03",
+            "run-07",
+        ]
+        chromium.wait_for("document.querySelector('#curves canvas')")
+        note(tmp_path / "run-03", kind="logged", step=30, values={"loss": 9.0})
+        last = "echarts.getInstanceByDom(document.querySelector('#curves .chart'))?.getOption().series"
+        chromium.wait_for(f"{last}.some(each => each.data.some(point => point[1] === 9))")
+        chromium.run("document.getElementById('compare').click()")
+        chromium.wait_for("document.querySelector('h1').textContent.startsWith('2 runs')")
         assert chromium.console() == []
 
 

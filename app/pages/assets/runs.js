@@ -132,8 +132,8 @@
       columns = columnsOf(fresh);
       test = hexloop.runFilter(view.filter, columns, columnNamed).test;
       build();
-    } else if (!fresh.whole && fresh.removed.length === 0 && fresh.rows.length <= MOST_AT_ONCE && areDrawn(fresh.rows)) {
-      if (!editing) table.updateData(fresh.rows.map(function (cells) { return runs.get(cells[0]); }));
+    } else if (place.dataset.built && !fresh.whole && fresh.removed.length === 0 && fresh.rows.length <= MOST_AT_ONCE && areDrawn(fresh.rows)) {
+      if (!editing && fresh.rows.length) table.updateData(fresh.rows.map(function (cells) { return runs.get(cells[0]); }));
     } else {
       soon();
     }

@@ -88,8 +88,24 @@ def test_folders_and_runs_are_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (len(index.runs()), index.cut) == (2, True)
 
 
-def test_little_time_reads_a_part(tmp_path: Path) -> None:
+def test_the_first_runs_are_read_before_all_folders_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page of a folder with many runs has rows at once."""
+    monkeypatch.setattr(watching, "SHOWN_AT_ONCE", 2)
+    for number in range(6):
+        write(tmp_path / str(number), 1)
+    index = RunIndex(tmp_path)
+    counts = [len(index.runs(0.0)) for _ in range(4)]
+    assert counts[1:] == [1, 2, 2]  # of the folder itself there is no run
+    while not index.is_complete:
+        index.runs(0.0)
+    assert sorted(run.folder for run in index.known()) == [str(number) for number in range(6)]
+
+
+def test_little_time_reads_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The runs that changed last, at least one; later calls read the others, and a removed run disappears."""
+    monkeypatch.setattr(watching, "SHOWN_AT_ONCE", 0)
     for number in range(6):
         run = write(tmp_path / str(number), 1)
         os.utime(run / "journal.jsonl", (number, number))
