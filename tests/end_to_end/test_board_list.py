@@ -160,7 +160,9 @@ def test_the_curves_of_the_runs_are_below_their_list(chromium: Browser, tmp_path
         for name in ("run-03", "run-07"):
             chromium.run("document.querySelector(`input[value=${arguments[0]}]`).click()", name)
         chromium.wait_for(runs.format(2))
-        assert sorted(chromium.run("return new URL(document.querySelector('.share').href).searchParams.getAll('run')")) == [
+        assert sorted(
+            chromium.run("return new URL(document.querySelector('.share').href).searchParams.getAll('run')")
+        ) == [
             "run-03",
             "run-07",
         ]

@@ -178,8 +178,7 @@ def downloaded(chromium: Browser, folder: Path, chart: str, kind: str) -> bytes:
     chromium.save_downloads_in(folder)
     before = {*folder.iterdir()}
     chromium.run(
-        "document.querySelector(`.tools:has([data-chart=${arguments[0]}]) [data-does=${arguments[1]}]`)"
-        ".click()",
+        "document.querySelector(`.tools:has([data-chart=${arguments[0]}]) [data-does=${arguments[1]}]`).click()",
         chart,
         kind,
     )
