@@ -1,7 +1,7 @@
 """The page of all arguments, generated from their declarations, and those of their class and choices.
 
-`python -m tests.unit.arguments.page` regenerates them. What the declarations do not hold is in `shown.tsv`, by name: the
-first release of transformers that has the argument, of 4.24 and later ones; the last one, unless that is the newest
+`python -m tests.unit.arguments.page` regenerates them. What the declarations do not hold is in `shown.tsv`, by name:
+the first release of transformers that has the argument, of 4.24 and later ones; the last one, unless that is the newest
 release that was read; and a value to show, as JSON.
 """
 
