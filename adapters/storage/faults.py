@@ -93,7 +93,7 @@ class FaultyStorage:
         >>> storage.write("second", [b"text"])
         Traceback (most recent call last):
             ...
-        hexloop.domain.errors.StorageFullError: Planned fault: no space left for this write of second. Free some space.
+        hexloop.domain.errors.StorageFullError: Planned fault: no space left for ...
     """
 
     def __init__(

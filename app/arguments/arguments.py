@@ -260,7 +260,7 @@ class TrainingArguments(
         >>> TrainingArguments("runs/a", learnin_rate=1e-3)
         Traceback (most recent call last):
             ...
-        hexloop.domain.errors.ConfigurationError: You chose learnin_rate=0.001, but there is no argument of that name; did you mean learning_rate?
+        hexloop.domain.errors.ConfigurationError: ... did you mean learning_rate?
     """  # noqa: E501 - a line of help for each argument
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [

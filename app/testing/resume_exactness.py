@@ -49,7 +49,7 @@ def assert_resume_exact(
         ...         torch.nn.Linear(1, 1),
         ...         TrainingArguments(output_dir, max_steps=10),
         ...         train_dataset=rows,
-        ...         compute_loss_func=lambda outputs, labels, **_: torch.nn.functional.mse_loss(outputs, labels),
+        ...         compute_loss_func=loss,
         ...         loggers=[],
         ...     )
         >>> assert_resume_exact(job, stops=[4], fresh_process=False)

@@ -129,13 +129,15 @@ class Trainer(
     Examples:
         >>> import torch
         >>> from hexloop import Trainer, TrainingArguments
-        >>> rows = [{"input": torch.tensor([x]), "labels": torch.tensor([2 * x])} for x in (0.0, 1.0, 2.0, 3.0)]
+        >>> rows = [{"input": x, "labels": 2 * x} for x in torch.arange(4.0).unsqueeze(1)]
+        >>> def loss(outputs, labels, **_):
+        ...     return torch.nn.functional.mse_loss(outputs, labels)
         >>> trainer = Trainer(
         ...     torch.nn.Linear(1, 1),
         ...     TrainingArguments("runs/line", learning_rate=0.1, max_steps=200),
         ...     train_dataset=rows,
         ...     eval_dataset=rows,
-        ...     compute_loss_func=lambda outputs, labels, **_: torch.nn.functional.mse_loss(outputs, labels),
+        ...     compute_loss_func=loss,
         ...     loggers=[],
         ... )
         >>> trainer.train().global_step
@@ -433,11 +435,11 @@ class Trainer(
 
         Examples:
             >>> trainer = Trainer(
-            ...     args=TrainingArguments("runs/search", max_steps=50, eval_strategy="steps", eval_steps=25),
+            ...     args=TrainingArguments("runs/search", max_steps=50, eval_strategy="epoch"),
             ...     model_init=lambda: torch.nn.Linear(1, 1),
             ...     train_dataset=rows,
             ...     eval_dataset=rows,
-            ...     compute_loss_func=lambda outputs, labels, **_: torch.nn.functional.mse_loss(outputs, labels),
+            ...     compute_loss_func=loss,
             ...     loggers=[],
             ... )
             >>> best = trainer.hyperparameter_search({"learning_rate": [1e-6, 0.1]}, backend="grid")

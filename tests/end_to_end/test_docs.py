@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from doctest import DocTestParser, DocTestRunner
+from doctest import ELLIPSIS, DocTestParser, DocTestRunner
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -182,7 +182,7 @@ def run_example(name: str, names: dict[str, Any]) -> list[str]:
     example = DocTestParser().get_doctest(inspect.getdoc(found) or "", names, name, None, None)
     assert example.examples, name
     wrong: list[str] = []
-    DocTestRunner(verbose=False).run(example, out=wrong.append, clear_globs=False)
+    DocTestRunner(verbose=False, optionflags=ELLIPSIS).run(example, out=wrong.append, clear_globs=False)
     names.update(example.globs)
     return wrong
 

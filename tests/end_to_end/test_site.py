@@ -221,6 +221,41 @@ def test_a_search_finds_the_page_that_answers_first(
 
 
 @needs_browser
+def test_a_link_to_an_argument_opens_its_group(chromium: Browser, address: str) -> None:
+    """The groups are folded until then; a link within the page opens another one."""
+    chromium.open(address)
+    chromium.open(f"{address}arguments/#learning_rate")
+    opened = "[...document.querySelectorAll('details.arguments[open]')]"
+    chromium.wait_for(f"{opened}.length === 1 && {opened}[0].querySelector('#learning_rate')")
+    chromium.run("location.hash = 'save_steps'")
+    chromium.wait_for(f"{opened}.some(group => group.querySelector('#save_steps'))")
+    assert chromium.run(f"return {opened}.length") == 2
+
+
+HIGHEST = 16_000
+"""Pixels of a page of the reference, in a window that is 1,280 pixels wide."""
+
+
+@needs_browser
+def test_pages_of_the_reference_are_of_readable_length(chromium: Browser, address: str) -> None:
+    """What belongs together is on one page, and not everything."""
+    chromium.resize(1280, 900)
+    heights = {}
+    for page in reference_pages():
+        chromium.open(f"{address}{page.removesuffix('.md').removesuffix('index')}/")
+        heights[page] = chromium.run("return document.documentElement.scrollHeight")
+    assert {page: height for page, height in heights.items() if height > HIGHEST} == {}
+    assert len(heights) > 30
+
+
+def reference_pages() -> list[str]:
+    """Return the pages of the API reference."""
+    navigation = settings()["nav"]
+    assert isinstance(navigation, list)
+    return [page for section in navigation if "Reference" in section for page in listed(section)]
+
+
+@needs_browser
 @needs_axe
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
 @pytest.mark.parametrize("path", ["", "api/trainer/", "api/ports/", "arguments/", "troubleshooting/"])
