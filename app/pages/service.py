@@ -42,7 +42,16 @@ from hexloop.app.pages.board import (
 from hexloop.app.pages.charts import finer_points
 from hexloop.app.pages.lines import files_with_lines, last_lines, lines_content, with_last_lines
 from hexloop.app.pages.media_section import file_shown
-from hexloop.app.pages.page import PageContent, Section, asset, asset_path, content_of, curves_alone, report_page, search_content
+from hexloop.app.pages.page import (
+    PageContent,
+    Section,
+    asset,
+    asset_path,
+    content_of,
+    curves_alone,
+    report_page,
+    search_content,
+)
 from hexloop.app.pages.reading import RunRecord
 from hexloop.app.pages.run_table import RunTable
 from hexloop.app.pages.watching import Listing, WatchedRuns
@@ -483,4 +492,3 @@ def _is_count(text: str) -> bool:
 
 def _html(page: bytes) -> web.Response:
     return web.Response(body=page, content_type="text/html", charset="utf-8")
-

@@ -22,7 +22,6 @@ from tests.bench.sweep import write_sweep
 from tests.bench.write_for_peers import TEXT
 from tests.browser import Browser, browser
 
-
 BEST = "document.querySelector('.tabulator-row .run-name').textContent"
 LISTED = "document.getElementById('run-list')?.dataset.built === 'true'"
 DRAWN = "document.querySelector('.chart canvas')"
@@ -126,7 +125,8 @@ def sample(mouse: Mouse) -> None:
 def memory(mouse: Mouse) -> None:
     """See memory over time: it is among the curves below the list."""
     mouse.see("document.getElementById('run-curves')")
-    chart = "Array.from(document.querySelectorAll('figure')).find(each => each.textContent.includes('Memory of the process'))"
+    named = "each.textContent.includes('Memory of the process')"
+    chart = f"Array.from(document.querySelectorAll('figure')).find(each => {named})"
     mouse.see(chart)
     mouse.wait_for(f"{chart}.querySelector('canvas')")
 
@@ -153,6 +153,8 @@ ACTIONS: dict[str, Act] = {
 
 def counted(window: Browser, address: str, ready: str, act: Act) -> str:
     """Return what an action takes that starts on a page, or what went wrong."""
+    window.open(address)
+    window.run("localStorage.clear(); sessionStorage.clear();")  # as a new user has it
     window.open("about:blank")
     window.open(address)
     mouse = Mouse(window)

@@ -121,7 +121,7 @@ TRACKIO = {
 
 # TensorBoard, whose first page has a card for each value
 
-CARDS = "document.querySelectorAll('scalar-card line-chart').length > 2"
+CARDS = "document.querySelectorAll('scalar-card').length > 2"
 
 
 def card(name: str) -> str:
@@ -134,15 +134,16 @@ def card(name: str) -> str:
 
 def tensorboard_best(mouse: Mouse) -> None:
     """Find the best run by a metric: sort the table of its card, whose last row is then the best."""
-    mouse.see(card("eval_accuracy"))
-    header = "Array.from(each.querySelectorAll('tb-data-table-header-cell')).find(one => one.textContent.trim() === 'Value')"
-    mouse.click(f"(each => {header})({card('eval_accuracy')})")
-    place = f"Array.from(each.querySelectorAll('tb-data-table-header-cell')).indexOf({header})"
-    rows = "Array.from(each.querySelectorAll('tb-data-table-content-row'))"
-    read = f"return (each => {{ const place = {place}; return {rows}.map(row => +row.children[place].textContent); }})"
-    mouse.wait_for(f"(each => {header}.querySelector('.show'))({card('eval_accuracy')})")
-    values = mouse.window.run(f"{read}({card('eval_accuracy')})")
-    assert len(values) == 50
+    found = card("eval_accuracy")
+    headers = f"Array.from({found}.querySelectorAll('tb-data-table-header-cell'))"
+    header = f"{headers}.find(each => each.textContent.trim() === 'Value')"
+    rows = f"Array.from({found}.querySelectorAll('tb-data-table-content-row'))"
+    mouse.see(found)
+    mouse.wait_for(f"{rows}.length === 50")
+    mouse.click(header)
+    mouse.wait_for(f"{header}.querySelector('.show')")
+    read = f"const place = {headers}.indexOf({header}); return {rows}.map(row => +row.children[place].textContent)"
+    values = mouse.window.run(read)
     assert values in (sorted(values), sorted(values, reverse=True)), values
 
 
@@ -175,12 +176,13 @@ def tensorboard_export(mouse: Mouse) -> None:
 
 def tensorboard_sample(mouse: Mouse) -> None:
     """Read a text that the model wrote."""
-    mouse.click(
-        "Array.from(document.querySelectorAll('[role=tab]')).find(each => each.textContent.trim().toUpperCase() === 'TEXT')"
-    )
+    named = "each.textContent.trim().toUpperCase() === 'TEXT'"
+    mouse.click(f"Array.from(document.querySelectorAll('[role=tab]')).find(each => {named})")
+    shown = f"each.childElementCount === 0 && each.textContent.includes('{TEXT}')"
+    inside = "each.shadowRoot && look(each.shadowRoot)"
     mouse.wait_for(
-        "(function look(root) { return Array.from(root.querySelectorAll('*')).some("
-        f"each => each.childElementCount === 0 && each.textContent.includes('{TEXT}') || each.shadowRoot && look(each.shadowRoot)); }})(document)"
+        "(function look(root) { return Array.from(root.querySelectorAll('*'))"
+        f".some(each => {shown} || {inside}); }})(document)"
     )
 
 

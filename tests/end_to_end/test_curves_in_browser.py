@@ -178,7 +178,9 @@ def downloaded(chromium: Browser, folder: Path, chart: str, kind: str) -> bytes:
     chromium.save_downloads_in(folder)
     before = {*folder.iterdir()}
     chromium.run(
-        "document.querySelector(`.tools:has([data-chart=${arguments[0]}]) [data-does=${arguments[1]}]`).click()", chart, kind
+        "document.querySelector(`.tools:has([data-chart=${arguments[0]}]) [data-does=${arguments[1]}]`).click()",
+        chart,
+        kind,
     )
     until = time.monotonic() + 60
     while not (found := [each for each in {*folder.iterdir()} - before if each.suffix == f".{kind}"]):
