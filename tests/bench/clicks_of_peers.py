@@ -121,7 +121,7 @@ TRACKIO = {
 
 # TensorBoard, whose first page has a card for each value
 
-CARDS = "document.querySelectorAll('scalar-card line-chart').length > 2"
+CARDS = "document.querySelectorAll('scalar-card').length > 2"
 
 
 def card(name: str) -> str:

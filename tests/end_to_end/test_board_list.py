@@ -160,12 +160,8 @@ def test_the_curves_of_the_runs_are_below_their_list(chromium: Browser, tmp_path
         for name in ("run-03", "run-07"):
             chromium.run("document.querySelector(`input[value=${arguments[0]}]`).click()", name)
         chromium.wait_for(runs.format(2))
-        assert sorted(
-            chromium.run("return new URL(document.querySelector('.share').href).searchParams.getAll('run')")
-        ) == [
-            "run-03",
-            "run-07",
-        ]
+        link = "return new URL(document.querySelector('.share').href).searchParams.getAll('run')"
+        assert sorted(chromium.run(link)) == ["run-03", "run-07"]
         chromium.wait_for("document.querySelector('#curves canvas')")
         note(tmp_path / "run-03", kind="logged", step=30, values={"loss": 9.0})
         last = "echarts.getInstanceByDom(document.querySelector('#curves .chart'))?.getOption().series"

@@ -233,7 +233,7 @@ def test_a_link_to_an_argument_opens_its_group(chromium: Browser, address: str) 
 
 
 HIGHEST = 16_000
-"""Pixels of a page of the reference, in a window that is 1,280 pixels wide."""
+"""Pixels of an API page, in a window that is 1,280 pixels wide."""
 
 
 @needs_browser

@@ -31,7 +31,10 @@
       if (!box.open || !isNear || !list.isComplete()) return;
       const rows = list.rows().slice(0, MOST_CURVES), wanted = JSON.stringify(rows.map(function (row) { return [row.folder, row.seen, row.step]; }));
       clearTimeout(timer);
-      if (wanted === drawn) return;
+      if (wanted === drawn) {
+        if (shape) words.textContent = list.words(rows.length);  // others may be chosen beyond these
+        return;
+      }
       timer = setTimeout(function () { ask(rows, wanted); }, Math.max(SETTLE, asked + BETWEEN - Date.now()));
     }
 
@@ -44,7 +47,7 @@
         const fresh = !answer ? { sections: { curves: "" }, document: { runs: [], charts: [], axes: [] } }
           : answer.ok ? await answer.json() : null;
         if (drawn !== wanted) return;
-        if (!fresh) { words.textContent = "The curves cannot be shown: " + (await answer.text()); return; }
+        if (!fresh) { shape = ""; words.textContent = "The curves cannot be shown: " + (await answer.text()); return; }
         withLibrary(function () { if (drawn === wanted) show(fresh, search, rows.length); });
       } catch (error) {
         words.textContent = "The curves cannot be shown: the board does not answer.";
