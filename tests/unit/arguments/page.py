@@ -188,7 +188,7 @@ TRUTH = ("yes", "no", "on", "off", "true", "false", "null")
 
 def page() -> str:
     """The page of all arguments as Markdown."""
-    found = [(*group, Seq2SeqTrainingArguments) for group in _by_group()]
+    found: list[tuple[type, list[str], type[Any]]] = [(*group, Seq2SeqTrainingArguments) for group in _by_group()]
     found.append((SFTConfig, list(vars(SFTConfig)[GROUP]), SFTConfig))
     groups = "".join(_group(*group) for group in found)
     overview = "".join(_links(*group) for group in found)
