@@ -242,7 +242,7 @@ def test_pages_of_the_reference_are_of_readable_length(chromium: Browser, addres
     chromium.resize(1280, 900)
     heights = {}
     for page in reference_pages():
-        chromium.open(f"{address}{page.removesuffix('.md').removesuffix('index')}/")
+        chromium.open(f"{address}{page.removesuffix('index.md').removesuffix('.md')}")
         heights[page] = chromium.run("return document.documentElement.scrollHeight")
     assert {page: height for page, height in heights.items() if height > HIGHEST} == {}
     assert len(heights) > 30

@@ -192,7 +192,9 @@ def page() -> str:
     found.append((SFTConfig, list(vars(SFTConfig)[GROUP]), SFTConfig))
     groups = "".join(_group(*group) for group in found)
     overview = "".join(_links(*group) for group in found)
-    opening = OPENING.replace("WITHOUT", WITHOUT_PARAMETERS).replace("OVERVIEW", overview)
+    opening = OPENING.replace("WITHOUT", WITHOUT_PARAMETERS.replace("{members", "{heading_level: 2, members")).replace(
+        "OVERVIEW", overview
+    )
     described = opening + groups + REFUSED + _remarks() + ENVIRONMENT + _rows(VARIABLES.items())
     return described + EARLIER + _earlier()
 
