@@ -121,15 +121,25 @@ TRACKIO = {
 
 # TensorBoard, whose first page has a card for each value
 
-CARDS = "document.querySelectorAll('scalar-card').length > 2"
+CARDS = "document.querySelectorAll('card-view').length > 2"
 
 
 def card(name: str) -> str:
     """Return an expression for the card of a value."""
     return (
         "Array.from(document.querySelectorAll('scalar-card'))"
-        f".find(each => each.querySelector('tb-truncated-path').title === '{name}')"
+        f".find(each => each.querySelector('tb-truncated-path')?.title === '{name}')"
     )
+
+
+def reach(mouse: Mouse, name: str) -> None:
+    """Scroll down until the card of a value is there: cards out of sight are not made."""
+    for number in range(mouse.window.run("return document.querySelectorAll('card-view').length")):
+        mouse.window.run(f"document.querySelectorAll('card-view')[{number}].scrollIntoView({{ block: 'center' }})")
+        mouse.window.settle()
+        if mouse.window.run(f"return Boolean({card(name)})"):
+            break
+    mouse.see(card(name))
 
 
 def tensorboard_best(mouse: Mouse) -> None:
@@ -138,7 +148,7 @@ def tensorboard_best(mouse: Mouse) -> None:
     headers = f"Array.from({found}.querySelectorAll('tb-data-table-header-cell'))"
     header = f"{headers}.find(each => each.textContent.trim() === 'Value')"
     rows = f"Array.from({found}.querySelectorAll('tb-data-table-content-row'))"
-    mouse.see(found)
+    reach(mouse, "eval_accuracy")
     mouse.wait_for(f"{rows}.length === 50")
     mouse.click(header)
     mouse.wait_for(f"{header}.querySelector('.show')")
@@ -158,7 +168,7 @@ def tensorboard_compare(mouse: Mouse) -> None:
 
 def tensorboard_zoom(mouse: Mouse) -> None:
     """Zoom into a spike: drag over it."""
-    mouse.see(card("eval_loss"))
+    reach(mouse, "eval_loss")
     mouse.window.run(f"{card('eval_loss')}.querySelector('.series-view').id = 'spiked'")
     mouse.drag("#spiked", 0.4, 0.6)
     mouse.wait_for(f"{card('eval_loss')}.querySelector('button[title^=Fit]:not([disabled])')")
@@ -167,7 +177,7 @@ def tensorboard_zoom(mouse: Mouse) -> None:
 def tensorboard_export(mouse: Mouse) -> None:
     """Export a chart as a picture: open its menu first."""
     mouse.window.run("HTMLAnchorElement.prototype.click = function () { window.saved = this.download; };")
-    mouse.see(card("loss"))
+    reach(mouse, "loss")
     mouse.click(f"{card('loss')}.querySelector('button[title^=More]')")
     item = "Array.from(document.querySelectorAll('[role=menuitem]')).find(each => /download/i.test(each.textContent))"
     mouse.click(item)
