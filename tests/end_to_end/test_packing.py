@@ -260,6 +260,7 @@ RESUMED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_run_resumes_at_every_position(tmp_path: Path, name: str) -> None:
     """Bit-identically: a run that is interrupted after every step, or every few, is the same as a whole one."""

@@ -205,6 +205,7 @@ def test_pruning_and_a_resumed_search_of_more_trials(project: Path) -> None:
     assert facts(record_of(project, "runs/parts")) == facts(record)
 
 
+@pytest.mark.matrix
 def test_trials_that_fail_or_die(project: Path) -> None:
     """Count as failed, with the reason; one that dies is started once more. The search goes on."""
     edit(project, "    model.slope: {low: -1.0, high: 5.0}\n", "    model.act: [train, raise, die]\n")
@@ -254,6 +255,7 @@ def is_running(process: int) -> bool:
         return False
 
 
+@pytest.mark.matrix
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes as Linux shows them")
 def test_a_signal_saves_and_stops(project: Path, undisturbed: dict[int, Any]) -> None:
     """The trials save a checkpoint, from which they resume. The exit code is 3, and no process is left."""
@@ -283,7 +285,7 @@ def test_a_signal_saves_and_stops(project: Path, undisturbed: dict[int, Any]) ->
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes as Linux shows them")
-@pytest.mark.one_in(5)
+@pytest.mark.matrix
 @pytest.mark.parametrize("seed", range(5))
 def test_killed_searches_end_as_undisturbed_ones(project: Path, undisturbed: dict[int, Any], seed: int) -> None:
     """Killed three times each at any moment, the process of the search or a worker; no worker outlives the search."""
@@ -325,6 +327,7 @@ def test_bad_input(project: Path) -> None:
     assert not (project / "runs").exists()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("old", "new", "arguments", "words", "code"),
     [
@@ -347,6 +350,7 @@ def test_what_cannot_be_searched(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.matrix
 def test_an_earlier_search_is_not_overwritten(project: Path) -> None:
     """Nor resumed unasked, nor as another one; nor by several launched processes. What was given is kept."""
     assert search(project, "--trials", "1").returncode == 0

@@ -378,6 +378,7 @@ def test_repeated_steps_name_the_sample(trained: Trained, capsys: pytest.Capture
     assert found["finding"]["name"].startswith("labels of sample 7,")
 
 
+@pytest.mark.matrix
 def test_a_recipe_that_is_not_the_runs_is_noticed(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(capsys, "why", trained.first, trained.second, "--recipe", trained.recipes[0])
     assert found["finding"] is None
@@ -392,6 +393,7 @@ def test_equal_runs_are_equal(trained: Trained, capsys: pytest.CaptureFixture[st
     assert "Checkpoints: equal until step 6" in printed
 
 
+@pytest.mark.matrix
 def test_recorded_numbers_take_the_place_of_the_recipes(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(capsys, "why", trained.first, trained.faster, "--recipe", trained.recipes[0])
     assert found["effective_settings"] == ["learning_rate"]

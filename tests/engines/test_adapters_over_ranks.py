@@ -61,6 +61,7 @@ def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> fl
     return max(float((one[name] - other[name]).abs().max()) for name in one if one[name].numel())
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_adapters_are_saved_alone_and_resume(engine: str, base: Path, tmp_path: Path) -> None:
     """One file has the adapter, whatever is sharded; both the same engine and one process resume from it."""
@@ -95,6 +96,7 @@ def test_adapters_are_saved_alone_and_resume(engine: str, base: Path, tmp_path: 
     assert elsewhere["losses"][-2:] == pytest.approx(both["losses"][-2:], abs=1e-4)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("engine", ["FSDP 2", "ZeRO 3"])
 def test_another_base_is_refused_if_it_is_sharded(engine: str, base: Path, tmp_path: Path) -> None:
     """On every process, with the digests of all tensors."""
@@ -121,7 +123,7 @@ REFUSED: dict[str, tuple[str, str, str]] = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_an_engine_cannot_do_is_refused(name: str, base: Path, tmp_path: Path) -> None:
     """The message says what to choose instead."""
@@ -130,7 +132,7 @@ def test_what_an_engine_cannot_do_is_refused(name: str, base: Path, tmp_path: Pa
     assert words in refused["error"]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("kind", "engine"), [("AdaLoRA", "DDP"), ("prompt tuning", "ZeRO 2"), ("4 bits", "DDP"), ("4 bits", "ZeRO 2")]
 )

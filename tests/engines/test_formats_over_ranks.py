@@ -110,6 +110,7 @@ ENGINES: dict[str, Training] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ENGINES)
 def test_two_processes_in_8_bits_match_one(tmp_path: Path, name: str) -> None:
     """Losses are those of one process, but for the scales of other batches; a run that resumes is bitwise equal.
@@ -156,7 +157,8 @@ def in_bfloat16(options: str, **given: Any) -> Training:
     return Training(kind=OfReaderInBfloat16, rows=29, arguments={**EVERY_EPOCH, **optimizer, **given})
 
 
-@pytest.mark.parametrize("engine", ["DDP", "FSDP 2"])
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("engine", ["FSDP 2", "DDP"])
 @pytest.mark.parametrize("options", ["rounding=stochastic", "use_kahan_summation=True"])
 def test_two_processes_in_bfloat16_match_one(tmp_path: Path, engine: str, options: str) -> None:
     """Replicas round in the same way; a run that resumes is bitwise equal."""

@@ -106,10 +106,8 @@ def differences(name: str, whole: Results, resumed: Results, ranks: list[Results
 
 
 @pytest.mark.timeout(3 * SECONDS)
-@pytest.mark.parametrize(
-    "package",
-    [pytest.param(name, marks=() if name == ALWAYS_THERE[0] else pytest.mark.matrix) for name in packages()],
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize("package", packages())
 def test_an_optimizer_is_as_its_row_says(package: str, tmp_path: Path) -> None:
     """Each resumes bitwise in a fresh process, trains over two ranks, and equals its class stepped by hand.
 

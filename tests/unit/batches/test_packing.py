@@ -479,6 +479,7 @@ READ_BY = [(kind, strategy, 0) for kind in STREAMS for strategy in ("bfd", "bfd_
 READ_BY += [("without state", "bfd", 2), ("with state", "bfd", 2), ("random without state", "wrapped", 2)]
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("kind", "strategy", "workers"), READ_BY)
 def test_streams_resume_at_every_place(kind: str, strategy: str, workers: int) -> None:
     """Their rows are packed in windows; a run continues with the next row after any batch of any pass."""
