@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -121,7 +122,7 @@ TRACKIO = {
 
 # TensorBoard, whose first page has a card for each value
 
-CARDS = "document.querySelectorAll('card-view').length > 2"
+CARDS = "document.querySelector('scalar-card')"
 
 
 def card(name: str) -> str:
@@ -134,9 +135,10 @@ def card(name: str) -> str:
 
 def reach(mouse: Mouse, name: str) -> None:
     """Scroll down until the card of a value is there: cards out of sight are not made."""
-    for number in range(mouse.window.run("return document.querySelectorAll('card-view').length")):
-        mouse.window.run(f"document.querySelectorAll('card-view')[{number}].scrollIntoView({{ block: 'center' }})")
-        mouse.window.settle()
+    groups = "document.querySelectorAll('metrics-card-grid')"
+    for number in range(mouse.window.run(f"return {groups}.length")):
+        mouse.window.run(f"{groups}[{number}].scrollIntoView({{ block: 'center', behavior: 'instant' }})")
+        time.sleep(1)
         if mouse.window.run(f"return Boolean({card(name)})"):
             break
     mouse.see(card(name))
