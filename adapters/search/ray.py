@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import os
+import signal
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -84,7 +86,7 @@ class RayService:
         if getattr(scheduler, "_metric", OBJECTIVE) is None or isinstance(scheduler, str):  # as tune.run wants it
             options = {"metric": OBJECTIVE, "mode": self._mode, **options}
         observer = _observer(listener)
-        with _own_warnings_ignored():
+        with _own_warnings_ignored(), _signals_unchanged():
             analysis = tune.run(
                 tune.with_parameters(_trial, train=train),
                 config=distributions_of(self._space(None)),
@@ -290,3 +292,17 @@ def _own_warnings_ignored() -> Iterator[None]:
         for category in (DeprecationWarning, FutureWarning, ResourceWarning, UserWarning):
             warnings.filterwarnings("ignore", category=category, module=r"ray(\.|$)")
         yield
+
+
+@contextmanager
+def _signals_unchanged() -> Iterator[None]:
+    """Restore the handlers of signals: Ray leaves its own, with which the next Ctrl+C ends nothing."""
+    names = [name for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
+    before = {name: signal.getsignal(getattr(signal, name)) for name in names}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():  # only there can they have changed
+            for name, handler in before.items():
+                if handler is not None:
+                    signal.signal(getattr(signal, name), handler)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from hexloop.domain.search.records import SearchRecord, read_search
 from hexloop.ports.search import TrialState
 
 ray = pytest.importorskip("ray")
+tune = pytest.importorskip("ray.tune")
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*"),
@@ -66,7 +68,7 @@ def trainer(folder: Path, **arguments: Any) -> hexloop.Trainer:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     """A small cluster, whose processes find the modules of the tests. The names of its sockets must be short."""
-    before = os.environ.get("PYTHONPATH")
+    before, handler = os.environ.get("PYTHONPATH"), signal.getsignal(signal.SIGTERM)
     root = str(Path(__file__).parents[2])
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [before, root]))
     folder = tempfile.mkdtemp(prefix="ray")
@@ -78,6 +80,7 @@ def cluster() -> Iterator[None]:
         )  # fmt: skip
     yield
     ray.shutdown()
+    signal.signal(signal.SIGTERM, handler)  # Ray leaves one of its own
     shutil.rmtree(folder, ignore_errors=True)
     if before is None:
         del os.environ["PYTHONPATH"]
@@ -101,7 +104,7 @@ def test_a_search_with_several_trials_at_a_time(cluster: None, tmp_path: Path) -
     One that fails counts as failed; the Trainer's own arguments and model stay.
     """
     ours = trainer(tmp_path)
-    rate = ours.args.learning_rate
+    rate, interrupt = ours.args.learning_rate, signal.getsignal(signal.SIGINT)
     best = ours.hyperparameter_search(
         lambda _: {"learning_rate": ray.tune.grid_search([1e-3, 1e-2]), "seed": ray.tune.grid_search([1, 13])},
         n_trials=1,
@@ -127,6 +130,7 @@ def test_a_search_with_several_trials_at_a_time(cluster: None, tmp_path: Path) -
     assert ours.args.learning_rate == rate
     assert ours.model is not None
     hexloop.with_hyperparameters(ours.args, best.hyperparameters)
+    assert signal.getsignal(signal.SIGINT) is interrupt, "Ray's own would keep Ctrl+C from ending the program"
 
 
 @pytest.mark.matrix
@@ -134,7 +138,7 @@ def test_a_scheduler_prunes_and_seeds_repeat(cluster: None, tmp_path: Path) -> N
     """The same seed draws the same parameters; trials that ASHA stops are pruned; space and folder names as given."""
     drawn = []
     for attempt in ("a", "b"):
-        scheduler = ray.tune.schedulers.ASHAScheduler(metric="objective", mode="min", grace_period=1, max_t=9)
+        scheduler = tune.schedulers.ASHAScheduler(metric="objective", mode="min", grace_period=1, max_t=9)
         ours = trainer(tmp_path / attempt)
         best = ours.hyperparameter_search(
             {"learning_rate": {"low": 1e-4, "high": 1e-1, "log": True}},
