@@ -62,7 +62,7 @@ def state_of(history: RunHistory, total: int | None, now: float, heard: float | 
     elif state is RunState.LOST:
         paused = "" if history.paused_at is None else f"it was paused at step {history.paused_at:,}, and "
         seen = max(history.seen or 0.0, heard or 0.0)
-        detail = f": {paused}no report for {format_age(now - seen)}" if seen else ": it never reported"
+        detail = f": {paused}no report for {format_age(max(now - seen, 0.0))}" if seen else ": it never reported"
     elif state is RunState.FINISHED and total and history.last_step < total:
         detail = f" early, at step {history.last_step:,} of {total:,}"
     elif state is not RunState.RUNNING and sessions[-1].reasons:
