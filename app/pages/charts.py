@@ -21,8 +21,12 @@ from hexloop.domain.journal_index import EPOCH, LOSS_OF_STEP, SAMPLES, TOKENS
 from hexloop.domain.state import Cause
 from hexloop.domain.system_metrics import METRICS
 
-COLOURS = 8
-"""How many colours curves have; those of Okabe and Ito (2008), defined in `report.css` for both themes."""
+COLOURS = 20
+"""How many colours curves have, defined in `report.css` for both themes.
+
+The first eight are those of Okabe and Ito (2008). Each further one lies as far as possible from those before it, in
+CIELAB, as people see it with and without deuteranopia.
+"""
 
 SYSTEM = "System"
 

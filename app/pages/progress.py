@@ -42,7 +42,9 @@ class Progress:
     @property
     def left_text(self) -> str:
         """The time left in words, such as "0:12:34"; "-" if it is not known."""
-        return "-" if self.seconds_left is None else duration_text(round(self.seconds_left))
+        if self.seconds_left is None:
+            return "-"
+        return duration_text(round(self.seconds_left)) if self.seconds_left >= 1 else "under 1 s"
 
 
 def progress_of(history: RunHistory, now: float, total: int | None = None) -> Progress:

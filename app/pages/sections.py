@@ -19,7 +19,7 @@ from hexloop.app.environment import DistributedEnvironment
 from hexloop.app.pages.history import IrregularStep, RecordedSession, RunEnding, RunHistory, Save, number_of
 from hexloop.app.pages.progress import progress_of
 from hexloop.app.pages.reading import RunRecord
-from hexloop.app.pages.states import last_heard, outcome_of, state_of
+from hexloop.app.pages.states import last_heard, outcome_of, session_state, state_of
 from hexloop.app.pages.templates import section
 from hexloop.domain.checkpoints.survey import FolderStatus
 from hexloop.domain.redaction import is_secret_name, redacted
@@ -42,14 +42,6 @@ MOST_MARKS = 400
 
 WIDTH, HEIGHT = 1000, 28
 """The size of a run's bar on the time line in units of the drawing."""
-
-CLASSES = {
-    RunEnding.FINISHED: "finished",
-    RunEnding.STOPPED: "stopped",
-    RunEnding.FAILED: "failed",
-    RunEnding.LOST: "lost",
-}
-"""How the bar of a session is drawn."""
 
 NOT_KNOWN = "-"
 
@@ -241,7 +233,7 @@ def _bar(record: RunRecord, start: float, end: float, now: float) -> dict[str, A
             "title": f"steps {each.first:,} to {each.last:,}: {_outcome(record, each, now)}",
             "x": f"{(each.began - start) * scale:.1f}",
             "width": f"{max((each.seen - each.began) * scale, 2.0):.1f}",
-            "outcome": CLASSES[each.outcome],
+            "state": session_state(each, now, *_last_of(record, each)).value,
         }
         for each in entries[-MOST_MARKS:]
         if each.began is not None and each.seen is not None
@@ -256,8 +248,13 @@ def _bar(record: RunRecord, start: float, end: float, now: float) -> dict[str, A
 
 
 def _outcome(record: RunRecord, session: RecordedSession, now: float) -> str:
+    return outcome_of(session, now, *_last_of(record, session))
+
+
+def _last_of(record: RunRecord, session: RecordedSession) -> tuple[bool, float | None]:
+    """Return whether a session is the last of its run, and if it is, when it last read commands."""
     is_last = session is record.history.sessions.entries[-1]
-    return outcome_of(session, now, is_last, last_heard(record.folder, record.history) if is_last else None)
+    return is_last, last_heard(record.folder, record.history) if is_last else None
 
 
 def _session_rows(record: RunRecord, now: float) -> Iterator[tuple[str, ...]]:

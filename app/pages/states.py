@@ -70,14 +70,19 @@ def state_of(history: RunHistory, total: int | None, now: float, heard: float | 
     return f"{state.value}{detail}"
 
 
+def session_state(session: RecordedSession, now: float, is_last: bool = True, heard: float | None = None) -> RunState:
+    """Return the state of one session: how it ended, that it is running, or that it is lost. See `outcome_of`."""
+    if (ended := ENDED.get(session.outcome)) is not None:
+        return ended
+    return RunState.RUNNING if is_last and now - max(session.seen or 0.0, heard or 0.0) < RUNNING_FOR else RunState.LOST
+
+
 def outcome_of(session: RecordedSession, now: float, is_last: bool = True, heard: float | None = None) -> str:
     """Return how a session ended, in the words of `RunState`, or that it is running. is_last: whether none followed."""
-    if (ended := ENDED.get(session.outcome)) is not None:
-        return f"{ended.value}: {'; '.join(session.reasons)}" if session.reasons else ended.value
-    seen = max(session.seen or 0.0, heard or 0.0)
-    if is_last and now - seen < RUNNING_FOR:
-        return RunState.RUNNING.value
-    return f"{RunState.LOST.value}: it did not report its end"
+    state = session_state(session, now, is_last, heard)
+    if state is RunState.LOST:
+        return f"{state.value}: it did not report its end"
+    return f"{state.value}: {'; '.join(session.reasons)}" if session.reasons else state.value
 
 
 def last_heard(folder: str, history: RunHistory) -> float | None:

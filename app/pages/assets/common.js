@@ -1,12 +1,12 @@
 "use strict";
 /* What the scripts of all pages share: colours, numbers and durations in words, charts, and files to download. */
 const hexloop = (function () {
-  const COLOURS = 8;
+  const COLOURS = 20;
   const MINUTE = 60, HOUR = 3600, UNITS = ["B", "kB", "MB", "GB", "TB"];
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const plots = new Map();
 
-  /* A colour of the style sheet, in the present theme: ink, soft, line, band, paper, c0 to c7. */
+  /* A colour of the style sheet, in the present theme: ink, soft, line, band, paper, c0 to c19. */
   function colour(name) {
     return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
   }
@@ -139,6 +139,6 @@ const hexloop = (function () {
   }
 
   document.body.classList.remove("no-script");
-  return { bytes, colour, colourOf, csv, cut, data, download, duration, el, isDark, lines, onData, onTheme, plotIn, remove, short, tooltip,
+  return { COLOURS, bytes, colour, colourOf, csv, cut, data, download, duration, el, isDark, lines, onData, onTheme, plotIn, remove, short, tooltip,
            withUnit };
 })();

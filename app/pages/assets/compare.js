@@ -14,7 +14,7 @@
   const place = document.getElementById("means-chart");
   let means = hexloop.data().means;
   if (!place || !means) return;
-  const DASHES = ["solid", "dashed", "dotted"], COLOURS = 8;
+  const DASHES = ["solid", "dashed", "dotted"];
 
   function chosen(identifier) {
     return Number(document.getElementById(identifier).value) || 0;
@@ -47,7 +47,7 @@
       { ...hidden, data: group.points.map(function (point) { return [point[0], point[2]]; }) },
       { ...hidden, areaStyle: { color: shade, opacity: 0.18 }, data: group.points.map(function (point) { return [point[0], point[3] - point[2]]; }) },
       { type: "line", name: name, color: shade, symbol: "circle", showSymbol: group.points.length < 40, symbolSize: 5, emphasis: { disabled: true },
-        lineStyle: { width: 2, type: DASHES[Math.floor(number / COLOURS) % DASHES.length] },
+        lineStyle: { width: 2, type: DASHES[Math.floor(number / hexloop.COLOURS) % DASHES.length] },
         data: group.points.map(function (point) { return { value: [point[0], point[1]], band: point }; }) }
     ];
   }

@@ -107,7 +107,7 @@
     const blocks = panel.data.runs.map(function (each) {
       const entry = newestUpTo(each.steps, step);
       const label = runs[each.run], several = runs.length > 1;
-      const title = several ? [made("p", { class: "row-label" }, made("span", { class: "swatch c" + each.run % 8, "aria-hidden": "true" }), " " + label)] : [];
+      const title = several ? [made("p", { class: "row-label" }, made("span", { class: "swatch c" + each.run % hexloop.COLOURS, "aria-hidden": "true" }), " " + label)] : [];
       if (entry === null) return made("div", {}, ...title, made("p", { class: "note", text: "Nothing up to this step." }));
       const late = entry.step !== step ? [made("p", { class: "note", text: "from step " + entry.step.toLocaleString("en") })] : [];
       const items = entry.items.map(function (item) {

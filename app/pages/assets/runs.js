@@ -48,6 +48,11 @@
     return Math.max((row.total - row.step) * row.pace - Math.max(Date.now() / 1000 - row.seen, 0), 0);
   }
 
+  function leftText(row) {
+    if (row.left === null) return "-";
+    return row.left < 1 ? "under 1 s" : hexloop.duration(Math.round(row.left));
+  }
+
   function ago(seconds) {
     if (seconds === null) return "-";
     const age = Math.max(Date.now() / 1000 - seconds, 0);
@@ -68,7 +73,7 @@
       { name: "progress", field: "percent", kind: "fact", number: true,
         text: function (row) { return row.percent === null ? row.step.toLocaleString("en") : Math.floor(row.percent * 100) + "% of " + row.total.toLocaleString("en"); } },
       { name: "time left", field: "left", kind: "fact", number: true,
-        text: function (row) { return row.left === null ? "-" : hexloop.duration(Math.round(row.left)); } }
+        text: leftText }
     ];
     const others = [
       { name: "steps", field: "step", kind: "fact", number: true, text: function (row) { return row.step.toLocaleString("en"); } },

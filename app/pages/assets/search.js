@@ -26,6 +26,14 @@
     return { min: Math.min.apply(null, numbers), max: Math.max.apply(null, numbers) };
   }
 
+  function shaded(cells) {  // texts are black on bright cells and white on dark ones
+    const range = scale(cells.map(function (cell) { return cell[2]; }));
+    return cells.map(function (cell) {
+      const isDark = (cell[2] - range.min) / (range.max - range.min) < 0.5;
+      return { value: cell, label: { color: isDark ? "#ffffff" : "#000000" } };
+    });
+  }
+
   function legend(name, values, colours, dimension) {
     const range = scale(values);
     return { type: "continuous", calculable: false, ...range, dimension: dimension, inRange: { color: colours },
@@ -100,16 +108,15 @@
       animation: false, backgroundColor: "transparent", textStyle: { color: colour("ink") },
       grid: { left: 44, right: 16, top: 12, bottom: 84, containLabel: true },
       xAxis: { ...axis, name: across.name, nameGap: 30, data: columns.names, axisLabel: label },
-      yAxis: { ...axis, name: cut(down.name), nameGap: Math.max(58, 14 + 5.5 * Math.max.apply(null, rows.names.map(function (each) { return each.length; }))), data: rows.names, axisLabel: label },
+      yAxis: { ...axis, name: cut(down.name), nameGap: 20 + 5.5 * Math.max.apply(null, rows.names.map(function (each) { return each.length; })), data: rows.names, axisLabel: label },
       visualMap: legend(measured.name, data.map(function (cell) { return cell[2]; }), CELLS, 2),
       tooltip: hexloop.tooltip(function (found) {
         const cell = found.value;
         return [across.name + ": " + columns.names[cell[0]], down.name + ": " + rows.names[cell[1]],
                 measured.name + ": " + short(cell[2]) + (cell[3] > 1 ? " (mean of " + cell[3] + " " + search.noun + "s)" : "")];
       }),
-      series: [{ type: "heatmap", data: data, itemStyle: { borderColor: colour("paper"), borderWidth: 1 },
-                 label: { show: few, fontSize: 11, color: "#ffffff", textBorderColor: "#000000", textBorderWidth: 2.5,
-                          formatter: function (found) { return short(found.value[2]); } } }]
+      series: [{ type: "heatmap", data: shaded(data), itemStyle: { borderColor: colour("paper"), borderWidth: 1 },
+                 label: { show: few, fontSize: 11, formatter: function (found) { return short(found.value[2]); } } }]
     };
   }
 

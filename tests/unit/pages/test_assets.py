@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
 import pytest
 
+from hexloop.app.pages.charts import COLOURS
 from hexloop.app.pages.page import ECHARTS, TABULATOR, asset
+from hexloop.app.pages.states import RunState
+from hexloop.app.pages.watching import MOST_COMPARED
 
 FOLDER = Path(__file__).parents[3] / "app" / "pages" / "assets"
 
@@ -46,6 +50,26 @@ def test_its_licences_are_shipped() -> None:
     assert "Apache ECharts" in asset("echarts/NOTICE")
     assert "Baidu" in asset("echarts/LICENSE-zrender")
     assert "Bostock" in asset("echarts/LICENSE-d3")
+
+
+def test_every_colour_is_defined() -> None:
+    """Each once for the light and the dark theme, and no two equal; as many as runs are compared."""
+    styles = asset("report.css")
+    themes = [dict(re.findall(r"--(c\d+): (#[0-9a-f]{6});", part)) for part in styles.split("@media", 1)]
+    for theme in themes:
+        assert list(theme) == [f"c{number}" for number in range(COLOURS)]
+        assert len(set(theme.values())) == COLOURS
+    classes = re.findall(r"\.c(\d+) \{ color: var\(--c(\d+)\); \}", styles)
+    assert classes == [(str(number), str(number)) for number in range(COLOURS)]
+    assert f"const COLOURS = {COLOURS};" in asset("common.js")
+    assert COLOURS == MOST_COMPARED
+
+
+def test_the_bar_of_each_state_has_a_colour() -> None:
+    """A session is running, or ended in one of four ways."""
+    styles = asset("report.css")
+    for state in (RunState.RUNNING, RunState.FINISHED, RunState.STOPPED, RunState.FAILED, RunState.LOST):
+        assert f".{state.value} {{ fill: var(--" in styles
 
 
 def test_own_sources_name_no_address() -> None:

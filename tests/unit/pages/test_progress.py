@@ -35,6 +35,7 @@ def test_the_time_left_is_that_of_the_remaining_steps() -> None:
     found = progress(*notes, now=165.0)
     assert found == Progress(30, 200, 170 * 2 - 5.0)
     assert (found.steps_text, found.left_text) == ("30 of 200 (15%)", "0:05:35")
+    assert progress(*notes, now=505.0).left_text == "under 1 s"
 
 
 def test_the_last_logs_count() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from hexloop.app.control.files import Action, CommandFolder
 from hexloop.app.pages.history import RunHistory
-from hexloop.app.pages.states import RunState, last_heard, outcome_of, state_in, state_of
+from hexloop.app.pages.states import RunState, last_heard, outcome_of, session_state, state_in, state_of
 
 NOW = 10_000.0
 
@@ -71,6 +71,8 @@ def test_sessions_have_the_same_words() -> None:
     first, last = made.sessions.entries
     assert outcome_of(first, NOW, is_last=False) == "lost: it did not report its end"
     assert outcome_of(last, NOW) == "running"
+    assert session_state(first, NOW, is_last=False) is RunState.LOST
+    assert session_state(last, NOW) is RunState.RUNNING
 
 
 def test_a_finished_run_that_is_resumed_has_no_restart() -> None:
