@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Unpack, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Unpack
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.arguments import from_transformers
-from hexloop.app.arguments.choices import HPSearchBackend
 from hexloop.app.assembly.adapters import Injected, choose_adapters
 from hexloop.app.assembly.framework import torch_framework
 from hexloop.app.assembly.ineffective import log_ineffective_arguments
 from hexloop.app.assembly.random_state import seeded
-from hexloop.app.assembly.storage import WorkingFolder, as_location, joined, storage_for
+from hexloop.app.assembly.storage import WorkingFolder, as_location, storage_for
 from hexloop.app.callbacks import CallbackHandler, TrainerState
 from hexloop.app.callbacks.flow import JITCheckpointCallback, all_callbacks
 from hexloop.app.calling import refuse_metrics
@@ -32,9 +31,6 @@ from hexloop.app.run.messages import set_log_level, warn_of_unsmoothed_labels
 from hexloop.app.run.quantized_models import refuse_untrainable_model
 from hexloop.app.run.session import RunHost
 from hexloop.app.run.tracking import make_tracker_loggers
-from hexloop.app.search.call import checked_call
-from hexloop.app.search.results import BestRun
-from hexloop.app.search.stored import best_recorded, drawn_trial
 from hexloop.app.trainer.checkpoints import TrainerCheckpoints
 from hexloop.app.trainer.data import TrainerData
 from hexloop.app.trainer.evaluation import TrainerEvaluation
@@ -53,10 +49,8 @@ from hexloop.app.trainer.search import TrainerSearch
 from hexloop.app.trainer.steps import TrainerSteps
 from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.domain.events import AnyEvent, Paused, TrainEnded
-from hexloop.domain.ranks import run_on_rank0
 from hexloop.domain.redaction import remember_secrets, secret_values
 from hexloop.domain.requests import SaveRequest
-from hexloop.domain.search.trial import LiveTrial
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -348,157 +342,6 @@ class Trainer(
             return self._drain(resume_from_checkpoint, ignore_keys_for_eval)
         finally:
             self._is_in_inner_loop, self._resumes_from = nested, (None, None)
-
-    # Hyperparameter search
-
-    @overload
-    def hyperparameter_search(
-        self,
-        hp_space: Callable[[Any], Any] | Mapping[str, Any] | None = ...,
-        compute_objective: Callable[[dict[str, float]], Any] | None = ...,
-        n_trials: int | None = ...,
-        direction: str = ...,
-        backend: str | HPSearchBackend | None = ...,
-        hp_name: Callable[[Any], str] | None = ...,
-        *,
-        resume: bool | str = ...,
-        objective: str | None = ...,
-        keep_trials: int | None = ...,
-        seed: int | None = ...,
-        **kwargs: Any,
-    ) -> BestRun: ...
-
-    @overload
-    def hyperparameter_search(
-        self,
-        hp_space: Callable[[Any], Any] | Mapping[str, Any] | None = ...,
-        compute_objective: Callable[[dict[str, float]], Any] | None = ...,
-        n_trials: int | None = ...,
-        *,
-        direction: list[str],
-        backend: str | HPSearchBackend | None = ...,
-        hp_name: Callable[[Any], str] | None = ...,
-        resume: bool | str = ...,
-        objective: str | None = ...,
-        keep_trials: int | None = ...,
-        seed: int | None = ...,
-        **kwargs: Any,
-    ) -> list[BestRun]: ...
-
-    def hyperparameter_search(
-        self,
-        hp_space: Callable[[Any], Any] | Mapping[str, Any] | None = None,
-        compute_objective: Callable[[dict[str, float]], Any] | None = None,
-        n_trials: int | None = 20,
-        direction: str | list[str] = "minimize",
-        backend: str | HPSearchBackend | None = None,
-        hp_name: Callable[[Any], str] | None = None,
-        *,
-        resume: bool | str = False,
-        objective: str | None = None,
-        keep_trials: int | None = None,
-        seed: int | None = None,
-        **kwargs: Any,
-    ) -> BestRun | list[BestRun]:
-        """Train `n_trials` times with other arguments, and return the best trial.
-
-        A trial trains with a copy of the arguments; the Trainer's own stay as they are. A trial that fails, diverges
-        or runs out of memory counts as failed. With several directions, the trials that no other one beats are
-        returned. Collective; every rank receives the result.
-
-        Args:
-            hp_space: receives the trial of the backend, and returns the parameters of the trial by argument; a name
-                with dots is an entry of a dictionary, such as "lr_scheduler_kwargs.num_cycles". A dictionary of choices
-                and ranges is a space as well.
-            compute_objective: returns the objective of a dictionary of metrics, by default the loss or the sum of the
-                other metrics; for several directions a list.
-            n_trials: how many trials to run; None for no limit but the time or the space.
-            direction: "minimize" or "maximize", or a list of these.
-            backend: "optuna", "ray", "wandb", "random", "grid", or one of an installed package; by default the first of
-                optuna, ray and wandb that is installed.
-            hp_name: returns the name of a trial, and of its folder; by default `run-<number>`.
-            resume: True continues the search that is recorded in `output_dir`, at the trial that it was in and from
-                that trial's newest checkpoint; "auto" does so if there is one.
-            objective: "best" or "last", the evaluation that a trial counts with; "best" unless `reproduce` or a
-                takeover follows transformers.
-            keep_trials: of how many of the best trials the checkpoints are kept; by default of all.
-            seed: of the proposals, by default `args.seed`.
-            **kwargs: for the backend, and `timeout` in seconds, after which no further trial starts; `catch`, the
-                errors after which a trial counts as failed, by default all; and `gc_after_trial`.
-
-        Returns:
-            the best trial; with several directions, the trials that no other one beats.
-
-        Raises:
-            ConfigurationError: with every problem, before the first trial trains.
-            RunStateError: while a run is live, and if no trial was complete.
-
-        Examples:
-            >>> trainer = Trainer(
-            ...     args=TrainingArguments("runs/search", max_steps=50, eval_strategy="epoch"),
-            ...     model_init=lambda: torch.nn.Linear(1, 1),
-            ...     train_dataset=rows,
-            ...     eval_dataset=rows,
-            ...     compute_loss_func=loss,
-            ...     loggers=[],
-            ... )
-            >>> best = trainer.hyperparameter_search({"learning_rate": [1e-6, 0.1]}, backend="grid")
-            >>> best.hyperparameters
-            {'learning_rate': 0.1}
-        """
-        self._refuse_search()
-        is_own = self._own_optimizer and self._own_scheduler
-        call = checked_call(
-            *(self.args, self._notices, self.model_init),
-            has_own_optimizer=not is_own,
-            hp_space=hp_space,
-            compute_objective=compute_objective,
-            n_trials=n_trials,
-            direction=direction,
-            backend=backend,
-            hp_name=hp_name,
-            resume=resume,
-            objective=objective,
-            keep_trials=keep_trials,
-            seed=seed,
-            options=kwargs,
-        )
-        return self._search(call, self._run_trial, self._forget_run)
-
-    def _run_trial(self, live: LiveTrial, resume_from: str | None) -> bool:
-        """Train a trial and take its objective; see `RunTrial`."""
-        with self._as_trial(live):
-            self._renews_model = True
-            self.train(resume_from_checkpoint=resume_from, trial=live.handle)
-            if live.state is None and self.outcome is not None and self.outcome.stopped:
-                return False
-            if live.state is None and not live.reports:
-                metrics = self.evaluate()
-                self.objective = self.compute_objective(dict(metrics))
-                live.conclude(int(self.state.global_step), self.objective, metrics)
-        return True
-
-    def load_best_trial(self) -> BestRun:
-        """Load the model of the best trial of the search in `output_dir`, from its checkpoint, and return that trial.
-
-        `model_init` makes the model again, with what the trial had drawn. The arguments stay as they are; see
-        `hexloop.with_hyperparameters`. Of several objectives, the first of the best trials is loaded. Collective.
-
-        Raises:
-            RunStateError: if there is no search, no complete trial, or no checkpoint of it.
-        """
-        self._refuse_search()
-        folder = self._search_folder()
-        found: Any = run_on_rank0(self.adapters.collectives, lambda: best_recorded(folder))
-        with seeded(self.adapters.device, int(found["parameters"].get("seed", self.args.seed))):
-            self.model = self.model_wrapped = self.call_model_init(drawn_trial(found))
-        framework = self.adapters.framework
-        framework.receive(framework.unwrapped(self.model), self.args)
-        self.optimizer = self.lr_scheduler = None
-        self._renews_model = True
-        self._load_from_checkpoint(joined(str(self.args.output_dir), found["checkpoint"]))
-        objective = found["values"] if found["several"] else found["values"][0]
-        return BestRun(found["identifier"], objective, found["parameters"])
 
     def stream(
         self, resume_from_checkpoint: str | bool | None = None, ignore_keys_for_eval: list[str] | None = None
