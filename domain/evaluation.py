@@ -64,6 +64,9 @@ NOT_MEASURED = (*CLOCK_READINGS, "_model_preparation_time", "epoch")
 ApplyRequests = Callable[[], Iterator[events.AnyEvent]]
 """Applies pending requests to the run in the middle of an evaluation."""
 
+Explain = Callable[[Exception, int, Any], None]
+"""Receives an error in a batch, its number from 1 on, and the batch, to add a note to the error."""
+
 
 def evaluate(
     evaluator: Evaluator[Batch],
@@ -74,6 +77,7 @@ def evaluate(
     report: Callable[[dict[str, float]], None],
     apply_requests: ApplyRequests,
     interrupted: Callable[[], bool],
+    explain: Explain = lambda *_: None,
 ) -> Generator[events.AnyEvent, None, dict[str, float] | None]:
     """Evaluate on all held-out data, report the metrics and the speed, and return them.
 
@@ -81,7 +85,7 @@ def evaluate(
     """
     began = clock.monotonic()
     yield events.EvaluationBegan(step)
-    outcome = yield from predict(evaluator, step, apply_requests, interrupted)
+    outcome = yield from predict(evaluator, step, apply_requests, interrupted, explain)
     if outcome is None:
         return None
     samples, batches = outcome
@@ -94,7 +98,11 @@ def evaluate(
 
 
 def predict(
-    evaluator: Evaluator[Batch], step: int, apply_requests: ApplyRequests, interrupted: Callable[[], bool]
+    evaluator: Evaluator[Batch],
+    step: int,
+    apply_requests: ApplyRequests,
+    interrupted: Callable[[], bool],
+    explain: Explain = lambda *_: None,
 ) -> Generator[events.AnyEvent, None, tuple[int, int] | None]:
     """Predict every held-out batch and return the numbers of samples and batches, or None if a stop interrupted it."""
     samples = number = 0
@@ -102,7 +110,11 @@ def predict(
     try:
         with closing(evaluator.batches()) as batches:
             for number, batch in enumerate(batches, 1):
-                samples += evaluator.step(batch)
+                try:
+                    samples += evaluator.step(batch)
+                except Exception as error:
+                    explain(error, number, batch)
+                    raise
                 yield events.PredictionStepEnded(step, number)
                 yield from apply_requests()
                 if interrupted():

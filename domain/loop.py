@@ -77,7 +77,7 @@ def _train_epoch(run: Run[Batch, Loss]) -> Generator[AnyEvent, None, None]:
     count_items, add_loss, add_values = learner.count_items, run.losses.add, guard.values.add
     control.set_due_actions([])
     guard.keep(state)
-    windows = run.windows(run.batches.epoch(state.epoch, state.position), run.plan.accumulation)
+    windows = run.windows(run.read(), run.plan.accumulation)
     with closing(guard.reading(state, windows) if state.skipped else windows) as epoch_windows:
         for window in epoch_windows:
             if state.skipped and guard.leaves_out():

@@ -143,8 +143,8 @@ class StartingPoint:
 class FailedStep(Generic[Batch]):
     """Where an error happened: in micro-batch `number` of `count` of optimizer step `step` of `steps`, all from 1 on.
 
-    place: where its samples are in the data. batch: the micro-batch; None in the update, whose samples are those of all
-    micro-batches.
+    number: 0 while the batches of the step were read. place: where its samples are in the data; while they were read,
+    where they begin. batch: the micro-batch; None in the update, whose samples are those of all micro-batches.
     """
 
     step: int
@@ -157,7 +157,12 @@ class FailedStep(Generic[Batch]):
     @property
     def in_update(self) -> bool:
         """Whether all micro-batches were done."""
-        return self.batch is None
+        return self.batch is None and self.number > 0
+
+    @property
+    def in_reading(self) -> bool:
+        """Whether the batches of the step were being read."""
+        return self.number == 0
 
 
 @define
@@ -288,6 +293,17 @@ class Run(Generic[Batch, Loss]):
         samples = sum(counts) if batch is None else counts[done]
         place = WindowPlace(state.epoch, state.position + (0 if batch is None else sum(counts[:done])), samples)
         self.explain(error, FailedStep(state.step + 1, self.plan.total_steps, done + 1, len(window), place, batch))
+
+    def read(self) -> Generator[Batch, None, None]:
+        """Yield the rest of the current epoch's batches, and let `explain` add a note to an error in reading them."""
+        state = self.state
+        try:
+            yield from self.batches.epoch(state.epoch, state.position)
+        except Exception as error:
+            place = WindowPlace(state.epoch, state.position, 0)
+            step, steps, count = state.step + 1, self.plan.total_steps, self.plan.accumulation
+            self.explain(error, FailedStep(step, steps, 0, count, place, None))
+            raise
 
     def start_timing(self) -> None:
         """Measure speed from now on."""

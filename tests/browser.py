@@ -67,19 +67,27 @@ class Browser:
         actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
         self._send("POST", "/actions", {"actions": [{"type": "key", "id": "keys", "actions": actions}]})
 
-    def drag(self, selector: str, start: float, end: float) -> None:
-        """Drag with the mouse over an element, from one part of its width to another, each between 0 and 1."""
+    def drag(self, selector: str, start: float, end: float, rise: float = 0.0) -> None:
+        """Drag with the mouse over an element, from one part of its width to another, each between 0 and 1.
+
+        rise: how far the mouse goes up meanwhile, as a part of the height; half of it above the middle.
+        """
         place = (
             "const element = document.querySelector(arguments[0]);"
             "element.scrollIntoView({block: 'center', behavior: 'instant'});"
-            "const box = element.getBoundingClientRect(); return [box.left, box.top + box.height / 2, box.width];"
+            "const box = element.getBoundingClientRect(); return [box.left, box.top + box.height / 2, box.width, box.height];"
         )
         self.run(place, selector)
         self.settle()
-        left, middle, width = self.run(place, selector)
+        left, middle, width, height = self.run(place, selector)
         moves = [
-            {"type": "pointerMove", "x": round(left + part * width), "y": round(middle), "duration": 50}
-            for part in (start, (start + end) / 2, end)
+            {
+                "type": "pointerMove",
+                "x": round(left + (start + part * (end - start)) * width),
+                "y": round(middle + (0.5 - part) * rise * height),
+                "duration": 50,
+            }
+            for part in (0.0, 0.5, 1.0)
         ]
         actions = [moves[0], {"type": "pointerDown", "button": 0}, *moves[1:], {"type": "pointerUp", "button": 0}]
         mouse = {"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}, "actions": actions}

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 from hexloop.app.assembly.learner import EMA
@@ -19,6 +20,7 @@ from hexloop.app.assembly.random_state import IsolatedRandomness
 from hexloop.app.overrides.evaluation import evaluation_by_override, looped_by_override
 from hexloop.app.run.checkpoint_compatibility import likely_checkpoint
 from hexloop.app.run.checkpoints import callbacks_state, restore_callbacks
+from hexloop.app.run.failed_steps import add_note_of_evaluation
 from hexloop.app.run.messages import log_evaluation
 from hexloop.app.run.session import RunHost, open_session
 from hexloop.domain import evaluation
@@ -324,6 +326,7 @@ def _evaluate_one(
             report=parts.hooks.log,
             apply_requests=apply_run_requests,
             interrupted=lambda: run is not None and run.stopped,
+            explain=partial(add_note_of_evaluation, parts.args, parts.adapters),
         )
     )
 
@@ -360,7 +363,8 @@ def evaluation_loop(
     with _randomness(parts):
         keep = description == "Prediction"
         evaluator: Any = parts.adapters.framework.evaluator(parts, loader, loss_only, ignore_keys, prefix, keep)
-        for event in evaluation.predict(evaluator, parts.state.global_step, lambda: iter(()), lambda: False):
+        explain = partial(add_note_of_evaluation, parts.args, parts.adapters)
+        for event in evaluation.predict(evaluator, parts.state.global_step, lambda: iter(()), lambda: False, explain):
             parts.dispatcher.dispatch(event)
         metrics = evaluator.metrics()
     return EvalLoopOutput(evaluator.predictions, evaluator.label_ids, metrics, evaluator.samples)

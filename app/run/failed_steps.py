@@ -1,4 +1,4 @@
-"""What is added to an error in a step, such as one of torch's: which batch it was, which samples, and what to try."""
+"""What is added to an error in a step or an evaluation, such as one of torch's: which batch it was, and what to try."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
+
+from attrs import evolve
 
 from hexloop.app.assembly.parts import TrainerParts
 from hexloop.domain.errors import HexloopError
@@ -21,6 +23,11 @@ ADVICE = (
         "device-side assert",
         "A label or token may be outside of the range that the model was built for. Errors of the device come late: "
         "with use_cpu=True the same batch names the operation and the value.",
+    ),
+    (
+        r"expects each tensor to be equal size|unable to create tensor",
+        "Samples of a batch differ in size: pass a data_collator that pads them, such as transformers' "
+        "DataCollatorWithPadding, or cut all to one length.",
     ),
     (
         r"out of (bounds|range)",
@@ -61,20 +68,41 @@ def add_note(args: Any, adapters: Any, loader: Any, error: Exception, failed: Fa
     with suppress(Exception):  # the error matters more than what is said about it
         is_out_of_memory = adapters.device.is_out_of_memory(error)
         advice = _memory_advice(args, adapters.device.name) if is_out_of_memory else _advice(error)
-        error.add_note(f"{_where(failed, loader, adapters.mesh.data)} {advice}".strip())
+        ranks = adapters.mesh.data
+        if failed.in_reading:
+            samples = args.train_batch_size * ranks.size * failed.count
+            failed = evolve(failed, place=evolve(failed.place, samples=samples))
+        error.add_note(f"{_where(failed, loader, ranks)} {advice}".strip())
+
+
+def add_note_of_evaluation(args: Any, adapters: Any, error: Exception, number: int, batch: Any) -> None:
+    """Add to an error in the batch of an evaluation where it happened and what to try. number: from 1 on."""
+    if isinstance(error, HexloopError):
+        return
+    with suppress(Exception):
+        advice = _advice(error)
+        if adapters.device.is_out_of_memory(error):
+            advice = _memory_advice_for_evaluation(args, adapters.device.name)
+        ranks = adapters.mesh.data
+        rank = f" of rank {ranks.rank}" if ranks.size > 1 else ""
+        error.add_note(f"In batch {number} of an evaluation{rank}{_shapes(batch)}. {advice}")
 
 
 def _where(failed: FailedStep[Any], loader: Any, ranks: Any) -> str:
     step = f"In optimizer step {failed.step} of {failed.steps}"
-    if failed.in_update:
+    if failed.in_reading:
+        step += ", while its batches were read"
+    elif failed.in_update:
         step += ", in the update of the weights"
     elif failed.count > 1:
         step += f", in micro-batch {failed.number} of {failed.count}"
     rank = f" of rank {ranks.rank}" if ranks.size > 1 else ""
-    shapes = "" if failed.in_update else _shapes(failed.batch)
+    shapes = _shapes(failed.batch)
     place = failed.place
     last = place.position + max(1, place.samples) - 1
     at = f"position {last}" if last == place.position else f"positions {place.position} to {last}"
+    if failed.in_reading:  # there may be fewer
+        at = f"from position {place.position} on"
     return f"{step}{rank}{shapes}: {_samples(failed, loader)}{at} in the order of epoch {place.epoch}."
 
 
@@ -102,7 +130,7 @@ def _samples(failed: FailedStep[Any], loader: Any) -> str:
     plain = [str(each) for each in indices[:NAMED]]
     if (further := len(indices) - NAMED) > 0:
         plain.append(f"{further} more")
-    exact = "rows" if getattr(order, "has_one_size", False) else "among rows"
+    exact = "rows" if getattr(order, "has_one_size", False) and not failed.in_reading else "among rows"
     return f"{exact} {enumeration(plain)} of train_dataset, "
 
 
@@ -136,4 +164,18 @@ def _memory_advice(args: Any, device: str) -> str:
         tries.append("let auto_find_batch_size=True find a size that fits")
     if not tries:
         tries.append("train a smaller model, or in fewer bits")
+    return f"{device} ran out of memory: {enumeration(tries, 'or')}; {troubleshooting('out of memory')}."
+
+
+def _memory_advice_for_evaluation(args: Any, device: str) -> str:
+    """Return what makes an evaluation need less memory and is not set yet."""
+    size, tries = args.per_device_eval_batch_size, []
+    if size > 1:
+        tries.append(f"set per_device_eval_batch_size={size // 2} (now {size})")
+    if not args.prediction_loss_only:
+        tries.append("keep less of the predictions with preprocess_logits_for_metrics, or set prediction_loss_only=True")
+    if not (args.bf16_full_eval or args.fp16_full_eval):
+        tries.append("set bf16_full_eval=True")
+    if not tries:
+        tries.append("evaluate on a device with more memory")
     return f"{device} ran out of memory: {enumeration(tries, 'or')}; {troubleshooting('out of memory')}."

@@ -134,14 +134,17 @@ def card(name: str) -> str:
 
 
 def reach(mouse: Mouse, name: str) -> None:
-    """Scroll down until the card of a value is there: cards out of sight are not made."""
-    groups = "document.querySelectorAll('metrics-card-grid')"
-    for number in range(mouse.window.run(f"return {groups}.length")):
-        mouse.window.run(f"{groups}[{number}].scrollIntoView({{ block: 'center', behavior: 'instant' }})")
-        time.sleep(1)
-        if mouse.window.run(f"return Boolean({card(name)})"):
-            break
+    """Scroll to the group of a value, and expand it unless it is one of the first two, which are."""
+    group = f"{GROUPS}.find(each => each.textContent.trim() === '{name}')"
+    mouse.see(group)
+    time.sleep(1)  # cards out of sight are not made
+    if not mouse.window.run(f"return Boolean({card(name)})"):
+        mouse.click(group)
     mouse.see(card(name))
+    mouse.wait_for(f"{card(name)}.querySelector('canvas') && !{card(name)}.querySelector('[role=progressbar]')")
+
+
+GROUPS = "Array.from(document.querySelectorAll('metrics-card-groups .group-toolbar'))"
 
 
 def tensorboard_best(mouse: Mouse) -> None:
@@ -169,15 +172,15 @@ def tensorboard_compare(mouse: Mouse) -> None:
 
 
 def tensorboard_zoom(mouse: Mouse) -> None:
-    """Zoom into a spike: drag over it."""
+    """Zoom into a spike: expand its group, and drag over it."""
     reach(mouse, "eval_loss")
     mouse.window.run(f"{card('eval_loss')}.querySelector('.series-view').id = 'spiked'")
-    mouse.drag("#spiked", 0.4, 0.6)
+    mouse.drag("#spiked", 0.4, 0.6, rise=0.8)
     mouse.wait_for(f"{card('eval_loss')}.querySelector('button[title^=Fit]:not([disabled])')")
 
 
 def tensorboard_export(mouse: Mouse) -> None:
-    """Export a chart as a picture: open its menu first."""
+    """Export a chart as a picture: expand its group, and open its menu."""
     mouse.window.run("HTMLAnchorElement.prototype.click = function () { window.saved = this.download; };")
     reach(mouse, "loss")
     mouse.click(f"{card('loss')}.querySelector('button[title^=More]')")
@@ -187,15 +190,21 @@ def tensorboard_export(mouse: Mouse) -> None:
 
 
 def tensorboard_sample(mouse: Mouse) -> None:
-    """Read a text that the model wrote."""
+    """Read a text that the model wrote: of more than 40 runs, none is chosen on the page of texts."""
     named = "each.textContent.trim().toUpperCase() === 'TEXT'"
     mouse.click(f"Array.from(document.querySelectorAll('[role=tab]')).find(each => {named})")
-    shown = f"each.childElementCount === 0 && each.textContent.includes('{TEXT}')"
-    inside = "each.shadowRoot && look(each.shadowRoot)"
-    mouse.wait_for(
-        "(function look(root) { return Array.from(root.querySelectorAll('*'))"
-        f".some(each => {shown} || {inside}); }})(document)"
-    )
+    mouse.click(f"{INSIDE}(document, each => each.tagName === 'TF-MULTI-CHECKBOX').shadowRoot.querySelector({BOX})")
+    mouse.wait_for(f"{INSIDE}(document, each => each.childElementCount === 0 && each.textContent.includes('{TEXT}'))")
+
+
+BOX = "'[role=checkbox], input[type=checkbox]'"
+
+INSIDE = (
+    "(function look(root, wanted) { for (const each of root.querySelectorAll('*')) {"
+    "if (wanted(each)) return each;"
+    "const found = each.shadowRoot && look(each.shadowRoot, wanted); if (found) return found; } return null; })"
+)
+"""Returns the first element of a page, also inside of its components, of which a function is true."""
 
 
 TENSORBOARD = {

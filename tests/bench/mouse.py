@@ -30,19 +30,21 @@ class Mouse:
         hit = self.window.run(
             f"const found = {element}; found.scrollIntoView({{ block: 'center', behavior: 'instant' }});"
             "const box = found.getBoundingClientRect();"
-            "const top = document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2);"
+            "const place = [box.x + box.width / 2, box.y + box.height / 2];"
+            "let top = document.elementFromPoint(...place);"
+            "for (let inner; (inner = top?.shadowRoot?.elementFromPoint(...place)) && inner !== top; top = inner);"
             "if (!top || !(found.contains(top) || top.contains(found))) return top ? top.outerHTML.slice(0, 100) : '';"
-            "return [box.x + box.width / 2, box.y + box.height / 2];"
+            "return place;"
         )
         if isinstance(hit, str):
             raise AssertionError(f"{element} is covered by {hit}")
         self.window.click(*hit)
         self.clicks += 1
 
-    def drag(self, selector: str, start: float, end: float) -> None:
-        """Drag over an element from one part of its width to another."""
+    def drag(self, selector: str, start: float, end: float, rise: float = 0.0) -> None:
+        """Drag over an element from one part of its width to another; see `Browser.drag`."""
         self.wait_for(f"document.querySelector('{selector}')")
-        self.window.drag(selector, start, end)
+        self.window.drag(selector, start, end, rise)
         self.clicks += 1
 
     def write(self, text: str) -> None:

@@ -175,3 +175,92 @@ def test_hexloop_s_own_errors_have_no_note(tmp_path: Path) -> None:
         small_trainer(tmp_path, kind=Mine, parts={"model": net(), "train_dataset": rows(16)}).train()
     assert isinstance(raised.value, HexloopError)
     assert not hasattr(raised.value, "__notes__")
+
+
+@pytest.mark.parametrize("how", ["evaluate", "predict", "in a run"])
+def test_an_error_in_an_evaluation_names_its_batch(how: str, tmp_path: Path) -> None:
+    """Its number and shapes, and what makes an evaluation need less memory."""
+    trainer = small_trainer(
+        tmp_path,
+        parts={"model": Classifier(), "train_dataset": samples(), "eval_dataset": samples()},
+        per_device_eval_batch_size=4,
+        eval_strategy="steps",
+        eval_steps=2,
+        max_steps=2,
+    )
+
+    def breaks(model: Classifier, _: Any) -> None:
+        if not model.training:
+            out_of_memory()
+
+    trainer.model.breaks = breaks
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        {"evaluate": trainer.evaluate, "predict": lambda: trainer.predict(samples()), "in a run": trainer.train}[how]()
+    (note,) = raised.value.__notes__
+    assert note.startswith("In batch 2 of an evaluation (x [4, 3] int64, labels [4] int64). cpu ran out of memory: ")
+    assert "set per_device_eval_batch_size=2 (now 4)" in note
+    assert "bf16_full_eval=True" in note
+    assert note.endswith("see docs/troubleshooting.md#out-of-memory.")
+
+
+def test_an_evaluation_of_labels_out_of_range_has_advice(tmp_path: Path) -> None:
+    """The same as in a step."""
+    trainer = small_trainer(tmp_path, parts={"model": Classifier(), "eval_dataset": samples(7)})
+    with pytest.raises(IndexError) as raised:
+        trainer.evaluate()
+    (note,) = raised.value.__notes__
+    assert "compare the largest label" in note
+
+
+def test_hexloop_s_own_errors_in_an_evaluation_have_no_note(tmp_path: Path) -> None:
+    """They say themselves what to do."""
+    trainer = small_trainer(tmp_path, parts={"eval_dataset": rows(4), "data_collator": lambda _: {}})
+    with pytest.raises(DataError) as raised:
+        trainer.evaluate()
+    assert not hasattr(raised.value, "__notes__")
+
+
+class Broken:
+    """Data with a sample that cannot be read."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == WORST:
+            raise KeyError("no such file")
+        return samples()[index]
+
+
+def longer() -> list[dict[str, Any]]:
+    """Samples, one of which is longer than the others."""
+    given = samples()
+    given[WORST]["x"] = torch.ones(5, dtype=torch.int64)
+    return given
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("data", "kind", "message", "advice"),
+    [
+        (Broken(), KeyError, "no such file", "see docs/troubleshooting.md#error-in-a-step"),
+        (longer(), RuntimeError, "equal size", "Samples of a batch differ in size: pass a data_collator that pads"),
+    ],
+    ids=["a sample that cannot be read", "samples of two sizes"],
+)
+def test_an_error_in_reading_names_the_rows(
+    data: Any, kind: type[Exception], message: str, advice: str, workers: int, tmp_path: Path
+) -> None:
+    """Those of the step that it was read for; also if a process of the loader read them."""
+    trainer = small_trainer(
+        tmp_path,
+        parts={"model": Classifier(), "train_dataset": data},
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        train_sampling_strategy="sequential",
+        dataloader_num_workers=workers,
+    )
+    note = note_of(trainer, kind, message)
+    assert note.startswith("In optimizer step 2 of 4, while its batches were read: among rows 4, 5, 6 and 7 of train_data")
+    assert "from position 4 on in the order of epoch 0." in note
+    assert advice.lower() in note.lower()

@@ -98,6 +98,7 @@ def options(folder: Path, **more: Any) -> dict[str, Any]:
     return {"backend": "ray", "storage_path": str(folder / "ray"), "verbose": 0, **more}
 
 
+@pytest.mark.matrix
 def test_a_search_with_several_trials_at_a_time(cluster: None, tmp_path: Path) -> None:
     """Its best run has Ray's analysis, and the parameters by name; each trial has its folder, and is recorded.
 

@@ -35,7 +35,7 @@ from hexloop.domain.run_folder import FINISHED, JOURNAL, OWN, own_name, system_f
 from tests.end_to_end.small.documents import documents_of
 from tests.engines.killed_ranks import check_killed_ranks
 from tests.engines.killed_run import Job, live
-from tests.engines.preempted import CONTEXT
+from tests.engines.processes import CONTEXT
 
 LIMIT = 2
 """The number of checkpoints that a run keeps."""

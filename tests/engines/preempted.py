@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -22,11 +21,9 @@ from hexloop.adapters.storage.local import LocalStorage
 from hexloop.ports.process import Interrupts
 from hexloop.ports.storage import Stored
 from tests.end_to_end.small.models import Noisy, net, rows
+from tests.engines.processes import CONTEXT
 
 STEPS = 9
-CONTEXT = multiprocessing.get_context("forkserver")
-# or each process imports them
-CONTEXT.set_forkserver_preload(["hexloop.app.trainer.trainer", "torch._dynamo", "pytest"])
 
 
 @frozen

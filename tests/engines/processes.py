@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import socket
@@ -27,6 +28,9 @@ QUIET = {
     "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
 }
 """The variables of processes that train together on a machine without GPUs."""
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tests.engines.preloaded"])
 
 PATIENCE = 180
 """Seconds after which a stuck process is killed."""

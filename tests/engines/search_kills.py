@@ -19,7 +19,7 @@ from typing import Any
 
 from hexloop.domain.folders import Folder
 from hexloop.domain.search.records import read_search
-from tests.engines.preempted import CONTEXT
+from tests.engines.processes import CONTEXT
 
 TRIALS = 12
 

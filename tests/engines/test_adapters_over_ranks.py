@@ -61,7 +61,7 @@ def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> fl
     return max(float((one[name] - other[name]).abs().max()) for name in one if one[name].numel())
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_adapters_are_saved_alone_and_resume(engine: str, base: Path, tmp_path: Path) -> None:
     """One file has the adapter, whatever is sharded; both the same engine and one process resume from it."""
@@ -96,7 +96,7 @@ def test_adapters_are_saved_alone_and_resume(engine: str, base: Path, tmp_path: 
     assert elsewhere["losses"][-2:] == pytest.approx(both["losses"][-2:], abs=1e-4)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.matrix
 @pytest.mark.parametrize("engine", ["FSDP 2", "ZeRO 3"])
 def test_another_base_is_refused_if_it_is_sharded(engine: str, base: Path, tmp_path: Path) -> None:
     """On every process, with the digests of all tensors."""
@@ -149,6 +149,7 @@ def test_further_kinds_match_one_process(kind: str, engine: str, base: Path, tmp
     assert distance(saved(tmp_path / "2" / "checkpoint-6"), saved(tmp_path / "3" / "checkpoint-6")) == 0.0
 
 
+@pytest.mark.matrix
 def test_whole_models_are_saved_if_asked(base: Path, tmp_path: Path) -> None:
     """Each process writes its shard of them, and prompts are trained as well."""
     given = {**ENGINES["FSDP 2"], "save_full_model": True}

@@ -93,6 +93,7 @@ class Keeping(TrainerCallback):
     """Keeps the interpreter from warning of a Trainer without callbacks."""
 
 
+@pytest.mark.matrix
 def test_parameters_that_are_not_used_with_a_loss_outside_of_the_model(tmp_path: Path) -> None:
     """DDP finds the weights of the output layer in logits that are pending, although the loss is computed outside."""
     given = {
@@ -107,6 +108,7 @@ def test_parameters_that_are_not_used_with_a_loss_outside_of_the_model(tmp_path:
     assert all(bool(torch.isfinite(value).all()) for value in found.weights.values())
 
 
+@pytest.mark.matrix
 def test_zero_2(tmp_path: Path) -> None:
     """DeepSpeed with whole weights trains in chunks as without."""
     pytest.importorskip("deepspeed")

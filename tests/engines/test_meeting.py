@@ -17,8 +17,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from hexloop.adapters.collectives.torch.meeting import Attempt, Bound, Meeting
 from hexloop.adapters.collectives.torch.world import MeetingPlace, Timeouts, start_world
 from hexloop.domain.errors import CollectiveError
-from tests.engines.processes import free_port
-from tests.engines.several.training import CONTEXT, PATIENCE, Sentences, Training, ended, fresh, padded
+from tests.engines.processes import CONTEXT, free_port
+from tests.engines.several.training import PATIENCE, Sentences, Training, ended, fresh, padded
 
 TIMEOUT = 4
 

@@ -17,7 +17,8 @@ from hexloop.adapters.journal import read
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.domain.checkpoints.reading import checkpoint_steps, verify
 from tests.end_to_end.small.documents import documents_of
-from tests.engines.preempted import CONTEXT, STEPS, Scenario, train
+from tests.engines.preempted import STEPS, Scenario, train
+from tests.engines.processes import CONTEXT
 
 EVERY_SIGNAL = ["SIGINT", "SIGTERM", "SIGUSR1"]
 IDENTITY = ("manifest.json", "run_state.json", "trainer_state.json", "training_args.json")

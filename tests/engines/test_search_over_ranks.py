@@ -14,8 +14,8 @@ from torch import nn
 
 from hexloop import Trainer, TrainerCallback, TrainingArguments
 from tests.end_to_end.small.models import rows
-from tests.engines.processes import free_port
-from tests.engines.several.training import CONTEXT, PATIENCE
+from tests.engines.processes import CONTEXT, free_port
+from tests.engines.several.training import PATIENCE
 
 optuna = pytest.importorskip("optuna")
 
@@ -137,7 +137,7 @@ def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [line for line in read if line["kind"] == kind]
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.matrix)])
 def test_several_processes_find_what_one_finds(size: int, tmp_path: Path) -> None:
     """With the same global batch: the same proposals, pruned trials and best trial, and objectives to 1e-5."""
     call: dict[str, Any] = {"pruner": "MedianPruner"}
@@ -156,7 +156,7 @@ def test_several_processes_find_what_one_finds(size: int, tmp_path: Path) -> Non
         assert each["width"] == alone[0]["width"]
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.matrix)])
 def test_a_time_limit_is_agreed(size: int, tmp_path: Path) -> None:
     """Rank 0 decides; all end, with a pruner too."""
     found = in_processes(tmp_path, size, [SlowOnRank0()], timeout=1.0, n_trials=500, pruner="MedianPruner")

@@ -122,6 +122,7 @@ def test_the_command_fails_if_there_are_findings(
     assert "KeyError" in capsys.readouterr().out
 
 
+@pytest.mark.matrix
 def test_the_command_reports_and_repeats_findings(tmp_path: Path) -> None:
     """It exits with 0 without findings; a file of a finding is run again by name."""
     (tmp_path / "case").write_bytes(b"{}")

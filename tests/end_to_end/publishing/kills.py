@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.end_to_end.publishing.faults import REPOSITORY, assert_complete, environment, flush
 from tests.end_to_end.publishing.publishing_run import publish
-from tests.engines.preempted import CONTEXT
+from tests.engines.processes import CONTEXT
 from tests.engines.publishing_hub import PublishingHub, publishing_hub
 
 MOST_KILLS = 8

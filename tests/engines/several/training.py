@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
 import sys
@@ -20,11 +19,8 @@ from torch.utils.data import Dataset
 from hexloop.adapters.storage.faults import Fault, FaultyStorage
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.ports.storage import Storage
-from tests.engines.processes import free_port
+from tests.engines.processes import CONTEXT, free_port
 
-CONTEXT = multiprocessing.get_context("forkserver")
-# or each process imports them
-CONTEXT.set_forkserver_preload(["hexloop.app.trainer.trainer", "torch._dynamo", "pytest"])
 PATIENCE = 240
 WORDS, LONGEST, WIDTH = 31, 9, 24
 CLOCK = ("runtime", "per_second")

@@ -121,16 +121,18 @@ def test_an_interrupted_evaluation_reports_nothing() -> None:
 
 
 def test_a_failed_evaluation_restores_training_mode() -> None:
-    """An error during prediction is propagated after the evaluator was ended."""
+    """An error during prediction is explained, and propagated after the evaluator was ended."""
 
     class Broken(RecordingEvaluator):
         def step(self, batch: object) -> int:
             raise ArithmeticError("no number")
 
-    evaluator = Broken()
+    evaluator, explained = Broken(), list[tuple[str, int, object]]()
+    explain = lambda error, number, batch: explained.append((str(error), number, batch))  # noqa: E731
     with pytest.raises(ArithmeticError, match="no number"):
-        list(predict(evaluator, 0, nothing, lambda: False))
+        list(predict(evaluator, 0, nothing, lambda: False, explain))
     assert evaluator.calls == ["begin", "closed", "end"]
+    assert explained == [("no number", 1, ROWS[:4])]
 
 
 def test_a_missing_best_metric_is_a_warning_if_it_is_not_required() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import weakref
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 
 from hexloop.domain.errors import DataError
 from hexloop.domain.events import AnyEvent, EpochBegan, EpochEnded, Logged, MicroStepEnded, StepBegan, StepEnded
+from hexloop.domain.guard import WindowPlace
 from hexloop.domain.loop import train
-from hexloop.domain.run import windows
+from hexloop.domain.run import FailedStep, windows
 from hexloop.domain.triggers import ControlFlags
 from hexloop.testing import InMemoryBatches
 from tests.unit.loop.small import ROWS, every, make_small, names
@@ -282,6 +284,27 @@ def test_windows_read_no_batch_early() -> None:
     assert next(groups) == [0, 1]
     assert read == [0, 1]
     assert list(groups) == [[2, 3], [4]]
+
+
+class UnreadableBatches(InMemoryBatches[Any]):
+    """Batches the sixth of which cannot be read."""
+
+    def epoch(self, epoch: int, position: int) -> Generator[Any, None, None]:
+        yield from itertools.islice(super().epoch(epoch, position), 5)
+        raise OSError("no such file")
+
+
+def test_an_error_in_reading_is_explained() -> None:
+    """By the step that its batch was read for, and where its samples begin."""
+    small = make_small(batches=UnreadableBatches(ROWS, 2), accumulation=2)
+    explained: list[FailedStep[Any]] = []
+    small.run.explain = lambda _error, failed: explained.append(failed)
+    with pytest.raises(OSError, match="no such file"):
+        small.events()
+    (failed,) = explained
+    assert failed == FailedStep(3, 8, 0, 2, WindowPlace(0, 8, 0), None)
+    assert failed.in_reading
+    assert not failed.in_update
 
 
 def test_counters_get_every_micro_batch() -> None:
