@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import selectors
 import signal
 import subprocess
 import sys
@@ -126,3 +127,39 @@ def test_a_program_ends_although_the_end_of_its_workers_was_interrupted() -> Non
     """Workers ignore the signal that multiprocessing sends at exit, and waits for."""
     done = subprocess.run([sys.executable, "-c", LEAVING], check=False, timeout=60, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+KILLED = """
+import os, signal, time
+from hexloop.adapters.batches.torch.workers import ShieldedIterator
+from torch.utils.data import DataLoader
+
+def kill_parent(worker):  # when hexloop has looked at it, and torch has not
+    parent = os.getppid()
+    print(os.getpid(), flush=True)
+    os.kill(parent, signal.SIGKILL)
+    while os.getppid() == parent:
+        time.sleep(0.01)
+
+iterator = ShieldedIterator(DataLoader([1, 2], num_workers=1, worker_init_fn=kill_parent))
+time.sleep(3600)
+"""
+
+
+def test_a_worker_ends_although_the_main_process_died_before_torch_watched_it() -> None:
+    """It would take the process that adopted it for the main process, and wait for as long as that lives."""
+    with subprocess.Popen([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        worker = int(process.stdout.readline())
+        try:
+            ended = os.pidfd_open(worker)
+        except ProcessLookupError:
+            return
+        with selectors.DefaultSelector() as selector:
+            selector.register(ended, selectors.EVENT_READ)
+            is_over = bool(selector.select(60))
+        os.close(ended)
+        if not is_over:
+            os.kill(worker, signal.SIGKILL)
+    assert is_over
+    assert process.returncode == -signal.SIGKILL

@@ -188,10 +188,21 @@ def _process_state(pid: int | None) -> str:
     return {"T": "stopped by a signal", "D": "waiting for a device", "Z": "ended"}.get(state, "running")
 
 
+class Watchdog(torch_worker.ManagerWatchdog):
+    """Watches the main process. torch's takes the parent at its own start for it, which is another if it was killed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        main = multiprocessing.parent_process()
+        if main is not None and main.pid is not None:
+            self.manager_pid = main.pid
+
+
 def _exit_with_main_process() -> None:
     """Exit with the main process. torch's workers exit with their parent; a fork server, which is one, lives on."""
     main = multiprocessing.parent_process()
     if main is None or main.pid == os.getppid():
+        torch_worker.ManagerWatchdog = Watchdog  # type: ignore[misc]  # made after this, in this process alone
         return
 
     def wait() -> None:

@@ -245,7 +245,7 @@ def test_several_processes_sign_and_verify(tmp_path: Path, secret: str) -> None:
         "trainer = small_trainer(Path(sys.argv[1]), max_steps=int(sys.argv[3]), save_strategy='steps', save_steps=2,\n"
         "    checkpoint_key=sys.argv[2])\n"
         "trainer.train(resume_from_checkpoint=int(sys.argv[3]) > 2)\n"
-        "print('ended at', trainer.state.global_step)\n"
+        "print(f'ended at {trainer.state.global_step}')\n"  # in one piece: both ranks print
     )
     script = tmp_path / "script.py"
     script.write_text(program)

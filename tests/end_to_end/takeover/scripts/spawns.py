@@ -15,7 +15,8 @@ def work(rank, cls):
     import transformers
 
     base = cls.__mro__[1]
-    print(cls is OwnTrainer, base.__module__.split(".")[0], transformers.Trainer is base, flush=True)
+    line = f"{cls is OwnTrainer} {base.__module__.split('.')[0]} {transformers.Trainer is base}\n"
+    print(line, end="", flush=True)  # in one piece: both processes print
 
 
 if __name__ == "__main__":
