@@ -75,7 +75,8 @@ class Browser:
         place = (
             "const element = document.querySelector(arguments[0]);"
             "element.scrollIntoView({block: 'center', behavior: 'instant'});"
-            "const box = element.getBoundingClientRect(); return [box.left, box.top + box.height / 2, box.width, box.height];"
+            "const box = element.getBoundingClientRect();"
+            "return [box.left, box.top + box.height / 2, box.width, box.height];"
         )
         self.run(place, selector)
         self.settle()

@@ -25,7 +25,7 @@ ADVICE = (
         "with use_cpu=True the same batch names the operation and the value.",
     ),
     (
-        r"expects each tensor to be equal size|unable to create tensor",
+        r"expects each tensor to be equal size|storage that is not resizable|unable to create tensor",
         "Samples of a batch differ in size: pass a data_collator that pads them, such as transformers' "
         "DataCollatorWithPadding, or cut all to one length.",
     ),
@@ -144,6 +144,8 @@ def _of_this_rank(order: Any, indices: Sequence[Any]) -> Sequence[Any]:
 
 def _advice(error: Exception) -> str:
     text = str(error).lower()
+    if "original traceback" in text:  # of a worker of the loader; its lines of code are no reasons
+        text = text.rstrip().rpartition("\n")[2]
     advice = next((f"{advice} " for pattern, advice in ADVICE if re.search(pattern, text)), "")
     return f"{advice}{troubleshooting('error in a step').capitalize()}."
 
@@ -173,7 +175,9 @@ def _memory_advice_for_evaluation(args: Any, device: str) -> str:
     if size > 1:
         tries.append(f"set per_device_eval_batch_size={size // 2} (now {size})")
     if not args.prediction_loss_only:
-        tries.append("keep less of the predictions with preprocess_logits_for_metrics, or set prediction_loss_only=True")
+        tries.append(
+            "keep less of the predictions with preprocess_logits_for_metrics, or set prediction_loss_only=True"
+        )
     if not (args.bf16_full_eval or args.fp16_full_eval):
         tries.append("set bf16_full_eval=True")
     if not tries:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import default_collate
 
 from hexloop import HexloopError, Trainer
 from hexloop.domain.errors import DataError
@@ -244,7 +245,12 @@ def longer() -> list[dict[str, Any]]:
     ("data", "kind", "message", "advice"),
     [
         (Broken(), KeyError, "no such file", "see docs/troubleshooting.md#error-in-a-step"),
-        (longer(), RuntimeError, "equal size", "Samples of a batch differ in size: pass a data_collator that pads"),
+        (
+            longer(),
+            RuntimeError,
+            "equal size|not resizable",
+            "Samples of a batch differ in size: pass a data_collator that pads",
+        ),
     ],
     ids=["a sample that cannot be read", "samples of two sizes"],
 )
@@ -254,13 +260,15 @@ def test_an_error_in_reading_names_the_rows(
     """Those of the step that it was read for; also if a process of the loader read them."""
     trainer = small_trainer(
         tmp_path,
-        parts={"model": Classifier(), "train_dataset": data},
+        parts={"model": Classifier(), "train_dataset": data, "data_collator": default_collate},
         per_device_train_batch_size=2,
         gradient_accumulation_steps=2,
         train_sampling_strategy="sequential",
         dataloader_num_workers=workers,
     )
     note = note_of(trainer, kind, message)
-    assert note.startswith("In optimizer step 2 of 4, while its batches were read: among rows 4, 5, 6 and 7 of train_data")
+    assert note.startswith(
+        "In optimizer step 2 of 4, while its batches were read: among rows 4, 5, 6 and 7 of train_data"
+    )
     assert "from position 4 on in the order of epoch 0." in note
     assert advice.lower() in note.lower()

@@ -21,7 +21,6 @@ from hexloop.adapters.storage.local import LocalStorage
 from hexloop.ports.process import Interrupts
 from hexloop.ports.storage import Stored
 from tests.end_to_end.small.models import Noisy, net, rows
-from tests.engines.processes import CONTEXT
 
 STEPS = 9
 
