@@ -77,7 +77,7 @@ def test_processes_that_do_not_divide_a_step_are_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.matrix
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(480)
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
 def test_a_run_continues_after_losing_a_machine(tmp_path: Path, name: str) -> None:
     """Two launches of one process each; one is killed, the other restarts alone, and the result is the same."""
@@ -98,7 +98,8 @@ def test_a_run_continues_after_losing_a_machine(tmp_path: Path, name: str) -> No
         try:
             wait_until((tmp_path / "both" / "run" / "checkpoint-6").exists, "the two do not come to step 6")
             launches[1].send_signal(signal.Signals[name])
-            assert launches[0].wait(180) == 0, (tmp_path / "output").read_text()[-3000:]
+            # torch waits 45 s for other machines; the rest depends on the load of this one.
+            assert launches[0].wait(330) == 0, (tmp_path / "output").read_text()[-3000:]
         finally:
             for launch in launches:
                 launch.kill()
