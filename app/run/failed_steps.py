@@ -135,11 +135,15 @@ def _samples(failed: FailedStep[Any], loader: Any) -> str:
 
 
 def _of_this_rank(order: Any, indices: Sequence[Any]) -> Sequence[Any]:
-    """Return the part of a batch's samples that this rank reads, all of them if ranks have batches of several sizes."""
+    """Return this rank's samples, of each batch its part; all samples if the ranks have batches of several sizes."""
     if not getattr(order, "has_one_size", False):
         return indices
-    mine = order.shard.of(range(len(indices)), order.batch_size)
-    return indices[mine.start : mine.stop]
+    size, found = order.batch_size, list[Any]()
+    for start in range(0, len(indices), size):
+        batch = indices[start : start + size]
+        mine = order.shard.of(range(len(batch)), size)
+        found += batch[mine.start : mine.stop]
+    return found
 
 
 def _advice(error: Exception) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from hexloop import TrainerCallback
+from hexloop import Trainer, TrainerCallback
 from hexloop.adapters.storage.faults import Effect, Fault
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.domain.checkpoints.reading import checkpoint_steps, verify
@@ -55,6 +55,35 @@ class FirstFails(Fails):
     """Raises an error with a cause on rank 0, which hosts the store of the rendezvous."""
 
     rank = 0
+
+
+class BrokenUpdate(torch.optim.SGD):
+    """Fails in its first step."""
+
+    def step(self, *_: Any, **__: Any) -> Any:
+        raise IndexError("a bug of its own")
+
+
+class SaysItsNote(Trainer[Any]):
+    """Raises the note that an error in a step has received."""
+
+    def create_optimizer(self, *_: Any) -> Any:
+        self.optimizer = BrokenUpdate(self.model.parameters(), 0.1)
+        return self.optimizer
+
+    def train(self, *given: Any, **named: Any) -> Any:
+        try:
+            return super().train(*given, **named)
+        except IndexError as error:
+            raise RuntimeError(error.__notes__[0]) from error
+
+
+def test_an_error_in_the_update_names_the_rows_of_each_rank(tmp_path: Path) -> None:
+    """Of each micro-batch its part."""
+    training = Training(2, kind=SaysItsNote, arguments={"train_sampling_strategy": "sequential"})
+    first, second = ended(training, tmp_path)
+    assert "in the update of the weights of rank 0: rows 0, 1, 4 and 5 of train_dataset, positions 0 to 7" in first
+    assert "in the update of the weights of rank 1: rows 2, 3, 6 and 7 of train_dataset, positions 0 to 7" in second
 
 
 class RunsOutOfMemory(OnRank1):
