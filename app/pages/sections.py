@@ -230,13 +230,14 @@ def _bar(record: RunRecord, start: float, end: float, now: float) -> dict[str, A
     entries: list[RecordedSession] = record.history.sessions.entries
     sessions = [
         {
-            "title": f"steps {each.first:,} to {each.last:,}: {_outcome(record, each, now)}",
+            "title": f"steps {each.first:,} to {each.last:,}: {outcome_of(each, now, *last)}",
             "x": f"{(each.began - start) * scale:.1f}",
             "width": f"{max((each.seen - each.began) * scale, 2.0):.1f}",
-            "state": session_state(each, now, *_last_of(record, each)).value,
+            "state": session_state(each, now, *last).value,
         }
         for each in entries[-MOST_MARKS:]
         if each.began is not None and each.seen is not None
+        for last in [_last_of(record, each)]
     ]
     saves = [
         {"title": save.checkpoint, "x": f"{(at - start) * scale:.1f}"}
@@ -245,10 +246,6 @@ def _bar(record: RunRecord, start: float, end: float, now: float) -> dict[str, A
     ]
     words = f"Time line of {record.label}: {len(record.history.sessions.entries)} sessions; the table below lists them."
     return {"label": record.label, "words": words, "sessions": sessions, "saves": saves}
-
-
-def _outcome(record: RunRecord, session: RecordedSession, now: float) -> str:
-    return outcome_of(session, now, *_last_of(record, session))
 
 
 def _last_of(record: RunRecord, session: RecordedSession) -> tuple[bool, float | None]:
@@ -268,7 +265,7 @@ def _session_rows(record: RunRecord, now: float) -> Iterator[tuple[str, ...]]:
             moment(each.began),
             f"{each.first:,} to {each.last:,}",
             "-" if each.seconds is None else duration_text(each.seconds),
-            _outcome(record, each, now),
+            outcome_of(each, now, *_last_of(record, each)),
             f"{each.repeated:,}" if each.repeated else "-",
             pause,
         )
