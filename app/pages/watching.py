@@ -419,12 +419,17 @@ class WatchedRuns:
             raise ConfigurationError(
                 f"You chose {len(folders)} runs, and at most {MOST_COMPARED} are shown at once; choose fewer."
             )
-        problems: list[str] = []
+        problems, found = list[str](), list[RunRecord]()
         with self._lock:
-            found = [record for each in folders if (record := self._record(each, problems)) is not None]
+            for each in folders:
+                if each in self._readers:
+                    self._readers.move_to_end(each)
+            for each in folders:
+                if (record := self._record(each, problems)) is not None:
+                    found.append(record)
+                self._forget(len(folders))  # after each, so that earlier runs make room for it
             if problems:
                 raise ConfigurationError(problems)
-            self._forget(len(folders))
             return build(with_unique_labels(found))
 
     def _record(self, folder: str, problems: list[str]) -> RunRecord | None:
