@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 START = """
@@ -33,11 +35,13 @@ def run(program: str, folder: Path) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.matrix
 def test_looking_for_accelerate_is_not_importing_it(tmp_path: Path) -> None:
     """Transformers looks whether accelerate is installed when it is imported; the state is shared at the import."""
     run(f"{START}\nassert importlib.util.find_spec('accelerate') is not None\n{SHOWN}", tmp_path)
 
 
+@pytest.mark.matrix
 def test_further_arguments_do_not_take_the_place_of_a_run(tmp_path: Path) -> None:
     """Arguments that are made after the Trainer leave accelerate with the precision of the run."""
     run(f"{START}\nother = arguments(folder / 'other')\n{SHOWN}", tmp_path)

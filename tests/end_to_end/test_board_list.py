@@ -140,6 +140,7 @@ def test_columns_are_chosen_and_charts_drawn(chromium: Browser, runs: Path) -> N
         assert chromium.console() == []
 
 
+@pytest.mark.matrix
 def test_the_curves_of_the_runs_are_below_their_list(chromium: Browser, tmp_path: Path) -> None:
     """Of the first twenty in the table, or of the chosen ones; the page says which, and has a link to share them."""
     for number in range(22):

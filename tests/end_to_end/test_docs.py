@@ -68,6 +68,7 @@ def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr[-5000:]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("suite", SUITES, ids=name_of)
 def test_an_example_that_is_a_test_passes(suite: Path, tmp_path: Path) -> None:
     """It runs as in a user's project: next to the examples that it imports, without configuration."""

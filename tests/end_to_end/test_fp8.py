@@ -59,6 +59,7 @@ def resumed_job(folder: str) -> Trainer:
     return Trainer(wide(dropout=0.2), given, train_dataset=rows(16), loggers=[])
 
 
+@pytest.mark.matrix
 def test_a_run_resumes_exactly() -> None:
     """Bitwise, in a new process."""
     assert_resume_exact(resumed_job, stops=[2], fresh_process=True)

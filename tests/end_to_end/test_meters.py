@@ -227,6 +227,7 @@ def measured_trainer(folder: str) -> Any:
     return small_trainer(Path(folder), log_goodput=True, peak_flops=1e12, save_strategy="steps", save_steps=2)
 
 
+@pytest.mark.matrix
 def test_an_exact_resume_ignores_times() -> None:
     """They are readings of the clock, in the log and in the state of the run."""
     assert_resume_exact(measured_trainer, stops=[2])

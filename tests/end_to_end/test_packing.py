@@ -271,6 +271,7 @@ def test_a_run_resumes_at_every_position(tmp_path: Path, name: str) -> None:
     assert_resume_exact(lambda folder: packed_job(folder, **given), stops=stops, fresh_process=False)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", [Stream, StatefulStream])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_stream_resumes_at_every_position(kind: Any, workers: int) -> None:
@@ -282,6 +283,7 @@ def test_a_stream_resumes_at_every_position(kind: Any, workers: int) -> None:
     )
 
 
+@pytest.mark.matrix
 def test_a_stream_of_several_windows_resumes() -> None:
     """In its second window."""
     data, given = documents(WINDOW + 50, 4), {"max_steps": 24, "max_length": 60, "per_device_train_batch_size": 20}

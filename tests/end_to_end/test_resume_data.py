@@ -293,6 +293,7 @@ def test_data_saved_at_the_end_of_an_epoch_start_over(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.one_in(100)
 @pytest.mark.parametrize(
     "data",
     [

@@ -474,6 +474,7 @@ class Killed(TrainerCallback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("backend", ["optuna", "random", "grid"])
 def test_a_killed_search_resumes(backend: str, tmp_path: Path) -> None:
     """At the trial that it was in, from its newest checkpoint, with the same proposals, values and best trial."""

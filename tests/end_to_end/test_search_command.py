@@ -150,6 +150,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
     return facts(record_of(folder))
 
 
+@pytest.mark.matrix
 def test_a_search_in_two_processes(project: Path, undisturbed: dict[int, Any]) -> None:
     """Has the trials and values of one in a single process, and says what is best and what to do next."""
     done = search(project, "--parallel", "2", "--report")
@@ -327,7 +328,7 @@ def test_bad_input(project: Path) -> None:
     assert not (project / "runs").exists()
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("old", "new", "arguments", "words", "code"),
     [

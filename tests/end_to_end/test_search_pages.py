@@ -166,6 +166,7 @@ def test_two_objectives_in_a_browser(chromium: Browser, tmp_path: Path) -> None:
     assert chromium.console() == []
 
 
+@pytest.mark.matrix
 @needs_browser
 def test_a_page_follows_the_search(chromium: Browser, tmp_path: Path) -> None:
     """A trial that ends is in the charts and the table without a reload; a new trial appears."""

@@ -100,6 +100,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("method", ["_save", "save_model"])
 @pytest.mark.parametrize("name", WRITING)
 def test_a_checkpoint_contains_what_the_method_wrote(tmp_path: Path, name: str, method: str) -> None:

@@ -368,6 +368,7 @@ def test_journals_and_checkpoints_tell_where_to_look(trained: Trained, capsys: p
     assert "--recipe" in found["replay"]
 
 
+@pytest.mark.matrix
 def test_repeated_steps_name_the_sample(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = trained.recipes
     command = ["why", trained.first, trained.second, "--recipe", first, "--other-recipe", second]

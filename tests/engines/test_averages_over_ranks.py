@@ -66,7 +66,7 @@ def alone(training: Training) -> Training:
     return training.of(1, arguments=kept, afterwards=None)
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(100)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_two_processes_average_as_one(engine: str, kind: str, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ def alone(training: Training) -> Training:
     return training.of(1, arguments=kept)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("version", [1, 2])
 def test_training_in_two_processes_matches_one(tmp_path: Path, version: int) -> None:
     """Logs, evaluation and weights match; resume is bitwise equal in two processes and equal up to rounding in one.
@@ -58,7 +59,7 @@ def evaluate(trainer: Any) -> None:
     trainer.evaluate()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.matrix
 @pytest.mark.parametrize("version", [1, 2])
 def test_an_evaluation_uses_the_weights_loaded_last(tmp_path: Path, version: int) -> None:
     """The best checkpoint's weights are used, although the evaluation before loading had gathered others."""
@@ -78,7 +79,7 @@ def evaluate_and_train_again(trainer: Any) -> None:
     trainer.train()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.matrix
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_trainer_trains_again_after_an_evaluation(tmp_path: Path, version: int) -> None:
     """The second run matches one process, where gathered weights are kept after a forward pass."""

@@ -74,7 +74,7 @@ class OfWhole(OfComposed):
     """The same, under another name for a run of one process."""
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.matrix
 @pytest.mark.parametrize("given", [{"chunked_loss": True, "label_smoothing_factor": 0.1}, {"chunked_loss": True}, {}])
 def test_decoders_over_ranks(given: dict[str, Any], tmp_path: Path) -> None:
     """Training, with and without chunks, and evaluations of batches of other sizes, in two processes as in one."""

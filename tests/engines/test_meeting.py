@@ -220,6 +220,7 @@ def test_a_restarted_rank_takes_the_place_of_the_dead_one(store: Any) -> None:
         assert {each.result() for each in (first, *others)} == {name}
 
 
+@pytest.mark.matrix
 def test_a_rank_that_appeared_and_ended_is_named(store: Any) -> None:
     """If nothing takes its place, all others say which one it is."""
     with ThreadPoolExecutor(2) as pool:

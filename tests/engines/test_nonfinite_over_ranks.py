@@ -69,6 +69,7 @@ def logs(trained: Trained) -> list[dict[str, float]]:
     return [{k: v for k, v in log.items() if k not in ("epoch", "total_flos")} for log in trained.logged]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("processes", "reaction"),
     [

@@ -46,7 +46,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Path, Res
     return {world: (folder, launch(world, SCENARIOS, folder)) for world, folder in folders.items()}
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_any_number_of_processes_trains_on_the_same_rows(whole: dict[int, tuple[Path, Results]], name: str) -> None:
     """The same documents share rows, in the same order and with the same losses."""

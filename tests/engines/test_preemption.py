@@ -200,6 +200,7 @@ def test_a_second_signal_stops_a_run_whose_data_never_arrive(tmp_path: Path) -> 
     wait_until(lambda: not lives(worker))
 
 
+@pytest.mark.matrix
 def test_a_finished_run_does_not_train_again(tmp_path: Path, whole: Whole) -> None:
     """The same command again leaves a finished run unchanged; a longer run resumes from its end."""
     assert ended(tmp_path, Scenario(resume="auto")) == 0

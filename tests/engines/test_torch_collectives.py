@@ -111,6 +111,7 @@ def test_a_stuck_rank_is_named(operation: Callable[[Collectives], object], name:
     assert all(f"{name}, but rank 1 never arrived" in error for error in errors.values())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("through_memory", [True, False])
 def test_a_dead_rank_is_named_at_once(through_memory: bool) -> None:
     """The death of a process is noticed long before the timeout."""

@@ -19,6 +19,7 @@ from tests.warm_python import warm_python
 MOST_BYTES = 300_000
 
 
+@pytest.mark.matrix
 def test_the_corpus_has_no_findings() -> None:
     """Each seed, and each case that was a finding once, goes through its target, in a process of its own."""
     ended = subprocess.run(
@@ -36,6 +37,7 @@ def test_the_corpus_has_no_findings() -> None:
     assert sum(path.stat().st_size for path in files) < MOST_BYTES
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("target", [*PARSERS, *QUEUES], ids=lambda target: target.name)
 def test_changed_cases_have_no_findings(target: Target) -> None:
     """Random changes of the corpus, in processes of their own."""

@@ -45,6 +45,7 @@ print(json.dumps([known, unknown, peak(WideRows(30_000), batch_eval_metrics=True
 """
 
 
+@pytest.mark.matrix
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak is read from /proc")
 def test_evaluation_needs_little_more_memory_than_its_result(tmp_path: Path) -> None:
     """30,000 rows of 1,000 logits take at most 1.2 times their size, with or without a known number of rows."""

@@ -73,7 +73,7 @@ class WithOwnEvaluation(Trainer):
         return DataLoader(self.eval_dataset, batch_size=3, shuffle=True, collate_fn=self.data_collator)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", [Trainer, WithOwnEvaluation])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_evaluation_leaves_training_untouched(kind: type[Trainer], workers: int, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def assert_same(name: str, pair: Pair) -> None:
             assert len(evaluations) >= 3
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", QUICK)
 def test_forty_steps_are_identical(name: str, quick: Pair) -> None:
     """Losses, learning rates, gradient norms, evaluation metrics and final weights are bit-identical."""

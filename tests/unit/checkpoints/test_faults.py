@@ -171,7 +171,7 @@ def operations_of_second_life(publication: Publication) -> int:
     return len(world.run(SECOND).operations)
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(19)
 @pytest.mark.parametrize(("effect", "done", "cut"), STRIKES)
 @pytest.mark.parametrize("in_background", [False, True])
 @pytest.mark.parametrize("publication", list(Publication))

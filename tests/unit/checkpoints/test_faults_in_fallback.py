@@ -91,6 +91,7 @@ def resumed(storage: FaultyStorage) -> tuple[CheckpointStore, RunState]:
     return store, state
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("publication", list(Publication))
 def test_a_death_at_any_byte_of_a_save(publication: Publication) -> None:
     """However long the partial file is, the earlier checkpoint is found, or the new one if it is complete."""

@@ -48,6 +48,7 @@ def test_pieces_are_whole_paragraphs() -> None:
     assert pieces("a" * 50, size=40) == ["a" * 50]
 
 
+@pytest.mark.matrix
 def test_no_held_out_answer_is_trained_on() -> None:
     """Answers are in one part only, and no training text starts with one that is held out."""
     training, held_out = (
