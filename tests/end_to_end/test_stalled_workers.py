@@ -1,7 +1,8 @@
-"""A loader worker that stops answering is named in a warning, and ends the run after `dataloader_timeout`."""
+"""A worker that stops answering is named in a warning and ends the run after `dataloader_timeout`; all workers end."""
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -19,6 +20,8 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from hexloop import ConfigurationError, RunStateError, TrainingArguments
 from hexloop.adapters.batches.torch import workers
+from hexloop.adapters.batches.torch.loader import ShieldedLoader
+from tests.end_to_end.small.models import rows
 from tests.end_to_end.small.trainers import small_trainer
 
 stops: list[int] = []
@@ -99,6 +102,52 @@ def test_the_timeout_needs_workers(tmp_path: Path) -> None:
     """Without workers nothing is waited for."""
     with pytest.raises(ConfigurationError, match="there are no workers to wait for"):
         TrainingArguments(str(tmp_path), dataloader_timeout=3)
+
+
+def rows_with_a_damaged_one() -> Any:
+    for number, row in enumerate(rows(16)):
+        if number == 9:
+            raise ValueError("damaged")
+        yield row
+
+
+class Damaged(Dataset[Any]):
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, row: int) -> Any:
+        return list(rows_with_a_damaged_one())[row] if row >= 9 else rows(16)[row]
+
+
+class DamagedStream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return rows_with_a_damaged_one()
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("data", [Damaged, DamagedStream])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_a_run_that_fails_ends_its_workers(tmp_path: Path, data: Callable[[], Any], keeps: bool) -> None:
+    """They do not live for as long as the traceback of the error, which a notebook keeps."""
+    settings = {"dataloader_num_workers": 2, "dataloader_persistent_workers": keeps, "max_steps": 4}
+    trainer = small_trainer(tmp_path, parts={"train_dataset": data()}, **settings)
+    with pytest.raises(ValueError, match="damaged") as raised:
+        trainer.train()
+    assert multiprocessing.active_children() == []
+    assert raised.tb is not None
+
+
+@pytest.mark.timeout(60)
+def test_an_iterator_that_is_garbage_does_not_wait_for_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a cycle its queues are finalized first, so that workers are not told to end; torch waits for each of them."""
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 600)
+    iterator = iter(ShieldedLoader([1.0] * 8, num_workers=2))
+    next(iterator)
+    processes = list(iterator._workers)
+    iterator.itself = iterator
+    del iterator
+    gc.collect()
+    assert [process.is_alive() for process in processes] == [False, False]
 
 
 LEAVING = """

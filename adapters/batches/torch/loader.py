@@ -177,6 +177,18 @@ class ResumableLoader(PreparedLoader):
         """Yield the shares of the ranks that this process reads for, from the sample at `position`."""
         raise NotImplementedError
 
+    def _read(self) -> Iterator[Any]:
+        """Yield the batches of torch's iterator, and end its workers with it, unless they are kept between epochs.
+
+        After an error they would otherwise live for as long as its traceback.
+        """
+        batches = super().__iter__()
+        try:
+            yield from batches
+        finally:
+            if batches is not self._iterator and isinstance(batches, _MultiProcessingDataLoaderIter):
+                batches._shutdown_workers()
+
     def renew(self) -> None:
         """Let the seeds of workers start again, as those of a new loader."""
         self.generator.manual_seed(torch.Generator().initial_seed())
@@ -240,7 +252,7 @@ class OrderedLoader(ResumableLoader):
 
     def __iter__(self) -> Any:
         if self._with_state:
-            return self.counted(each.shares.batches[0] for each in super().__iter__() if each.samples)
+            return self.counted(each.shares.batches[0] for each in self._read() if each.samples)
         return self.counted(self._batches())
 
     def batches_from(self, epoch: int, position: int) -> Generator[Any, None, None]:
@@ -258,7 +270,7 @@ class OrderedLoader(ResumableLoader):
         if self._with_state:
             self.worker_init_fn = partial(load_worker_state, current.plain_states)
             each: WorkerBatch
-            for each in super().__iter__():
+            for each in self._read():
                 if each.samples:
                     samples = each.samples * self.order.shard.ranks.size if self.order.has_one_size else size
                     current.note(each.worker, samples, each.state)
@@ -280,7 +292,7 @@ class OrderedLoader(ResumableLoader):
 
     def _batches(self) -> Iterator[Any]:
         if self.num_workers > 0 or self.pin_memory:
-            yield from super().__iter__()
+            yield from self._read()
             return
         dataset, collate = self.dataset, self.collate_fn
         fetch = getattr(dataset, "__getitems__", None)

@@ -276,7 +276,7 @@ class PackedLoader(ResumableLoader):
 
     def _batches(self) -> Iterator[Any]:
         if self.num_workers > 0 or self.pin_memory:
-            yield from super().__iter__()
+            yield from self._read()
             return
         dataset: Any = self.dataset
         for rows in self.order:

@@ -229,7 +229,7 @@ class StreamLoader(ResumableLoader):
         if self.num_workers > 1 and self._iterator is None:  # else persistent workers keep what they agreed on
             self.rows.division = Division(self.num_workers)
         division = self.rows.division
-        for each in super().__iter__():
+        for each in self._read():
             if division is not None and division.is_settled:
                 if self._shards[0].is_first:
                     report_once(division.problem(self.user_dataset))

@@ -169,6 +169,26 @@ class ShieldedIterator(_MultiProcessingDataLoaderIter):
             f"returned no batch of {type(data).__name__} for {waited:.0f} s"
         )
 
+    def __del__(self) -> None:
+        """End the workers.
+
+        If the iterator is in a reference cycle, its queues were finalized before it: workers are no longer told to end,
+        and torch would wait `CHECK_EVERY` seconds for each.
+        """
+        queues = getattr(self, "_index_queues", ())
+        if any(queue._close is not None and not queue._close.still_active() for queue in queues):
+            self.kill_workers()
+        super().__del__()
+
+    def kill_workers(self) -> None:
+        """Kill the workers that have not ended. torch then does not raise that one was killed."""
+        if self._worker_pids_set:
+            torch._C._remove_worker_pids(id(self))
+            self._worker_pids_set = False
+        for worker in self._workers:
+            if worker.is_alive():
+                worker.kill()
+
     @property
     def _worker_init_fn(self) -> Callable[[int], None]:
         return partial(initialize_shielded, self._initialize)
@@ -221,12 +241,7 @@ def _end(reference: weakref.ref[ShieldedIterator]) -> None:
     if iterator is None:
         return
     iterator._shutdown_workers()  # does nothing after torch's own exit function: if multiprocessing was imported first
-    if iterator._worker_pids_set:
-        torch._C._remove_worker_pids(id(iterator))  # torch would raise that a worker was killed
-        iterator._worker_pids_set = False
-    for worker in iterator._workers:
-        if worker.is_alive():
-            worker.kill()
+    iterator.kill_workers()
 
 
 @cache
