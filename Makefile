@@ -29,7 +29,7 @@ test-all: lint types contracts docs $(PARTS) test-all-fuzz test-all-ecosystem te
 # Tests in a browser are skipped where there is none, except here.
 $(PARTS): export HEXLOOP_BROWSER = required
 $(PARTS): test-all-%: $(VENV)/with-test
-	$(PYTEST) tests/$(subst -,_,$*)
+	$(PYTEST) --durations 60 tests/$(subst -,_,$*)
 
 test-all-fuzz: $(VENV)/with-test
 	$(PYTEST) tests/fuzz

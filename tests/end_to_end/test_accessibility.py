@@ -48,7 +48,7 @@ def problems_of(chromium: Browser, page: Path | str, width: int, scheme: str) ->
     return accessibility_problems(chromium)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.matrix
 @SHOWN_AS
 def test_a_report_is_accessible(chromium: Browser, runs: Path, tmp_path: Path, width: int, scheme: str) -> None:
     """A report on two runs."""

@@ -98,6 +98,7 @@ def test_unsaved_state_of_a_trainer_is_reported() -> None:
     assert "state_dict" in text
 
 
+@pytest.mark.matrix
 def test_unsaved_state_is_found_at_a_random_step() -> None:
     """If the caller gives no steps, a few are drawn; in a new process, with fakes."""
     with pytest.raises(AssertionError, match=r"from step \d on: the batch differs; .*At the end model: "):

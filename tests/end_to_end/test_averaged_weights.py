@@ -228,7 +228,7 @@ def moving(folder: str) -> Trainer:
     return JOBS["moving"](folder)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.matrix
 @pytest.mark.parametrize("job", [schedule_free_adamw, schedule_free_radam, schedule_free_sgd, moving])
 def test_a_run_resumes_exactly_in_a_fresh_process(job: Any) -> None:
     """With whatever a process has that a resumed one does not."""

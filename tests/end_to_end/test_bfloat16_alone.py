@@ -52,7 +52,7 @@ def rounded_job(folder: str) -> Trainer:
     return trainer_of(folder, OPTIONS["stochastic"])
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.matrix
 @pytest.mark.parametrize("job", [compensated_job, rounded_job], ids=list(OPTIONS))
 def test_a_run_resumes_exactly(job: Any) -> None:
     """Bitwise, in a new process: the second numbers are saved, and the random bits follow from the step."""

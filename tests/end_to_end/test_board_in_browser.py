@@ -99,6 +99,7 @@ def test_a_run_in_another_process_is_paused_saved_resumed_and_stopped(chromium: 
         process.wait()
 
 
+@pytest.mark.matrix
 def test_searches_are_drawn(chromium: Browser, tmp_path: Path) -> None:
     """Parallel coordinates and a heat map of runs whose arguments differ, drawn again for other choices."""
     for number in range(6):
@@ -194,7 +195,7 @@ def test_a_board_that_ended_is_told(chromium: Browser, runs: Path) -> None:
     assert "one" in chromium.run("return document.body.textContent")
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.matrix
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 def test_pages_fit_the_screen(chromium: Browser, runs: Path, width: int, scheme: str) -> None:

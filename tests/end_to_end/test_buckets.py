@@ -104,6 +104,7 @@ def test_at_most_so_many_shapes_are_compiled(tmp_path: Path, compiled: list[tupl
     assert all(mine >= own for (_, mine), (_, own) in zip(found.shapes(), plain.shapes(), strict=True))
 
 
+@pytest.mark.matrix
 def test_more_shapes_than_torch_usually_compiles(tmp_path: Path, compiled: list[tuple[int, ...]]) -> None:
     """torch.compile gives up after 8 shapes of a function; its limit is raised for the run, and then as before."""
     from torch._dynamo import config

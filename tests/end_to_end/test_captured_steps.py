@@ -217,7 +217,7 @@ class Recompilations(TrainerCallback):
         self.counts.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.matrix
 @pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused", "sgd"])
 def test_clipping_and_update_are_compiled(optim: str, tmp_path: Path) -> None:
     """Without a device that records, they are compiled with the model, and not again when the learning rate changes."""

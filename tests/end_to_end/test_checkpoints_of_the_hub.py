@@ -94,6 +94,7 @@ def test_the_command_line_reports_good_and_bad(hub: HubServer, capsys: pytest.Ca
         verify(storage_for(URL), "checkpoint-2")
 
 
+@pytest.mark.matrix
 def test_failed_hub_requests_are_retried(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken connections and 5xx errors are retried, and every byte is still verified."""
     asked: list[str] = []

@@ -133,6 +133,7 @@ def heap(request: pytest.FixtureRequest) -> Iterator[str]:
     gc.freeze()
 
 
+@pytest.mark.matrix
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs processes that are forked")
 def test_a_worker_destroys_no_garbage_that_it_inherits(tmp_path: Path, heap: str) -> None:
     """Such as CUDA objects of an earlier run in this process."""

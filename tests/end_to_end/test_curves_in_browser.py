@@ -105,6 +105,7 @@ def test_a_drag_zooms_all_charts(chromium: Browser) -> None:
     assert chromium.console() == []
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("over", "name", "last"),
     [
@@ -218,6 +219,7 @@ def test_texts_that_a_spreadsheet_would_run(chromium: Browser) -> None:
     assert rows == '\'=1+1,\'@x,\'-2,"a""b","c,d",-2,\r\n'
 
 
+@pytest.mark.matrix
 def test_the_board_has_the_points_between(one_browser: Browser, tmp_path: Path) -> None:
     """A zoom loads all of them, and so does a table."""
     record_run(tmp_path / "runs" / "long", LONG)

@@ -210,6 +210,7 @@ def test_shapes_that_depend_on_values_are_counted_by_a_real_step(tmp_path: Path)
     assert without.step_memory is None
 
 
+@pytest.mark.matrix
 def test_activation_checkpointing_is_counted(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)

@@ -199,6 +199,7 @@ print(json.dumps([logs, weights]))
 """
 
 
+@pytest.mark.one_in(100)
 @pytest.mark.parametrize("case", ["layer decay", "optimizer", "muon", "muon for all", "frozen", "betas"])
 def test_a_run_resumes_bitwise_in_a_fresh_process(case: str, tmp_path: Path) -> None:
     rules = "muon" if case == "muon for all" else CASES[case][0]

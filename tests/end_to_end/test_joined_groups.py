@@ -123,6 +123,7 @@ print(json.dumps({name: each.tolist() for name, each in trainer.model.state_dict
 """
 
 
+@pytest.mark.one_in(100)
 @pytest.mark.parametrize("callback", ["Thaw", "AddAtStart", "AddLater"])
 def test_a_fresh_process_has_the_groups(callback: str, tmp_path: Path) -> None:
     def train(folder: str, resume: str = "") -> Any:

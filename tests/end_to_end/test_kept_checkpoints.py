@@ -13,6 +13,7 @@ FOLDERS = sorted(Path(kept_checkpoints.__file__).parent.glob("checkpoints_of_*")
 KINDS = [kind if kind == "fp32" else pytest.param(kind, marks=pytest.mark.matrix) for kind in kept_checkpoints.KINDS]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_a_released_checkpoint_loads_bit_identically(folder: Path, kind: str) -> None:

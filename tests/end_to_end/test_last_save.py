@@ -81,6 +81,7 @@ print("over")
 """
 
 
+@pytest.mark.matrix
 def test_a_program_may_exit_with_an_unclosed_run(tmp_path: Path) -> None:
     """It exits silently, and the save in flight is complete."""
     ended = subprocess.run(

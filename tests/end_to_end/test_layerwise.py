@@ -88,7 +88,7 @@ def assert_alike(one: Trainer, other: Trainer, tolerance: float = 1e-6) -> None:
         assert torch.allclose(each, weights(other)[name], rtol=tolerance, atol=tolerance), name
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(100)
 @pytest.mark.parametrize("accumulation", [1, 4])
 @pytest.mark.parametrize("max_norm", [0.0, 0.2])
 @pytest.mark.parametrize("pair", PAIRS)

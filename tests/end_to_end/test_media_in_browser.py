@@ -139,6 +139,7 @@ def test_a_report_stays_small(runs: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert min(len(panel["runs"][0]["steps"]) for panel in panels) < 4
 
 
+@pytest.mark.matrix
 def test_the_board_shows_media_and_those_that_come(chromium: Browser, runs: Path, tmp_path: Path) -> None:
     """Without loading the page again."""
     trainer = small_trainer(tmp_path / "live", parts={"callbacks": [Look()]}, save_strategy="steps", save_steps=4)

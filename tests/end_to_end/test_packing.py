@@ -271,7 +271,7 @@ def test_a_run_resumes_at_every_position(tmp_path: Path, name: str) -> None:
     assert_resume_exact(lambda folder: packed_job(folder, **given), stops=stops, fresh_process=False)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", [Stream, StatefulStream])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_stream_resumes_at_every_position(kind: Any, workers: int) -> None:

@@ -204,6 +204,7 @@ class Buffered(IterableDataset[Any]):
             yield buffer.pop(random.randrange(len(buffer)))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("given", [{"keyed_data_randomness": True}, {"dataloader_num_workers": 1}])
 def test_keyed_rows_are_chosen_again(tmp_path: Path, given: dict[str, Any]) -> None:
     """Keyed by position in the epoch, each random number is repeated, whatever else is drawn in between."""

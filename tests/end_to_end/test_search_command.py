@@ -328,7 +328,7 @@ def test_bad_input(project: Path) -> None:
     assert not (project / "runs").exists()
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("old", "new", "arguments", "words", "code"),
     [
@@ -368,6 +368,7 @@ def test_an_earlier_search_is_not_overwritten(project: Path) -> None:
     assert (project / "runs/search/search.jsonl").read_bytes() == before
 
 
+@pytest.mark.matrix
 def test_a_check_trains_nothing(project: Path) -> None:
     """It prints what would be tried, with the first trial."""
     edit(

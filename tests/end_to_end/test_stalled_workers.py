@@ -73,7 +73,7 @@ def continues(monkeypatch: pytest.MonkeyPatch) -> Any:
     logging.getLogger("hexloop").removeHandler(handler)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.matrix
 @pytest.mark.parametrize("data", [Rows, Stream])
 def test_a_stopped_worker_ends_the_run_after_the_timeout(tmp_path: Path, data: Callable[[], Any]) -> None:
     """The error names the worker, its state and the data; no process is left."""
@@ -129,8 +129,8 @@ class DamagedStream(IterableDataset[Any]):
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_a_run_that_fails_ends_its_workers(tmp_path: Path, data: Callable[[], Any], keeps: bool) -> None:
     """They do not live for as long as the traceback of the error, which a notebook keeps."""
-    settings = {"dataloader_num_workers": 2, "dataloader_persistent_workers": keeps, "max_steps": 4}
-    trainer = small_trainer(tmp_path, parts={"train_dataset": data()}, **settings)
+    given: dict[str, Any] = {"dataloader_num_workers": 2, "dataloader_persistent_workers": keeps}
+    trainer = small_trainer(tmp_path, parts={"train_dataset": data()}, max_steps=4, **given)
     with pytest.raises(ValueError, match="damaged") as raised:
         trainer.train()
     assert multiprocessing.active_children() == []
@@ -141,7 +141,8 @@ def test_a_run_that_fails_ends_its_workers(tmp_path: Path, data: Callable[[], An
 def test_an_iterator_that_is_garbage_does_not_wait_for_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a cycle its queues are finalized first, so that workers are not told to end; torch waits for each of them."""
     monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 600)
-    iterator = iter(ShieldedLoader([1.0] * 8, num_workers=2))
+    data: Any = [1.0] * 8
+    iterator: Any = iter(ShieldedLoader(data, num_workers=2))
     next(iterator)
     processes = list(iterator._workers)
     iterator.itself = iterator

@@ -119,7 +119,7 @@ def batches(data: Any, workers: int, position: int = 0, epoch: int = 0, loader: 
     return [list(batch) for batch in made.batches_from(epoch, position)]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.matrix
 @pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize("data", [Undivided, Drawn])
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")

@@ -56,6 +56,7 @@ def trainer_in(output_dir: str, *callbacks: TrainerCallback, **given: Any) -> An
     return Trainer(net(), arguments, train_dataset=rows(32), eval_dataset=rows(8), callbacks=list(callbacks))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_all_files_of_a_run_are_in_one_folder(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int

@@ -123,7 +123,7 @@ REFUSED: dict[str, tuple[str, str, str]] = {
 }
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_an_engine_cannot_do_is_refused(name: str, base: Path, tmp_path: Path) -> None:
     """The message says what to choose instead."""
@@ -132,7 +132,7 @@ def test_what_an_engine_cannot_do_is_refused(name: str, base: Path, tmp_path: Pa
     assert words in refused["error"]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("kind", "engine"), [("AdaLoRA", "DDP"), ("prompt tuning", "ZeRO 2"), ("4 bits", "DDP"), ("4 bits", "ZeRO 2")]
 )

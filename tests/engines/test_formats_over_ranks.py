@@ -110,7 +110,7 @@ ENGINES: dict[str, Training] = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ENGINES)
 def test_two_processes_in_8_bits_match_one(tmp_path: Path, name: str) -> None:
     """Losses are those of one process, but for the scales of other batches; a run that resumes is bitwise equal.

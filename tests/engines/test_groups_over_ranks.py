@@ -44,7 +44,7 @@ def compare(one: Trained, other: Trained, apart: float = 1e-5) -> None:
     assert distance(one.weights, other.weights) < apart
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(100)
 @pytest.mark.parametrize("setup", SETUPS)
 def test_rules_in_two_processes_are_those_of_one(setup: str, tmp_path: Path) -> None:
     """The run of two processes resumes bitwise."""

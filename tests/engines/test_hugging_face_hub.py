@@ -168,6 +168,7 @@ def test_an_open_pull_request_is_a_branch(server: PublishingHub, hub: HuggingFac
         hub.publish("someone/model", [WEIGHTS], "none", branch="refs/pr/99")
 
 
+@pytest.mark.matrix
 def test_uploads_do_not_keep_the_program_alive(server: PublishingHub) -> None:
     """Python waits at its exit for the threads in which the package uploads several files, so it uploads one a time."""
     server.rate = 10_000

@@ -38,7 +38,7 @@ def same(one: Trained, other: Trained, tolerance: float = 1e-6) -> None:
     assert distance(one.weights, other.weights) < tolerance
 
 
-@pytest.mark.one_in(100)
+@pytest.mark.matrix
 @pytest.mark.parametrize("batch", [4, 2])
 @pytest.mark.parametrize("name", NAMES)
 def test_two_processes_match_one(name: str, batch: int, tmp_path: Path) -> None:

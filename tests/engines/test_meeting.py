@@ -81,6 +81,7 @@ def port() -> int:
     return free_port()
 
 
+@pytest.mark.matrix
 def test_a_missing_rank_0_is_named(port: int) -> None:
     """The error names the address and port, too."""
     (message,) = refusals("127.0.0.1", port, ranks=(1,))

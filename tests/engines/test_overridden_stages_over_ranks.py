@@ -43,7 +43,7 @@ class CallingStandard(Trainer):
         super()._track_num_input_tokens(inputs)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", [OwnBoundary, CallingStandard])
 def test_overridden_stages_report_the_numbers_of_all_processes(tmp_path: Path, kind: type[Trainer]) -> None:
     """Losses are the means over both processes, at every log and at the end; the weights are equal."""

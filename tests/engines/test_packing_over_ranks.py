@@ -60,7 +60,7 @@ def test_any_number_of_processes_trains_on_the_same_rows(whole: dict[int, tuple[
         assert found[0][name]["losses"] == pytest.approx(alone[0][name]["losses"], abs=1e-5)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.matrix
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 4), (4, 2), (4, 4)])
 def test_a_run_resumes_on_another_number_of_processes(
     whole: dict[int, tuple[Path, Results]], tmp_path: Path, before: int, after: int

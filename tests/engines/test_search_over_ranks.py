@@ -156,7 +156,8 @@ def test_several_processes_find_what_one_finds(size: int, tmp_path: Path) -> Non
         assert each["width"] == alone[0]["width"]
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.matrix)])
+@pytest.mark.matrix
+@pytest.mark.parametrize("size", [2, 4])
 def test_a_time_limit_is_agreed(size: int, tmp_path: Path) -> None:
     """Rank 0 decides; all end, with a pruner too."""
     found = in_processes(tmp_path, size, [SlowOnRank0()], timeout=1.0, n_trials=500, pruner="MedianPruner")

@@ -64,6 +64,7 @@ DEEDS = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", DEEDS)
 def test_what_a_case_does_is_a_finding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kind, the case and the place are known, and the cases after it are run."""

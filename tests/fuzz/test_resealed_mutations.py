@@ -11,7 +11,8 @@ import pytest
 from tests.warm_python import warm_python
 
 
-@pytest.mark.parametrize("cases", [5, pytest.param(1000, marks=[pytest.mark.matrix, pytest.mark.timeout(3600)])])
+@pytest.mark.matrix
+@pytest.mark.parametrize("cases", [5, pytest.param(1000, marks=pytest.mark.timeout(3600))])
 def test_resealed_mutations_are_refused_or_train(cases: int) -> None:
     """With an error of hexloop, or to the end, in a process that neither crashes nor hangs nor takes much memory."""
     ended = subprocess.run(

@@ -219,6 +219,7 @@ def loads_beside_imports(good: Path, folder: Path, rounds: int) -> None:
     assert Trusted in allowed
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("rounds", [20, pytest.param(1000, marks=[pytest.mark.matrix, pytest.mark.timeout(1200)])])
 def test_an_import_does_not_disturb_loads_of_another_thread(good: Path, tmp_path: Path, rounds: int) -> None:
     """Torch's list of allowed classes is never changed, so the user's own loads work at any moment."""

@@ -102,6 +102,7 @@ def resumed(runs: Any, folder: Path, at: int, files: tuple[str, ...], named: boo
     return "fell back" if list(output.glob(".hexloop/damaged-*")) else "loaded"
 
 
+@pytest.mark.one_in(10)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("files", [(file,) for file in FILES] + [FILES[:3]], ids=lambda files: files[-1])

@@ -107,6 +107,7 @@ def test_a_package_that_cannot_be_imported_is_refused(monkeypatch: pytest.Monkey
         choose_optimizer("stable_adamw", 0.1, (0.9, 0.99), 1e-8, None, "cpu")
 
 
+@pytest.mark.matrix
 def test_a_package_does_not_configure_logs() -> None:
     """Grokadamw calls logging.basicConfig as it is imported; handlers and level stay those of the program."""
     program = (

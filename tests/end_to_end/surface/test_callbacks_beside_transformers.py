@@ -217,7 +217,7 @@ OBSERVATIONS: dict[str, Observation] = {
 } | {"tracked by a given callback": tracked(True), "tracked by name": tracked(False)}  # fmt: skip
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", OBSERVATIONS)
 def test_callbacks_do_the_same(name: str, tmp_path: Path) -> None:
     """Hexloop by the names of transformers, which a takeover has replaced."""

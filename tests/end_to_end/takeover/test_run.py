@@ -20,6 +20,7 @@ def without_noise(text: str) -> str:
     return "".join(line for line in text.splitlines(keepends=True) if not any(word in line for word in noise))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("how", ["code", pytest.param("raise", marks=pytest.mark.matrix)])
 def test_the_process_is_that_of_python(how: str, tmp_path: Path) -> None:
     """Arguments, path, main module, exit code and traceback are those of `python SCRIPT`, with hexloop's Trainer."""

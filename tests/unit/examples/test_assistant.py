@@ -61,6 +61,7 @@ def test_no_held_out_answer_is_trained_on() -> None:
     assert not {each["text"] for each in texts(TOPICS)[2:]} & {each["text"] for each in texts("", held_out=True)}
 
 
+@pytest.mark.matrix
 def test_questions_name_functions() -> None:
     """Each names what its answer documents."""
     by_name = {each.name: each.text for each in documented()}

@@ -102,12 +102,13 @@ def found(name: str) -> griffe.Object:
     return object_or_alias.final_target if object_or_alias.is_alias else object_or_alias  # type: ignore[no-any-return]
 
 
-def order_of_pages() -> list[str]:
+@cache
+def order_of_pages() -> tuple[str, ...]:
     """Return the pages of the API reference in the order of the navigation."""
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     navigation = yaml.safe_load(text)["nav"]
     sections: dict[str, Any] = {title: pages for section in navigation for title, pages in section.items()}
-    return [page for page in _listed(sections["Reference"]) if page != "api/index.md"]
+    return tuple(page for page in _listed(sections["Reference"]) if page != "api/index.md")
 
 
 def _listed(entries: Any) -> Iterator[str]:
@@ -117,8 +118,13 @@ def _listed(entries: Any) -> Iterator[str]:
         yield from _listed(entry)
 
 
-def directives() -> Iterator[Directive]:
-    """Yield what each page of the API reference shows."""
+@cache
+def directives() -> tuple[Directive, ...]:
+    """Return what each page of the API reference shows."""
+    return tuple(_directives())
+
+
+def _directives() -> Iterator[Directive]:
     for page in order_of_pages():
         lines = (DOCS / page).read_text(encoding="utf-8").splitlines()
         for number, line in enumerate(lines):

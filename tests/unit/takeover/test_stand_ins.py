@@ -119,6 +119,7 @@ except ModuleNotFoundError as error:
 """
 
 
+@pytest.mark.matrix
 def test_without_transformers() -> None:
     """Names of hexloop load neither torch nor transformers before they need them; others say what to install."""
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False)

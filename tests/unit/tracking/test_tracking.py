@@ -274,6 +274,7 @@ def test_slow_starts_are_reported(begin: Callable[..., Tracking], reports: list[
     assert reached(lambda: tracking.identifiers == {"logger-0": "id-1", "logger-1": "id-1"})
 
 
+@pytest.mark.matrix
 def test_the_end_waits_for_a_bounded_time(begin: Callable[..., Tracking]) -> None:
     """It reports how much is left while it waits, and then returns it; the logger gets no further call."""
     gate, progress = Gate(), list[int]()
@@ -385,6 +386,7 @@ def test_a_model_does_not_change_until_it_is_delivered(begin: Callable[..., Trac
     assert none.calls == [("start", None), FINISHED]
 
 
+@pytest.mark.matrix
 def test_models_of_a_slow_logger_take_bounded_space(
     begin: Callable[..., Tracking], tmp_path: Path, folder: Path
 ) -> None:
