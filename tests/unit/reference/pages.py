@@ -96,6 +96,7 @@ def package() -> tuple[griffe.Module, list[str]]:
     return loaded, warned
 
 
+@cache
 def found(name: str) -> griffe.Object:
     """Return the object of a name that starts with `hexloop.`."""
     object_or_alias = package()[0][name.partition(".")[2]]
