@@ -47,6 +47,7 @@ def test_further_arguments_do_not_take_the_place_of_a_run(tmp_path: Path) -> Non
     run(f"{START}\nother = arguments(folder / 'other')\n{SHOWN}", tmp_path)
 
 
+@pytest.mark.matrix
 def test_a_waiting_trainer_is_released(tmp_path: Path) -> None:
     """Waiting for the import keeps neither the Trainer nor its model alive."""
     released = """

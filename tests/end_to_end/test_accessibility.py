@@ -57,7 +57,7 @@ def test_a_report_is_accessible(chromium: Browser, runs: Path, tmp_path: Path, w
     assert problems_of(chromium, page, width, scheme) == []
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.matrix
 @SHOWN_AS
 @pytest.mark.parametrize("path", ["", "runs?run=one", "runs?run=one&run=two"], ids=["list", "run", "comparison"])
 def test_a_board_is_accessible(chromium: Browser, runs: Path, path: str, width: int, scheme: str) -> None:

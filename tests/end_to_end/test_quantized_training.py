@@ -181,6 +181,7 @@ def test_quantization_aware_training_resumes(tmp_path: Path) -> None:
     assert not same_weights(weights(again), dict(make().state_dict()))
 
 
+@pytest.mark.matrix
 def test_a_checkpoint_of_four_bits_is_small(tmp_path: Path) -> None:
     """Of 20 million parameters: less than a twentieth of a checkpoint of the whole model."""
     sizes: dict[str, Any] = {

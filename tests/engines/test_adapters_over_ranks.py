@@ -61,7 +61,7 @@ def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> fl
     return max(float((one[name] - other[name]).abs().max()) for name in one if one[name].numel())
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.matrix
 @pytest.mark.parametrize("engine", ENGINES)
 def test_adapters_are_saved_alone_and_resume(engine: str, base: Path, tmp_path: Path) -> None:
     """One file has the adapter, whatever is sharded; both the same engine and one process resume from it."""

@@ -52,6 +52,7 @@ def named_in_manifest(checkpoint: Path) -> set[str]:
     return set(json.loads((checkpoint / "manifest.json").read_text())["files"])
 
 
+@pytest.mark.matrix
 def test_two_processes_write_and_resume(tmp_path: Path) -> None:
     """The checkpoint contains each rank's files, rank 0's where two write the same; resume is bitwise equal."""
     training = Training(arguments=SAVING, kind=SavingItself, rows=29).of(2)
