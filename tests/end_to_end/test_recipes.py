@@ -52,7 +52,7 @@ def test_a_shortened_recipe_learns(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(5))
 def test_digits_are_classified_for_every_seed(seed: int, tmp_path: Path) -> None:
     """The full recipe classifies at least 98 % of the held-out digits correctly, for any training seed."""
     trained("digits", tmp_path, "--seed", str(seed))

@@ -479,7 +479,6 @@ def test_only_numbers_and_known_names_are_taken_from_a_runs_record() -> None:
     assert recorded_arguments(args, recorded_by_stranger) == {"seed": 7, "learning_rate": 0.5, "optim": "sgd"}
 
 
-@pytest.mark.matrix
 def test_code_in_a_runs_folder_is_not_run(trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("why_module.py", "sitecustomize.py", "usercustomize.py"):
         Path(trained.second, name).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
