@@ -158,8 +158,8 @@ def counts_of(plan: Plan, triggers: Triggers, evaluates_first: bool) -> Counts:
             last = total >= first and not (every > 0 and total % every == 0)
             return regular - too_early + last
         if interval is Interval.EPOCH:
-            if steps_per_epoch is None:
-                return 1
+            if steps_per_epoch is None:  # one epoch
+                return int(first <= 1)
             return sum(
                 min(epoch * steps_per_epoch, total) / steps_per_epoch >= first
                 for epoch in range(1, math.ceil(total / steps_per_epoch) + 1)
@@ -213,11 +213,10 @@ UNITS = ("B", "kB", "MB", "GB", "TB")
 
 def size_text(size: float) -> str:
     """Return a number of bytes with three digits and a decimal unit."""
-    for unit in UNITS:
-        if size < 999.5 or unit == UNITS[-1]:
-            return f"{size:.0f} {unit}" if unit == "B" or size >= 99.95 else f"{size:.3g} {unit}"
-        size /= 1000
-    raise AssertionError
+    unit, *larger = UNITS
+    while size >= 999.5 and larger:
+        size, unit = size / 1000, larger.pop(0)
+    return f"{size:.0f} {unit}" if unit == "B" or size >= 99.95 else f"{size:.3g} {unit}"
 
 
 def time_text(seconds: float) -> str:

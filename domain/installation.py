@@ -75,13 +75,13 @@ def installation() -> Installation:
         found = distribution("hexloop")
         installer = (found.read_text("INSTALLER") or "pip").strip().lower()
         origin = json.loads(found.read_text("direct_url.json") or "{}")
-    except (PackageNotFoundError, ValueError):
+        url, editable = origin.get("url"), bool(origin.get("dir_info", {}).get("editable"))
+        if editable and url is not None:
+            return Installation(installer, url2pathname(urlsplit(url).path), editable)
+        if "vcs_info" in origin:
+            url = f"{origin['vcs_info']['vcs']}+{url}"
+    except (PackageNotFoundError, ValueError, KeyError, TypeError, AttributeError):  # the metadata are damaged
         return Installation()
-    url, editable = origin.get("url"), bool(origin.get("dir_info", {}).get("editable"))
-    if editable and url is not None:
-        return Installation(installer, url2pathname(urlsplit(url).path), editable)
-    if "vcs_info" in origin:
-        url = f"{origin['vcs_info']['vcs']}+{url}"
     return Installation(installer, url)
 
 

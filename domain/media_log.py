@@ -199,8 +199,9 @@ class MediaLog:
         try:
             encoded = pending.encode()
             data = _document(encoded) if encoded.data is None else encoded.data
-            if len(data) > (LARGEST_FILE if encoded.data is not None else LARGEST_DOCUMENT):
-                raise ValueError(f"it takes {len(data):,} bytes, more than a medium may have")
+            most = LARGEST_DOCUMENT if encoded.data is None else LARGEST_FILE
+            if len(data) > most:
+                raise ValueError(f"it takes {len(data):,} bytes, and the most is {most:,}; log a smaller one")
         except Exception as error:
             self.tell(f"encode {name}", f"The {kind} {name!r} is left out: {error or type(error).__name__}.")
             return

@@ -6,6 +6,7 @@ each module computes, the loss, the gradients, the options of the optimizer, its
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import zip_longest
@@ -15,6 +16,9 @@ from attrs import Factory, frozen
 
 MOST_LISTED = 5
 """Names that a sentence lists."""
+
+TENSOR = re.compile(r"(\S+ \[[\d, ]*\]) \S+")
+"""What is recorded of a tensor: its type, shape and digest."""
 
 
 class Cause(Enum):
@@ -160,14 +164,14 @@ def _clips(step: RecordedStep) -> tuple[bool, str]:
     return clips, step.clipping if clips else ""
 
 
-def _samples(one: RecordedStep, other: RecordedStep) -> Iterator[Finding]:
+def _samples(one: RecordedStep, other: RecordedStep) -> Sequence[Finding]:
     step = one.step
     ours, theirs = ([row for batch in each.batches for row in batch.rows] for each in (one, other))
     if len(one.batches) != len(other.batches):
         sizes = tuple(f"{len(each.batches)} of {_sizes(each)} samples" for each in (one, other))
-        yield Finding(Cause.ACCUMULATION, step, "micro-batches", (sizes[0], sizes[1]))
+        return [Finding(Cause.ACCUMULATION, step, "micro-batches", (sizes[0], sizes[1]))]
     if ours == theirs:
-        return
+        return []
     indices = [[index for batch in each.batches for index in batch.indices or ()] for each in (one, other)]
     known = [found if len(found) == len(rows) else None for found, rows in zip(indices, (ours, theirs), strict=True)]
     number = next(place for place, (first, second) in enumerate(zip_longest(ours, theirs)) if first != second)
@@ -175,8 +179,7 @@ def _samples(one: RecordedStep, other: RecordedStep) -> Iterator[Finding]:
     batch, row = _place(one if number < len(ours) else other, number)
     where = f"row {row} of micro-batch {batch}"
     if len(ours) != len(theirs):
-        yield Finding(Cause.SAMPLES, step, f"how many, from {where} on", (f"{len(ours)}", f"{len(theirs)}"))
-        return
+        return [Finding(Cause.SAMPLES, step, f"how many, from {where} on", (f"{len(ours)}", f"{len(theirs)}"))]
     same_samples = known[0] is None or known[1] is None or known[0][number] == known[1][number]
     reordered = sorted(map(_text, ours)) == sorted(map(_text, theirs))
     if reordered or not same_samples:
@@ -184,15 +187,14 @@ def _samples(one: RecordedStep, other: RecordedStep) -> Iterator[Finding]:
         if reordered:
             batch, row = _place(other, theirs.index(ours[number]))
             elsewhere = f", whose sample of the first run is row {row} of micro-batch {batch} in the second"
-        yield Finding(Cause.ORDER, step, f"{where}{elsewhere}", (names[0], names[1]))
-        return
+        return [Finding(Cause.ORDER, step, f"{where}{elsewhere}", (names[0], names[1]))]
     fields = [name for name in {**ours[number], **theirs[number]} if ours[number].get(name) != theirs[number].get(name)]
     others = [
         f"{_sample(known[0], place, len(ours))}"
         for place, (first, second) in enumerate(zip(ours, theirs, strict=True))
         if place != number and first != second
     ]
-    yield Finding(Cause.SAMPLES, step, f"{', '.join(fields)} of {names[0]}, {where}", further=tuple(others))
+    return [Finding(Cause.SAMPLES, step, f"{', '.join(fields)} of {names[0]}, {where}", further=tuple(others))]
 
 
 def _sizes(step: RecordedStep) -> str:
@@ -211,19 +213,14 @@ def _sample(indices: Sequence[int] | None, number: int, rows: int) -> str:
 
 def _place(step: RecordedStep, number: int) -> tuple[int, int]:
     """Return the micro-batch and the row in it, counted from 1 and 0, of a row of the step."""
-    for batch, each in enumerate(step.batches, 1):
-        if number < len(each.rows):
-            return batch, number
-        number -= len(each.rows)
-    return len(step.batches), number
+    return [(batch, row) for batch, each in enumerate(step.batches, 1) for row in range(len(each.rows))][number]
 
 
-def _modules(step: int, number: int, one: MicroBatch, other: MicroBatch) -> Iterator[Finding]:
+def _modules(step: int, number: int, one: MicroBatch, other: MicroBatch) -> Sequence[Finding]:
     for first, second in zip_longest(one.modules, other.modules):
         if first is None or second is None or first.name != second.name:
             called = tuple("none" if each is None else f"{each.name} ({each.description})" for each in (first, second))
-            yield Finding(Cause.MODULE, step, f"which module micro-batch {number} calls", (called[0], called[1]))
-            return
+            return [Finding(Cause.MODULE, step, f"which module micro-batch {number} calls", (called[0], called[1]))]
         if first.outputs != second.outputs:
             name = f"the output of {first.name or 'the model'} for micro-batch {number}"
             if first.inputs != second.inputs:
@@ -233,13 +230,14 @@ def _modules(step: int, number: int, one: MicroBatch, other: MicroBatch) -> Iter
             values = described if described[0] != described[1] else kinds if kinds[0] != kinds[1] else ("", "")
             if not any(values):
                 name += f" ({first.description})"
-            yield Finding(Cause.MODULE, step, name, values)
-            return
+            return [Finding(Cause.MODULE, step, name, values)]
+    return []
 
 
-def _kind(digest: str) -> str:
-    """Return the type and shape that a digest starts with."""
-    return digest.rpartition(" ")[0]
+def _kind(recorded: str) -> str:
+    """Return the type and shape of a tensor, with which its digest starts; any other value as it is."""
+    found = TENSOR.fullmatch(recorded)
+    return found[1] if found else recorded
 
 
 def _options(one: RecordedStep, other: RecordedStep) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from email.utils import formatdate
 from pathlib import Path
 
@@ -97,19 +98,26 @@ def test_an_upload_that_is_refused_in_a_thread_of_the_package_is_recognized(
 
 
 @pytest.mark.matrix  # the package itself waits 23 seconds for a service that fails
-@pytest.mark.parametrize("fault", ["preupload", "objects/batch", "PUT /storage", "commit/main"])
-@pytest.mark.parametrize("status", [500, None])
-def test_a_failure_at_any_request_of_an_upload_publishes_nothing(
-    server: PublishingHub, hub: HuggingFaceHub, fault: str, status: int | None
-) -> None:
+def test_a_failure_at_any_request_of_an_upload_publishes_nothing() -> None:
     """No commit is made, and the same call succeeds once the hub works again."""
-    server.faults.append(HubFault(fault, status, times=6))
-    with pytest.raises(UnavailableError):
+    requests = ("preupload", "objects/batch", "PUT /storage", "commit/main")
+    cases = [(request, status) for request in requests for status in (500, None)]
+    with ThreadPoolExecutor(len(cases)) as threads:
+        for ended in [threads.submit(assert_nothing_is_published, *case) for case in cases]:
+            ended.result()
+
+
+def assert_nothing_is_published(request: str, status: int | None) -> None:
+    """Check an upload whose request fails with the status, or without an answer."""
+    with publishing_hub() as server:
+        hub = HuggingFaceHub(server.address, TOKEN)
+        server.faults.append(HubFault(request, status, times=6))
+        with pytest.raises(UnavailableError):
+            hub.publish("someone/model", [WEIGHTS, File("a", [b"1"])], "one")
+        assert server.commits("someone/model") == []
+        server.faults.clear()
         hub.publish("someone/model", [WEIGHTS, File("a", [b"1"])], "one")
-    assert server.commits("someone/model") == []
-    server.faults.clear()
-    hub.publish("someone/model", [WEIGHTS, File("a", [b"1"])], "one")
-    assert [commit.message for commit in server.commits("someone/model")] == ["one"]
+        assert [commit.message for commit in server.commits("someone/model")] == ["one"]
 
 
 def test_a_lost_answer_does_not_make_a_second_commit(server: PublishingHub, hub: HuggingFaceHub) -> None:

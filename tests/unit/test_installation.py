@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import sys
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from hexloop.domain import installation
-from hexloop.domain.installation import Installation, Requirement, how_to_install, install
+from hexloop.domain.installation import Installation, Installations, Requirement, how_to_install, install
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,6 +66,14 @@ def test_the_command_is_that_of_the_installer(installer: str, expected: str, mon
     assert install("wandb") == expected
 
 
+@pytest.mark.usefixtures("declared")
+def test_a_message_with_fields_names_the_command_of_an_extra() -> None:
+    """In braces, as in those about combinations of arguments."""
+    text = "The tracker needs a package: {install[wandb]}."
+    expected = "run `pip install 'wandb>=0.20'` (see docs/troubleshooting.md#missing-package)"
+    assert text.format(install=Installations()) == f"The tracker needs a package: {expected}."
+
+
 @pytest.mark.parametrize("installer", ["pip", "uv", "conda"])
 @pytest.mark.parametrize("extras", [[], ["wandb"], ["trackers", "wandb"]])
 def test_doctor_installs_hexloop_from_its_own_source_only(installer: str, extras: list[str]) -> None:
@@ -83,6 +93,70 @@ def test_no_message_installs_hexloop_by_name() -> None:
         for file in (ROOT / folder).rglob("*.py"):
             text = file.read_text(encoding="utf-8")
             assert not re.search(r"install[^\n]{0,30}hexloop\[", text.replace("{f'hexloop{chosen} @", "")), file
+
+
+def only_packages_in(folder: Path, monkeypatch: pytest.MonkeyPatch, **files: str) -> None:
+    """Let only the packages of a folder be found: hexloop with these files of metadata, or none."""
+    for name, text in files.items():
+        information = folder / "hexloop-1.0.dist-info"
+        information.mkdir(exist_ok=True)
+        (information / name.replace("_json", ".json")).write_text(text)
+    monkeypatch.setattr(sys, "path", [str(folder)])
+
+
+def test_a_copy_that_is_not_installed_knows_the_names_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message still has a command: with pip, and without versions."""
+    only_packages_in(tmp_path, monkeypatch)
+    assert [*installation.requirements()] == []
+    assert installation.installation() == Installation()
+    assert install("object-stores", "fsspec", "s3fs") == "pip install fsspec s3fs"
+    assert install("peft") == "pip install peft"
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    ['{"url": ', "[]", '{"dir_info": 3}', '{"url": "x", "vcs_info": {}}', '{"url": 3, "dir_info": {"editable": true}}'],
+)
+def test_a_record_of_the_source_that_is_damaged_is_left_out(
+    damaged: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message is about a missing package, and not about the metadata of hexloop."""
+    text = 'Name: hexloop\nRequires-Dist: wandb>=0.20; extra == "wandb"\n'
+    only_packages_in(tmp_path, monkeypatch, METADATA=text, INSTALLER="pip\n", direct_url_json=damaged)
+    assert installation.installation() == Installation()
+    assert install("wandb") == "pip install 'wandb>=0.20'"
+
+
+@pytest.mark.parametrize(
+    ("origin", "expected"),
+    [
+        (None, Installation("uv")),
+        ({"url": "https://example.org/h.whl"}, Installation("uv", "https://example.org/h.whl")),
+        (
+            {"url": "https://example.org/h", "vcs_info": {"vcs": "git"}},
+            Installation("uv", "git+https://example.org/h"),
+        ),
+    ],
+)
+def test_the_source_is_that_of_the_metadata(
+    origin: dict[str, object] | None, expected: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the installer; a package index leaves no record of the source."""
+    files = {} if origin is None else {"direct_url_json": json.dumps(origin)}
+    only_packages_in(tmp_path, monkeypatch, METADATA="Name: hexloop\n", INSTALLER="UV\n", **files)
+    assert installation.installation() == expected
+
+
+def test_an_extra_that_joins_others_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names hexloop itself, which a package index may have from someone else."""
+    lines = ["torch>=2.9", 'hexloop[ray,wandb]; extra == "all"', 'ray[tune]>=2.40; extra == "ray"', "rich"]
+    text = "".join(f"Requires-Dist: {line}\n" for line in lines)
+    only_packages_in(tmp_path, monkeypatch, METADATA=f"Name: hexloop\n{text}")
+    assert [*installation.requirements()] == [
+        Requirement("torch", ">=2.9"),
+        Requirement("ray", ">=2.40", "ray", "[tune]"),
+        Requirement("rich"),
+    ]
 
 
 def test_the_real_metadata_is_read() -> None:

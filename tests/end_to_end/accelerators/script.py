@@ -44,7 +44,9 @@ def main(request: dict[str, Any]) -> int:
     """Run the cases one after another; return how many failed."""
     module = importlib.import_module(request["library"])
     _ = module.Trainer, module.TrainingArguments
-    importlib.import_module("accelerate")
+    own = ("torch._dynamo", "hexloop.app.assembly.torch.framework") if request["library"] == "hexloop" else ()
+    for package in ("accelerate", *own):
+        importlib.import_module(package)
     from tests.end_to_end.accelerators.cases import CASES
     from tests.engines.processes import free_port
 

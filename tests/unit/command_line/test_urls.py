@@ -54,6 +54,17 @@ def test_file_url_equals_its_folder(commands: Commands) -> None:
     assert "no such folder" in commands("train", recipe, "--resume", f"{url}0").errors
 
 
+def test_a_checkpoint_to_import_is_on_this_machine(commands: Commands) -> None:
+    """A URL is refused as what it is, and not as a folder that lacks a file; so is a folder that does not exist."""
+    Path("empty").mkdir()
+    for source in ("s3://bucket/run/checkpoint-3", "missing"):
+        outcome = commands("checkpoints", "import", source, "--to", "imported")
+        assert outcome.code == 1
+        assert f"You chose to import {source}, which is no folder of this machine" in outcome.errors
+    assert "it has no trainer_state.json" in commands("checkpoints", "import", "empty", "--to", "imported").errors
+    assert not Path("imported").exists()
+
+
 @pytest.mark.filterwarnings("ignore:A checkpoint is skipped")
 def test_resume_reports_how_to_import_checkpoints_of_transformers(commands: Commands) -> None:
     """`--resume` without a path rejects foreign checkpoints and prints the import command."""

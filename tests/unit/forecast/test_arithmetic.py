@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attrs import evolve
@@ -25,6 +27,7 @@ from hexloop.domain.state import RunState
 from hexloop.domain.triggers import ControlFlags, Interval, Trigger, Triggers, make_plan
 
 MEMORY = StepMemory(100, 20, 200, 1000, 100, "fake tensors")
+TIMING = Timing(2.0, (0.5,) * 10, 3.0, 0.25, 1.25)
 
 FORECAST = Forecast(
     model="Net",
@@ -42,7 +45,7 @@ FORECAST = Forecast(
     copies=300,
     checkpoint=500,
     saved_at_once=1,
-    timing=Timing(2.0, (0.5,) * 10, 3.0, 0.25, 1.25),
+    timing=TIMING,
     room=Room(10_000, "this machine"),
 )
 
@@ -90,6 +93,18 @@ def test_what_is_counted_is_what_the_triggers_do(
     found = counts_of(plan, chosen, first)
     assert (found.steps, found.saves) == (plan.total_steps, saves)
     assert found.evaluations == evaluations
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.5, 1.0, 1.5, 3.0])
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_a_run_over_data_without_a_length_counts_as_one_epoch(delay: float, accumulation: int) -> None:
+    """As the triggers do, if the data lasts for the run."""
+    plan = make_plan(None, accumulation, 1, 7)
+    chosen = Triggers(Trigger(), Trigger(Interval.EPOCH), Trigger(Interval.EPOCH), evaluation_delay=delay)
+    control = ControlFlags()
+    chosen.after_epoch(RunState(step=7, batches=7 * accumulation), plan, control)
+    assert (control.should_evaluate, control.should_save) == (delay <= 1, True)
+    assert counts_of(plan, chosen, False) == Counts(7, int(control.should_evaluate), 1)
 
 
 def test_with_best_each_evaluation_may_save() -> None:
@@ -155,6 +170,50 @@ def test_the_text_names_each_part() -> None:
     assert "Not known: the colour" in text
     assert "Warning: Too large." in text
     assert FORECAST.document()["step_memory"]["peak"] == 1320
+
+
+def labels(forecast: Forecast) -> list[str]:
+    """Return what each line of the text starts with."""
+    return [line.strip().partition("  ")[0].partition(":")[0] for line in str(forecast).splitlines()]
+
+
+TENSORS = ["weights", "gradients", "optimizer moments", "activations and temporary tensors"]
+TOGETHER = "(all gradients together are 100 B, at another moment)"
+COPIES = "copies for saves, on the host"
+
+
+@pytest.mark.parametrize(
+    ("changes", "left_out"),
+    [
+        ({"step_memory": None}, ["Memory", *TENSORS, TOGETHER, COPIES]),
+        ({"step_memory": evolve(MEMORY, all_gradients=20)}, [TOGETHER]),
+        ({"copies": 0}, [COPIES]),
+        ({"room": None}, ["Free on this machine"]),
+        ({"checkpoint": None}, ["Checkpoint"]),
+        ({"timing": None}, ["Time", "evaluations", "saves", "after the last step"]),
+        ({"timing": evolve(TIMING, evaluation=None)}, ["evaluations"]),
+        ({"timing": evolve(TIMING, save=None)}, ["saves", "after the last step"]),
+        ({"counts": Counts(100, 0, 3)}, ["evaluations"]),
+        ({"counts": Counts(100, 4, 0)}, ["saves", "after the last step"]),
+    ],
+)
+def test_what_is_not_known_or_not_done_is_left_out(changes: dict[str, Any], left_out: list[str]) -> None:
+    """Of the text, without another line being lost; the document has null for what is not known."""
+    whole, changed = labels(FORECAST), evolve(FORECAST, **changes)
+    assert set(left_out) <= set(whole)
+    assert labels(changed) == [each for each in whole if each not in left_out]
+    document = json.loads(json.dumps(changed.document()))
+    assert {name for name, value in document.items() if value is None} >= {
+        name for name, value in changes.items() if value is None
+    }
+
+
+def test_what_follows_from_something_unknown_is_unknown() -> None:
+    """In the document, the whole time and the size on the disk are null with what they are computed from."""
+    document = evolve(FORECAST, timing=None, checkpoint=None, step_memory=None).document()
+    assert (document["seconds"], document["disk"], document["step_memory"]) == (None, None, None)
+    assert FORECAST.document()["seconds"] == FORECAST.seconds
+    assert FORECAST.document()["disk"] == 1000
 
 
 @pytest.mark.parametrize(

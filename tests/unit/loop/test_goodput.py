@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import Any
@@ -12,9 +13,10 @@ from attrs import define, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hexloop.adapters.background import ThreadBackground
 from hexloop.adapters.losses import PlainWindowValues
 from hexloop.domain.evaluation import is_reading
-from hexloop.domain.events import AnyEvent, Paused, StepBegan, StepEnded, TrainBegan
+from hexloop.domain.events import AnyEvent, CheckpointPublished, Paused, StepBegan, StepEnded, TrainBegan
 from hexloop.domain.goodput import TimeAccount, no_time, shares_of, utilisation
 from hexloop.domain.guard import Guard, GuardOptions, Reaction
 from hexloop.domain.kept_state import StateInMemory
@@ -31,6 +33,7 @@ from hexloop.testing import (
     SingleProcess,
 )
 from tests.examples import examples
+from tests.unit.checkpoints.gated_storage import GatedStorage
 from tests.unit.loop.small import ROWS, Small, evaluate_small, every, make_small, resume
 
 SECONDS = st.integers(0, 5).map(float)
@@ -270,6 +273,26 @@ def test_a_run_without_a_copy_keeps_its_random_state() -> None:
     run.account.measure(run.small.run)
     run.small.run.guard.kept.random_state()()
     assert not run.small.run.checkpoints.close()
+
+
+def test_reporting_a_save_in_flight_is_part_of_saving() -> None:
+    """Where a save ends in the background, what the run takes to report it at a later step is not that step's."""
+    run = measured({Cause.SAVING: 2.0, Cause.STEP: 1.0}, triggers=every(save=3), max_steps=4)
+    store, storage = run.small.store, GatedStorage()
+    store.storage, store.background = storage, ThreadBackground()
+    run.account.measure(run.small.run)
+    before, after, reported_at = no_time(), no_time(), 0
+    for event in run.events():
+        if isinstance(event, StepEnded) and event.step == 4:
+            storage.gate.set()
+            while not store.has_news:
+                time.sleep(0.001)
+            before = run.account.so_far()
+        elif isinstance(event, CheckpointPublished) and event.step == 3:
+            reported_at, after = run.small.run.state.step, run.account.so_far()
+    assert reported_at == 4
+    assert after == {**before, Cause.SAVING: before[Cause.SAVING] + 2}
+    assert run.account.so_far() == run.works.expected
 
 
 def test_a_pause_has_a_cause_of_its_own() -> None:

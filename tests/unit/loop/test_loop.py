@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from hexloop.domain.errors import DataError
 from hexloop.domain.events import AnyEvent, EpochBegan, EpochEnded, Logged, MicroStepEnded, StepBegan, StepEnded
 from hexloop.domain.guard import WindowPlace
-from hexloop.domain.loop import train
+from hexloop.domain.loop import StandardLearner, train
 from hexloop.domain.run import FailedStep, windows
 from hexloop.domain.triggers import ControlFlags
-from hexloop.testing import InMemoryBatches
-from tests.unit.loop.small import ROWS, every, make_small, names
+from hexloop.testing import InMemoryBatches, PlainPrecision, SingleProcess
+from tests.unit.loop.small import ROWS, Small, every, make_small, names
 
 
 class UnknownLengthBatches(InMemoryBatches[Any]):
@@ -305,6 +305,65 @@ def test_an_error_in_reading_is_explained() -> None:
     assert failed == FailedStep(3, 8, 0, 2, WindowPlace(0, 8, 0), None)
     assert failed.in_reading
     assert not failed.in_update
+
+
+def failing(small_parts: dict[str, Any], method: str, call: int) -> tuple[Small, FailedStep[Any], list[Any]]:
+    """Run until a call of a method of the learner fails; return the run, how that is explained, and what was passed."""
+    calls: list[Any] = []
+
+    class Failing(StandardLearner[Any, Any]):
+        def micro_step(self, batch: Any, window_items: object, last_of_window: bool) -> Any:
+            note("micro_step", batch)
+            return super().micro_step(batch, window_items, last_of_window)
+
+        def update(self, max_norm: float) -> Any:
+            note("update", max_norm)
+            return super().update(max_norm)
+
+    def note(name: str, passed: Any) -> None:
+        if name == method:
+            calls.append(passed)
+            if len(calls) == call:
+                raise FloatingPointError("not a number")
+
+    small = make_small(
+        learner=lambda trainable: Failing(trainable, PlainPrecision(), SingleProcess()), rows=ROWS[:15], **small_parts
+    )
+    explained: list[tuple[Exception, FailedStep[Any]]] = []
+    small.run.explain = lambda error, failed: explained.append((error, failed))
+    with pytest.raises(FloatingPointError) as raised:
+        small.events()
+    ((error, failed),) = explained
+    assert error is raised.value is small.run.failure
+    return small, failed, calls
+
+
+@pytest.mark.parametrize(
+    ("call", "step", "number", "count", "epoch", "position", "samples"),
+    [(1, 1, 1, 3, 0, 0, 2), (5, 2, 2, 3, 0, 8, 2), (8, 3, 2, 2, 0, 14, 1), (9, 4, 1, 3, 1, 0, 2)],
+)
+def test_an_error_in_a_micro_step_is_explained(
+    call: int, step: int, number: int, count: int, epoch: int, position: int, samples: int
+) -> None:
+    """By the step, the micro-batch in it, and the place of its samples in the data; also in a shorter window."""
+    small, failed, batches = failing({"accumulation": 3}, "micro_step", call)
+    assert failed == FailedStep(step, 6, number, count, WindowPlace(epoch, position, samples), batches[-1])
+    assert batches[-1] == ROWS[:15][position : position + samples]
+    assert not failed.in_reading
+    assert not failed.in_update
+    assert small.run.state.step == step - 1
+
+
+@pytest.mark.parametrize(
+    ("call", "count", "epoch", "position", "samples"), [(1, 3, 0, 0, 6), (3, 2, 0, 12, 3), (5, 3, 1, 6, 6)]
+)
+def test_an_error_in_an_update_is_explained(call: int, count: int, epoch: int, position: int, samples: int) -> None:
+    """By the step, and the samples of all its micro-batches; no single batch is to blame."""
+    small, failed, _ = failing({"accumulation": 3}, "update", call)
+    assert failed == FailedStep(call, 6, count + 1, count, WindowPlace(epoch, position, samples), None)
+    assert failed.in_update
+    assert not failed.in_reading
+    assert small.run.state.step == call - 1
 
 
 def test_counters_get_every_micro_batch() -> None:

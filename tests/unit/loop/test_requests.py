@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -77,6 +78,51 @@ def test_a_save_is_taken_at_the_next_boundary() -> None:
     assert request is not None
     assert request.wait(0) == "checkpoint-3"
     assert [entry.name for entry in small.storage.list("")] == ["checkpoint-3"]
+
+
+def test_a_save_can_be_awaited() -> None:
+    """In an event loop, while the run goes on in a thread. A wait that times out leaves the request as it is."""
+    small = make_small()
+
+    async def save() -> str:
+        events = train(small.run)
+        next(events)
+        request = small.run.requests.request_save()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(request, 0.01)
+        assert not request.done
+        waiting = asyncio.ensure_future(request)
+        await asyncio.to_thread(list, events)
+        assert await request == request.wait(0)
+        return await waiting
+
+    assert asyncio.run(save()) == "checkpoint-0"
+    assert [entry.name for entry in small.storage.list("")] == ["checkpoint-0"]
+
+
+def test_an_awaited_save_raises_its_error() -> None:
+    """As `wait` does, if the run ends before it saves."""
+    requests = Requests()
+
+    async def save() -> str:
+        waiting = asyncio.ensure_future(requests.request_save())
+        await asyncio.sleep(0)
+        requests.clear()
+        return await waiting
+
+    with pytest.raises(HexloopError, match="ended before it reached the requested save"):
+        asyncio.run(save())
+
+
+def test_a_stop_that_was_not_requested_has_a_reason() -> None:
+    """The reason is listed with those of requests, and nothing is requested by it."""
+    requests = Requests()
+    requests.explain_stop("pruned at step 3")
+    assert (requests.pending, requests.current) == (set(), AgreedRequests())
+    requests.request_stop("enough")
+    assert requests.reasons == ("pruned at step 3", "enough")
+    requests.clear()
+    assert not list(requests.reasons)
 
 
 def test_a_failed_save_raises_its_error_and_the_run_continues() -> None:

@@ -40,6 +40,18 @@ def test_rates_are_those_of_the_next_update() -> None:
     assert scheduler.updates == 8
 
 
+def test_the_rates_of_named_groups_are_logged() -> None:
+    """Each log has the rate that each of them was trained with in the step before; that of others is not logged."""
+    schedule = Linear(num_warmup_steps=2, num_training_steps=8)
+    scheduler = ScheduledRates(schedule, (0.1, 0.2, 0.4), lambda rates: None)
+    small = make_small(scheduler=scheduler, rate_groups={"head": 2}, epochs=1, triggers=every(log=1))
+    small.events()
+    logs = [log for log in small.logs if "loss" in log]
+    assert [log["learning_rate/head"] for log in logs] == [0.4 * schedule(step) for step in range(8)]
+    assert [log["learning_rate"] for log in logs] == [0.1 * schedule(step) for step in range(8)]
+    assert {name for log in logs for name in log if "rate" in name} == {"learning_rate", "learning_rate/head"}
+
+
 def test_an_adaptive_schedule_follows_the_evaluations() -> None:
     """The rate falls after an evaluation without improvement, and the next update uses it."""
 

@@ -106,6 +106,20 @@ def test_a_line_that_leads_elsewhere_or_is_out_of_bounds_is_left_out(changed: di
     assert kept_of({**good, **changed}) is None
 
 
+@given(media(), st.sets(st.sampled_from([*kept_entry(kept(("a", 1, 5))[0])])))
+def test_a_line_without_a_field_that_is_needed_is_left_out(one: Media, missing: set[str]) -> None:
+    """Only the index, the caption and the size have a default."""
+    entry = kept_entry(KeptMedia("run", 1.0, one))
+    found = kept_of({name: value for name, value in entry.items() if name not in missing})
+    assert (found is not None) == (missing <= {"index", "caption", "size"})
+
+
+@given(ANY)
+def test_json_that_does_not_describe_a_medium_is_left_out(value: object) -> None:
+    """Whatever a line holds, also if it is no object."""
+    assert kept_of(value) is None
+
+
 @given(st.text(), st.sampled_from(KINDS))
 def test_only_digests_are_names_of_files(name: str, kind: str) -> None:
     """Nothing with a separator, a dot too many, or another ending."""
@@ -124,6 +138,10 @@ def test_only_digests_are_names_of_files(name: str, kind: str) -> None:
         ("table", {"columns": ["a"] * 51, "rows": []}),
         ("table", {"columns": ["a"], "rows": [[1]] * 501}),
         ("table", {"columns": ["a"], "rows": [[float("inf")]]}),
+        ("table", {"columns": "a", "rows": [[1]]}),
+        ("table", {"columns": ["a"], "rows": {}}),
+        ("table", {"columns": ["a"]}),
+        ("table", {"rows": [[1]]}),
         ("image", {"width": 0, "height": 1}),
         ("image", {"width": 1 << 20, "height": 1 << 20}),
         ("image", {"width": True, "height": 1}),
@@ -132,6 +150,9 @@ def test_only_digests_are_names_of_files(name: str, kind: str) -> None:
         ("histogram", {"edges": [0, float("nan")], "counts": [1]}),
         ("histogram", {"edges": [0, 1], "counts": [-1]}),
         ("histogram", {"edges": [], "counts": []}),
+        ("histogram", {"edges": [0, 1], "counts": {"0": 1}}),
+        ("histogram", {"edges": [0, 1]}),
+        ("histogram", {"counts": [1]}),
         ("audio", {"rate": 0, "seconds": 1.0, "channels": 1}),
         ("audio", {"rate": 8000, "seconds": -1.0, "channels": 1}),
         ("audio", {"rate": 8000, "seconds": 1.0, "channels": 99}),

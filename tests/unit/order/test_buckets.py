@@ -114,6 +114,17 @@ def test_classes_are_bounded_and_do_not_depend_on_the_order(lengths: list[int], 
     assert fingerprint(counted(shuffled, most)) == fingerprint(classes)
 
 
+def test_neighbors_share_a_class_if_there_are_too_many_lengths() -> None:
+    """Classes are widened twofold until they are few enough; they keep all samples, and the longest of each size."""
+    assert [(each.length, each.samples) for each in counted([*range(1, 11), 9], 3)] == [(4, 4), (8, 4), (10, 3)]
+    counts = LengthCounts(most=2)
+    for inputs, labels in [(1, 9), (2, 1), (4, 3), (3, 7)]:
+        counts.add(inputs, (inputs, labels))
+    assert [each.sizes for each in counts.classes()] == [(2, 9), (4, 7)]
+    counts.add_batch(3)
+    assert [each.batches for each in counts.classes()] == [0, 1]
+
+
 def test_few_lengths_are_told_apart() -> None:
     """Each has a class of its own; other lengths have another fingerprint."""
     assert [(each.length, each.samples) for each in counted([3, 1, 3, 2])] == [(1, 1), (2, 1), (3, 2)]

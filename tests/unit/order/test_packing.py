@@ -247,10 +247,15 @@ def test_only_the_window_of_a_place_is_read() -> None:
     assert asked == [16]
 
 
-def test_rows_in_the_order_of_the_data() -> None:
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_rows_in_the_order_of_the_data(strategy: str | None) -> None:
     """Without shuffling, rows come in the order of their earliest documents."""
-    found = [min(piece.document for piece in row) for _, (row,) in order(64, shuffles=False).units_from(START)]
+    rows = [row for _, (row,) in order(64, strategy, shuffles=False).units_from(START)]
+    found = [min(piece.document for piece in row) for row in rows]
     assert found == sorted(found)
+    if strategy in (WRAPPED, None):
+        pieces = [(piece.document, piece.start) for row in rows for piece in row]
+        assert pieces == sorted(pieces)
 
 
 def test_rows_in_a_random_order_are_not_sorted_by_length() -> None:

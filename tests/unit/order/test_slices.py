@@ -21,6 +21,14 @@ def test_the_last_batch_is_kept_or_dropped() -> None:
     assert global_batches(4, 10, drop_last=False, start=11) == 0
 
 
+@given(st.integers(1, 8), st.lists(st.text(min_size=1), max_size=10))
+def test_each_rank_has_its_own_part(world: int, parts: list[str]) -> None:
+    """That at its place; the last ranks have none if there are fewer parts than ranks."""
+    found = [Shard(Place(rank, world)).own(parts) for rank in range(world)]
+    assert [part for part in found if part is not None] == parts[:world]
+    assert found[len(parts) :] == [None] * (world - len(parts))
+
+
 def test_one_part_is_the_first() -> None:
     """That of the first rank."""
     assert [Shard(Place(rank, 3)).is_first for rank in range(3)] == [True, False, False]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from hexloop.domain.search.records import (
     read_definition,
     read_search,
 )
-from hexloop.ports.search import TrialState
+from hexloop.ports.search import PastTrial, TrialExport, TrialState
 
 DEFINITION_OF_ONE = SearchDefinition("optuna", ["minimize"], trials=3, seed=7)
 
@@ -206,6 +208,84 @@ def test_a_record_that_is_too_long(tmp_path: Path) -> None:
     log.close()
     with reading_limits(log_bytes=500), pytest.raises(CheckpointError, match="log_bytes"):
         read_search(Folder(str(tmp_path)))
+
+
+PROPOSED: dict[str, Any] = {"kind": "proposed", "trial": 0, "name": "run-0", "identifier": "0", "parameters": {}}
+COMPLETE: dict[str, Any] = {"kind": "ended", "trial": 0, "state": "complete", "values": [0.5]}
+
+
+def line(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value).encode()
+
+
+@pytest.mark.parametrize(
+    "contradiction",
+    [
+        {**PROPOSED, "name": "run-1"},
+        {**PROPOSED, "trial": 1},
+        {"kind": "reported", "trial": 1, "step": 2, "values": [0.5]},
+        {"kind": "reported", "trial": 0, "step": 2, "values": [0.5, 0.25]},
+        {"kind": "reported", "trial": 0, "step": 2, "values": []},
+        {"kind": "reported", "trial": 0, "step": 2, "values": [2**1001]},
+        {"kind": "reported", "trial": 0, "step": 2, "values": [True]},
+        {**COMPLETE, "trial": 1},
+        {**COMPLETE, "values": None},
+        {**COMPLETE, "values": [0.5, 0.25]},
+        {**COMPLETE, "values": ["NaN"]},
+        {**COMPLETE, "state": "pruned"},
+        {**COMPLETE, "state": "failed"},
+    ],
+)
+def test_a_line_that_contradicts_others_is_skipped(contradiction: dict[str, Any]) -> None:
+    """It is counted, and the trial stays in progress as it was. What follows it is taken up."""
+    record = SearchRecord(DEFINITION_OF_ONE)
+    record.add(line(PROPOSED))
+    trial = record.trials[0]
+    before = copy.deepcopy(trial)
+    record.add(line(contradiction))
+    assert (record.skipped, record.trials) == (1, {0: before})
+    record.add(line(COMPLETE))
+    assert (record.skipped, trial.state, trial.values) == (1, TrialState.COMPLETE, (0.5,))
+
+
+@pytest.mark.parametrize("late", [COMPLETE, {"kind": "reported", "trial": 0, "step": 2, "values": [0.5]}])
+def test_a_trial_ends_once(late: dict[str, Any]) -> None:
+    """Lines about a trial that has ended are skipped."""
+    record = SearchRecord(DEFINITION_OF_ONE)
+    record.add(line(PROPOSED))
+    record.add(line({"kind": "ended", "trial": 0, "state": "failed", "reason": "no memory"}))
+    record.add(line(late))
+    trial = record.trials[0]
+    assert (record.skipped, trial.state, trial.reason, trial.values) == (1, TrialState.FAILED, "no memory", None)
+    assert trial.reports == {}
+
+
+def test_whole_numbers_are_numbers() -> None:
+    """An objective that was written without a decimal point is a float when it is read."""
+    record = SearchRecord(DEFINITION_OF_ONE)
+    record.add(line(PROPOSED))
+    record.add(line({"kind": "reported", "trial": 0, "step": 2, "values": [3]}))
+    (value,) = record.trials[0].reports[2]
+    assert (record.skipped, value, type(value)) == (0, 3.0, float)
+
+
+def test_a_search_takes_up_a_trial_as_it_was_recorded() -> None:
+    """Its backend gets everything that it exported, the evaluations, and how the trial ended."""
+    record = SearchRecord(DEFINITION_OF_ONE)
+    record.add(line({**PROPOSED, "parameters": {"learning_rate": 0.1}, "drawn": {"rate": 0.1}, "details": {"more": 1}}))
+    record.add(line({"kind": "reported", "trial": 0, "step": 2, "values": [0.5]}))
+    parameters, export, reports = {"learning_rate": 0.1}, TrialExport({"rate": 0.1}, {"more": 1}), {2: (0.5,)}
+    assert record.trials[0].past() == PastTrial(0, "0", parameters, export, reports, None, None)
+    record.add(line({**COMPLETE, "drawn": {"rate": 0.1, "late": 4}}))
+    export = TrialExport({"rate": 0.1, "late": 4}, {"more": 1})
+    assert record.trials[0].past() == PastTrial(0, "0", parameters, export, reports, TrialState.COMPLETE, (0.5,))
+
+
+def test_a_search_without_lines_has_no_trials(tmp_path: Path) -> None:
+    """A process that was killed before its first line leaves a search that can be resumed."""
+    started(tmp_path).close()
+    (tmp_path / LINES).unlink()
+    assert read_search(Folder(str(tmp_path))) == SearchRecord(DEFINITION_OF_ONE)
 
 
 def test_what_differs_between_two_searches() -> None:

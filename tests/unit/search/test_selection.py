@@ -34,7 +34,7 @@ def test_the_best_of_one_objective(pairs: list[tuple[int, int]], direction: str)
 
 @given(PAIRS, DIRECTIONS, DIRECTIONS)
 def test_the_best_of_two_objectives(pairs: list[tuple[int, int]], first: str, second: str) -> None:
-    """Each of them beats or equals all others somewhere, and each of the others is beaten by one of them."""
+    """No other one beats them, and each of the others is beaten by one of them. All of the best are kept."""
     signs = [1 if each == "minimize" else -1 for each in (first, second)]
     losses = [tuple(sign * value for sign, value in zip(signs, each, strict=True)) for each in pairs]
     best = best_trials([trial(number, *each) for number, each in enumerate(pairs)], [first, second])
@@ -44,6 +44,8 @@ def test_the_best_of_two_objectives(pairs: list[tuple[int, int]], first: str, se
         return one != other and one[0] <= other[0] and one[1] <= other[1]
 
     assert [each.number for each in best] == sorted(chosen)
+    everything = [trial(number, *each) for number, each in enumerate(pairs)]
+    assert kept_trials(everything, [first, second], count=1) == chosen
     for number, loss in enumerate(losses):
         assert (number in chosen) == (not any(beats(other, loss) for other in losses))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -15,8 +16,8 @@ from hexloop.adapters.clock import ManualClock
 from hexloop.domain import system_sampling
 from hexloop.domain.folders import Folder
 from hexloop.domain.run_folder import system_file
-from hexloop.domain.system_metrics import MOST_SAMPLES, Sample, SessionStart
-from hexloop.domain.system_sampling import LARGEST_SHARE, SHORTEST, SystemSampler, lines_of_rank
+from hexloop.domain.system_metrics import LONGEST_LINE, MOST_SAMPLES, Sample, SessionStart
+from hexloop.domain.system_sampling import LARGEST_SHARE, MOST_LINES, SHORTEST, SystemSampler, lines_of_rank
 
 
 class Bench:
@@ -101,6 +102,48 @@ def test_a_line_that_a_full_disk_cut_is_ended(tmp_path: Path, monkeypatch: pytes
     cut.clear()
     bench.sample()
     assert [each.step for each in bench.lines()] == [0, 1, 3]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b'{"time": 5.0, "st', id="cut"),
+        pytest.param(b"\xff\xfe", id="not a text"),
+        pytest.param(b"[]", id="a list"),
+        pytest.param(b'{"time": 5.0}', id="without a step"),
+        pytest.param(b'{"time": 5.0, "step": -1}', id="a step below zero"),
+        pytest.param(b'{"time": true, "step": 5}', id="a time that is no number"),
+        pytest.param(b'{"kind": "began", "time": 5.0, "step": 5}', id="a start of no process"),
+        pytest.param(b'{"time": 5.0, "step": 5, "note": "%s"}' % (b"x" * LONGEST_LINE), id="too long"),
+    ],
+)
+def test_a_line_that_is_not_sound_is_left_out(line: bytes, tmp_path: Path) -> None:
+    """Those before and after it are read, and the next session goes on after them."""
+    bench = Bench(tmp_path)
+    bench.sample(2)
+    bench.sampler.close()
+    with (tmp_path / system_file(0)).open("ab") as file:
+        file.write(line + b"\n")
+    again = Bench(tmp_path, "again")
+    again.sample()
+    again.sampler.close()
+    assert [(type(each), each.step) for each in again.lines()] == [
+        (SessionStart, 0),
+        (Sample, 1),
+        (Sample, 2),
+        (SessionStart, 0),
+        (Sample, 1),
+    ]
+
+
+def test_a_file_of_too_many_lines_is_read_in_part(tmp_path: Path) -> None:
+    """A run keeps far fewer lines, so that such a file is from elsewhere; reading it takes bounded time."""
+    path = tmp_path / system_file(0)
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(json.dumps({"time": 1.0, "step": step}) + "\n" for step in range(MOST_LINES + 3)))
+    steps = [each.step for each in lines_of_rank(Folder(tmp_path), 0)]
+    assert steps == [*range(MOST_LINES)]
 
 
 def wait_until_idle(sampler: SystemSampler) -> None:

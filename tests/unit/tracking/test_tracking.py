@@ -19,7 +19,7 @@ from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.limits import reading_limits
 from hexloop.domain.log_entries import entry_of
 from hexloop.domain.tracking import UNKNOWN_END, Left, Tracking
-from hexloop.ports.logger import FINISHED, Logger, Outcome, Record, RunInformation, SavedModel, Spool
+from hexloop.ports.logger import FINISHED, Logger, Media, MediaKind, Outcome, Record, RunInformation, SavedModel, Spool
 
 RUN = RunInformation("a run", {"learning_rate": 0.1}, "out", 100, run="r1")
 PATIENCE = 20.0
@@ -49,6 +49,9 @@ class Diary:
     def save(self, model: SavedModel) -> None:
         self._call((model.name, {path.name: path.read_text() for path in Path(model.folder).iterdir()}))
 
+    def write_media(self, media: Media) -> None:
+        self._call((media.name, media.file))
+
     def finish(self, outcome: Outcome = FINISHED) -> None:
         self._call(outcome)
 
@@ -63,6 +66,15 @@ class Diary:
 
 def record(step: int, **values: Any) -> Record:
     return Record(step, step / 100, {"loss": 1 / step, **values})
+
+
+def medium(name: str, step: int, kind: MediaKind = "image") -> Media:
+    return Media(name, step, step / 100, kind, {}, file=f"{name}-file")
+
+
+def with_path(media: Media) -> Media | None:
+    """Return a medium as a folder of media does; None if it is not there."""
+    return None if media.name == "gone" else evolve(media, file=f"/run/{media.file}")
 
 
 @pytest.fixture
@@ -83,7 +95,7 @@ def begin(folder: Path, reports: list[str]) -> Iterator[Callable[..., Tracking]]
     def start(
         *loggers: Logger | Receiver, spool: Spool | None = None, step: int | None = None, tracked_as: str | None = None
     ) -> Tracking:
-        tracking = Tracking(spool or FileSpool(folder), SystemClock(), lambda failures: 0.01, reports.append)
+        tracking = Tracking(spool or FileSpool(folder), SystemClock(), lambda failures: 0.01, reports.append, with_path)
         if step is not None:
             tracking.resume(step)
         for place, logger in enumerate(loggers):
@@ -293,6 +305,25 @@ def test_the_end_waits_for_a_bounded_time(begin: Callable[..., Tracking]) -> Non
     assert hanging.calls == [("start", None), 1]
 
 
+def test_the_end_reports_its_progress(begin: Callable[..., Tracking], monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a logger is busy, it says how many items are left, until there are none."""
+    monkeypatch.setattr("hexloop.domain.tracking.SOON", 0.01)
+    gate, seen = Gate(), list[int]()
+    slow = Diary(gate)
+    tracking = begin(slow)
+    for step in (1, 2):
+        tracking.write(record(step))
+
+    def progress(left: int) -> None:
+        seen.append(left)
+        gate.open()
+
+    assert tracking.finish(FINISHED, PATIENCE, progress) == []
+    assert seen[0] == 3, "two records and the end"
+    assert seen == sorted(seen, reverse=True)
+    assert slow.calls == [("start", None), 1, 2, FINISHED]
+
+
 def test_without_a_folder_memory_is_used(
     begin: Callable[..., Tracking], reports: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,6 +389,46 @@ def test_the_spool_is_bounded(begin: Callable[..., Tracking], monkeypatch: pytes
     assert logger.calls[1:-1] == list(range(1, len(logger.calls) - 1))
 
 
+def taker_of_media(name: str, logger: Diary, *kinds: MediaKind) -> Receiver:
+    return Receiver(name, logger, write_media=logger.write_media, media=frozenset(kinds))
+
+
+def test_media_go_to_the_loggers_that_take_their_kind(begin: Callable[..., Tracking]) -> None:
+    """In order with the records, and with the path of the file; a medium that is gone by then is skipped."""
+    images, both, neither = Diary(), Diary(), Diary()
+    tracking = begin(taker_of_media("images", images, "image"), taker_of_media("both", both, "image", "table"), neither)
+    tracking.write_media(medium("digit", 1))
+    tracking.write(record(1))
+    tracking.write_media(medium("gone", 2))
+    tracking.write_media(medium("answers", 2, "table"))
+    tracking.write_media(medium("noise", 2, "audio"))
+    tracking.write(record(2))
+    assert tracking.finish(FINISHED, PATIENCE) == []
+    image, table = ("digit", "/run/digit-file"), ("answers", "/run/answers-file")
+    assert images.calls == [("start", None), image, 1, 2, FINISHED]
+    assert both.calls == [("start", None), image, 1, table, 2, FINISHED]
+    assert neither.calls == [("start", None), 1, 2, FINISHED]
+
+
+def test_media_that_a_logger_does_not_take_are_reported_once(
+    begin: Callable[..., Tracking], reports: list[str]
+) -> None:
+    """For each kind, with the loggers that do not take it, and where such media are; not if all take it."""
+    tracking = begin(
+        taker_of_media("all", Diary(), "text", "image", "table"),
+        taker_of_media("images", Diary(), "text", "image"),
+        taker_of_media("texts", Diary(), "text"),
+    )
+    kinds: tuple[MediaKind, ...] = ("text", "image", "table")
+    for kind in kinds * 2:
+        tracking.write_media(medium("a", 1, kind))
+    assert reports == [
+        "Media of the kind image are not logged to texts, which does not take them. They are in the folder of the run.",
+        "Media of the kind table are not logged to images and texts, which do not take them. "
+        "They are in the folder of the run.",
+    ]
+
+
 def model_files(folder: Path, text: str) -> list[tuple[str, str]]:
     path = folder / f"{text}.txt"
     path.write_text(text)
@@ -384,6 +455,25 @@ def test_a_model_does_not_change_until_it_is_delivered(begin: Callable[..., Trac
     assert final.calls == [("start", None), last, FINISHED]
     assert every.calls == [("start", None), last, FINISHED], "a newer model replaces one that waits"
     assert none.calls == [("start", None), FINISHED]
+
+
+def test_models_between_the_one_on_its_way_and_the_newest_are_dropped(
+    begin: Callable[..., Tracking], tmp_path: Path, folder: Path
+) -> None:
+    """Each new one makes room, so a logger that hangs does not fill the disk."""
+    gate = Gate()
+    slow = Diary(None, gate)
+    tracking = begin(taker("slow", slow))
+    counts = []
+    for step in range(1, 6):
+        tracking.save(SavedModel("", f"checkpoint-{step}", step, 0.0), model_files(tmp_path, str(step)))
+        assert gate.reached.wait(PATIENCE)
+        counts.append(len(list((folder / "held").iterdir())))
+    assert counts == [1, 2, 2, 2, 2]
+    gate.open()
+    assert tracking.finish(FINISHED, PATIENCE) == []
+    models = [(f"checkpoint-{step}", {"model.txt": str(step)}) for step in (1, 5)]
+    assert slow.calls == [("start", None), *models, FINISHED]
 
 
 @pytest.mark.matrix

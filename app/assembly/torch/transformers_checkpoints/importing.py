@@ -181,7 +181,11 @@ def _schedule_part(schedule: dict[str, Any], rates: list[float], state: RunState
 
 def _read_state(folder: str) -> Any:
     path = os.path.join(folder, TRAINER_STATE)
-    if not os.path.isdir(folder) or not _has(folder, TRAINER_STATE):
+    if not os.path.isdir(folder):
+        raise CheckpointError(
+            f"You chose to import {folder}, which is no folder of this machine; copy the checkpoint here first."
+        )
+    if not _has(folder, TRAINER_STATE):
         raise CheckpointError(
             f"You chose to import {folder}, but it has no {TRAINER_STATE}; name a checkpoint's folder."
         )
