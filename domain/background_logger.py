@@ -124,6 +124,7 @@ class BackgroundLogger:
         self._hurried = self._is_idle = False
         self._delivered_at = float("-inf")
         self._reported = False
+        self._refused = set[str]()
         for number, item in self._in_spool(self._position):
             self.waiting += 1
             self._last_in_spool = number
@@ -277,9 +278,7 @@ class BackgroundLogger:
         elif isinstance(item, SavedModel):
             self._save(number, item)
         elif isinstance(item, Media):
-            media = self._fetch(item)
-            if receiver.write_media is not None and media is not None:
-                receiver.write_media(media)
+            self._write_media(item)
         elif receiver.write_all is not None:
             receiver.write_all([each for _, each in items if isinstance(each, Record)])
         else:
@@ -295,6 +294,25 @@ class BackgroundLogger:
             if not self._items and self._last_in_spool <= number:
                 self._delivered_at = self._clock.monotonic()
             self._changed.notify_all()
+
+    def _write_media(self, item: Media) -> None:
+        """Pass on a medium. One that the logger cannot take is left out, and the values that follow are not."""
+        write_media, media = self.receiver.write_media, self._fetch(item)
+        if write_media is None or media is None:
+            return
+        try:
+            write_media(media)
+        except BaseException as error:
+            if may_pass(error):
+                raise
+            if media.kind not in self._refused:
+                self._refused.add(media.kind)
+                text = redact(f"{type(error).__name__}: {error}")
+                with suppress(Exception):
+                    self._report(
+                        f"The logger {self.receiver.name} failed to write the {media.kind} {media.name!r} ({text}). "
+                        "Media of this kind that it cannot write are left out; they are in the folder of the run."
+                    )
 
     def _save(self, number: int, model: SavedModel) -> None:
         """Pass on a model, unless there is a newer one."""
@@ -379,7 +397,7 @@ def left_in(spool: Spool, names: Collection[str]) -> dict[str, tuple[int, bool]]
 
 
 def _action(item: Item) -> str:
-    names = {Outcome: "finish", SavedModel: "save", Media: "write_media"}
+    names = {Outcome: "finish", SavedModel: "save", Media: "write media"}
     return names.get(type(item), "write")
 
 

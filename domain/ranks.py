@@ -24,7 +24,9 @@ _KINDS: dict[str, type[Exception]] = {
 
 
 def run_on_rank0(collectives: Collectives | None, act: Callable[[], Value]) -> Value:
-    """Run `act` on rank 0 and return its value on every rank. If it raises, every rank raises that error.
+    """Run `act` on rank 0 and return its value on every rank.
+
+    If it raises, rank 0 raises that error, and the others a CheckpointError or StorageError with its message.
 
     Costs one broadcast. With `collectives=None`, or one process, `act` is simply called.
     """

@@ -22,7 +22,6 @@ from hexloop.domain.errors import (
     ConfigurationError,
     MissingCheckpointError,
     RunStateError,
-    StorageError,
 )
 from hexloop.domain.folders import Folder
 from hexloop.domain.ranks import run_on_rank0
@@ -36,7 +35,7 @@ from hexloop.domain.search.records import (
     read_search,
 )
 from hexloop.domain.search.selection import best_trials
-from hexloop.domain.search.trial import Aim, LiveTrial, ObjectiveError, SharedTrial
+from hexloop.domain.search.trial import ENDS_THE_SEARCH, Aim, LiveTrial, SharedTrial, trial_on_rank0
 from hexloop.domain.wording import listed, shown
 from hexloop.ports.collectives import Collectives, Json
 from hexloop.ports.device import Device
@@ -49,9 +48,6 @@ AUTO = "auto"
 
 GRACE = 30.0
 """Seconds that a rank whose trial failed waits for the others to fail as well, before it ends the search."""
-
-ENDS_THE_SEARCH = (CollectiveError, ObjectiveError, StorageError, CheckpointError)
-"""Errors that are not those of a trial: the next one would meet them too."""
 
 
 RunTrial = Callable[[LiveTrial, "str | None"], bool]
@@ -185,7 +181,7 @@ def _live(
     """Return a trial as this rank runs it."""
 
     def on_rank0(act: Callable[[], Any]) -> Any:
-        return run_on_rank0(shared, act)
+        return trial_on_rank0(shared, act)
 
     own = leader.handle
     handle: Any = own
@@ -211,7 +207,7 @@ def _live(
         decide=decide,
         reports={int(step): tuple(map(float, values)) for step, values in described["reports"]},
     )
-    live.take_up_end(described["pruned_at"])
+    live.take_up_end(described["pruned_at"], described["diverged_at"])
     return live
 
 
@@ -373,6 +369,7 @@ class Leader:
             "plain": isinstance(proposal.trial, dict),
             "reports": [[step, list(map(repr, values))] for step, values in recorded.reports.items()],  # for NaN
             "pruned_at": recorded.pruned_at,
+            "diverged_at": recorded.diverged_at,
             "resume_from": self.host.checkpoints.newest(recorded.name, run) if resumes else None,
         }
 
@@ -425,8 +422,9 @@ class Leader:
         assert self.search is not None
         proposal, recorded = self._present[number], self.record.trials[number]
         goes_on = not has_diverged and (not asks or self.search.report(proposal, step, values))
-        self._log.reported(number, step, values, stop=not (goes_on or has_diverged))
-        recorded.reports[step] = tuple(values)
+        pruned = not (goes_on or has_diverged)
+        self._log.reported(number, step, values, pruned, has_diverged)
+        recorded.report(step, tuple(values), pruned, has_diverged)
         return goes_on
 
     def end(self, number: int, state: TrialState, reason: str | None, seconds: float) -> None:

@@ -127,12 +127,13 @@ class ProposedLine(Open):
 
 @frozen
 class ReportedLine(Open):
-    """An evaluation of a trial. stop: whether the trial ends with it, because it is pruned."""
+    """An evaluation of a trial. stop, diverged: whether it ends the trial, which is pruned or has diverged."""
 
     trial: Count
     step: Count
     values: list[Number]
     stop: bool = False
+    diverged: bool = False
 
 
 @frozen
@@ -155,8 +156,9 @@ class RecordedTrial:
     """A trial as the lines describe it.
 
     name: the path of its folder within that of the search. reports: its objectives, by step. pruned_at: the step at
-    which it was found to be pruned. reason: why it failed or was pruned. seconds: how long it took, in all sessions
-    that ended it. checkpoint: the path of the checkpoint of its objective.
+    which it was found to be pruned. diverged_at: the step at which it was found to have diverged. reason: why it failed
+    or was pruned. seconds: how long it took, in all sessions that ended it. checkpoint: the path of the checkpoint of
+    its objective.
     """
 
     number: int
@@ -167,6 +169,7 @@ class RecordedTrial:
     details: Mapping[str, Json]
     reports: dict[int, Sequence[float]] = field(factory=dict)
     pruned_at: int | None = None
+    diverged_at: int | None = None
     state: TrialState | None = None
     values: Sequence[float] | None = None
     reason: str | None = None
@@ -177,6 +180,12 @@ class RecordedTrial:
         """Return the trial as a search takes it up."""
         export = TrialExport(self.drawn, self.details)
         return PastTrial(self.number, self.identifier, self.parameters, export, self.reports, self.state, self.values)
+
+    def report(self, step: int, values: Sequence[float], pruned: bool, diverged: bool) -> None:
+        """Take up an evaluation. pruned, diverged: whether the trial ends with it."""
+        self.reports[step] = values
+        self.pruned_at = step if pruned else self.pruned_at
+        self.diverged_at = step if diverged else self.diverged_at
 
 
 @define
@@ -223,10 +232,8 @@ class SearchRecord:
 
     def _report(self, value: Any) -> None:
         line = structured(value, ReportedLine)
-        trial = self._open_trial(line.trial)
-        trial.reports[line.step] = self._numbers(line.values)
-        if line.stop:
-            trial.pruned_at = line.step
+        values = self._numbers(line.values)
+        self._open_trial(line.trial).report(line.step, values, line.stop, line.diverged or any(map(math.isnan, values)))
 
     def _end(self, value: Any) -> None:
         line = structured(value, EndedLine)
@@ -340,9 +347,12 @@ class SearchLog:
             sampler=sampler,
         )
 
-    def reported(self, trial: int, step: int, values: Sequence[float], stop: bool) -> None:
-        """Record an evaluation. stop: whether the trial ends with it."""
-        self._append("reported", trial=trial, step=step, values=values, **({"stop": True} if stop else {}))
+    def reported(
+        self, trial: int, step: int, values: Sequence[float], stop: bool = False, diverged: bool = False
+    ) -> None:
+        """Record an evaluation. stop: whether the trial is pruned with it. diverged: whether it has diverged."""
+        endings = {name: True for name, ends in {"stop": stop, "diverged": diverged}.items() if ends}
+        self._append("reported", trial=trial, step=step, values=values, **endings)
 
     def ended(self, trial: RecordedTrial, sampler: Json) -> None:
         """Record the end of a trial."""

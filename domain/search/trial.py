@@ -9,10 +9,19 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.errors import (
+    CheckpointError,
+    CollectiveError,
+    ConfigurationError,
+    HexloopError,
+    RunStateError,
+    StorageError,
+)
+from hexloop.domain.ranks import run_on_rank0
 from hexloop.domain.search.records import BEST, MAXIMIZE
 from hexloop.domain.search.space import SpaceTrial
 from hexloop.domain.wording import shown
+from hexloop.ports.collectives import Collectives, Json
 from hexloop.ports.search import TrialState
 
 Decide = Callable[[int, Sequence[float], bool, bool], bool]
@@ -38,7 +47,7 @@ class Aim:
         several = isinstance(objective, list | tuple)
         numbers = list(objective) if several else [objective]
         found = [_number(each) for each in numbers]
-        if None in found or isinstance(objective, bool):
+        if None in found:
             raise ObjectiveError(
                 f"compute_objective returned {shown(objective)}; let it return a number, or for several directions a "
                 "list of numbers."
@@ -64,12 +73,15 @@ class Aim:
 
 
 def _number(value: Any) -> float | None:
-    """Return a number of Python, NumPy or a framework as a float; None if it is not one."""
-    if isinstance(value, Real):
-        return float(value)
+    """Return a number of Python, NumPy or a framework as a float; None if it is not one, or has no such float."""
     if hasattr(value, "item") and getattr(value, "numel", lambda: getattr(value, "size", 0))() == 1:
-        return float(value.item())
-    return None
+        value = value.item()
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
 
 
 @define(eq=False)
@@ -123,12 +135,12 @@ class LiveTrial:
             self.state, self.reason = TrialState.PRUNED, f"pruned at step {step}"
         return False
 
-    def take_up_end(self, pruned_at: int | None) -> None:
-        """Take up what was decided before a restart. pruned_at: the step at which the trial was found to be pruned."""
-        if pruned_at is not None:
+    def take_up_end(self, pruned_at: int | None, diverged_at: int | None) -> None:
+        """Take up what was decided before a restart: the step at which the trial was pruned, or had diverged."""
+        if diverged_at is not None:
+            self.state, self.reason = TrialState.FAILED, f"it diverged at step {diverged_at}"
+        elif pruned_at is not None:
             self.state, self.reason = TrialState.PRUNED, f"pruned at step {pruned_at}"
-        elif self.reports and diverged(self.reports[max(self.reports)], {}):
-            self.state, self.reason = TrialState.FAILED, "it diverged"
 
     @property
     def step_of_objective(self) -> int | None:
@@ -144,6 +156,37 @@ def diverged(values: Sequence[float], metrics: Mapping[str, Any]) -> str:
         if name.endswith("_loss") and isinstance(value, float) and not math.isfinite(value):
             return f"{name} is {value}"
     return ""
+
+
+ENDS_THE_SEARCH = (CollectiveError, ObjectiveError, StorageError, CheckpointError)
+"""Errors that are not those of a trial: the next one would meet them too."""
+
+
+def trial_on_rank0(collectives: Collectives, act: Callable[[], Any]) -> Any:
+    """Call a function of a trial on rank 0, and return its value on every rank.
+
+    An error that does not end the search is raised on all ranks as the same kind, so that they agree on how the trial
+    ended: a ConfigurationError as such, any other as a RunStateError. One process alone raises what the function does.
+    """
+    if collectives.world_size == 1:
+        return act()
+    raised: list[Exception] = []
+
+    def attempt() -> Json:
+        try:
+            return {"value": act()}
+        except ENDS_THE_SEARCH:
+            raise
+        except Exception as error:
+            raised.append(error)
+            text = str(error) if isinstance(error, HexloopError) else f"{type(error).__name__}: {error}"
+            return {"error": text, "is_configuration": isinstance(error, ConfigurationError)}
+
+    found: Any = run_on_rank0(collectives, attempt)
+    if "error" in found:
+        kind = ConfigurationError if found["is_configuration"] else RunStateError
+        raise kind(found["error"]) from next(iter(raised), None)
+    return found["value"]
 
 
 class SharedTrial(SpaceTrial):
@@ -179,6 +222,12 @@ class SharedTrial(SpaceTrial):
     def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
         """Return one of the choices, which are to be values that JSON can hold."""
         return self._shared(name, lambda: self._of.suggest_categorical(name, choices))
+
+    def set_user_attr(self, key: str, value: Any) -> None:
+        """Set an attribute in `user_attrs`, also in those of the library's own trial."""
+        super().set_user_attr(key, value)
+        if self._of is not None:
+            self._of.set_user_attr(key, value)
 
     def _shared(self, name: str, draw: Callable[[], Any]) -> Any:
         if name not in self._params:

@@ -462,6 +462,28 @@ def test_a_trial_that_diverges_counts_as_failed(tmp_path: Path) -> None:
 # Resuming
 
 
+@pytest.mark.parametrize("ends", ["diverged", "pruned"])
+def test_what_was_decided_before_a_kill_holds(ends: str, tmp_path: Path, scripted: Callable[..., Any]) -> None:
+    """A process that is killed between an evaluation that ends a trial and its end does not train it further."""
+    scripted([{"learning_rate": 1e30 if ends == "diverged" else 0.01}], lambda trial, step, values: ends == "pruned")
+
+    def search(**given: Any) -> None:
+        with pytest.raises(RunStateError, match=f"trial 0: .*{ends}.* at step 2"):
+            searcher(tmp_path).hyperparameter_search(
+                space, lambda metrics: 1.0, n_trials=1, backend="scripted", direction="minimize", **given
+            )
+
+    search()
+    record = tmp_path / "search.jsonl"
+    *before, end = record.read_text().splitlines(keepends=True)
+    assert json.loads(end)["kind"] == "ended"
+    record.write_text("".join(before))
+    search(resume=True)
+    (trial,) = record_of(tmp_path).trials.values()
+    assert trial.state is (TrialState.FAILED if ends == "diverged" else TrialState.PRUNED)
+    assert len(read_reports(tmp_path, 0)) == 1
+
+
 class Killed(TrainerCallback):
     """Ends the program, as it were, after so many steps."""
 

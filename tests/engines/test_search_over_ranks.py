@@ -38,6 +38,11 @@ def model_init(trial: Any) -> nn.Module:
     return Wide(4 if trial is None else trial.suggest_int("width", 3, 9))
 
 
+def draw_wrongly(trial: Any) -> nn.Module:
+    """Draw the width of every other trial from a range that is empty."""
+    return Wide(4 if trial is None else trial.suggest_int("width", 3, 9 if trial.number % 2 == 0 else 2))
+
+
 def space(trial: Any) -> dict[str, Any]:
     return {"learning_rate": trial.suggest_float("rate", 1e-4, 0.3, log=True)}
 
@@ -86,7 +91,7 @@ def searched(folder: str, size: int, callbacks: list[Any], call: dict[str, Any])
     )
     trainer = Trainer(
         args=args,
-        model_init=model_init,
+        model_init=call.pop("model_init", model_init),
         train_dataset=rows(16),
         eval_dataset=rows(8, seed=1),
         callbacks=callbacks,
@@ -172,6 +177,16 @@ def test_a_failure_on_all_ranks_is_that_of_the_trial(tmp_path: Path) -> None:
     assert all(isinstance(each, dict) for each in found), found
     states = [line["state"] for line in lines(tmp_path, "ended")]
     assert states == ["complete", "failed", "failed", "complete"]
+
+
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.matrix), 2])
+def test_an_error_of_a_draw_is_that_of_the_trial(size: int, tmp_path: Path) -> None:
+    """Rank 0 alone meets it, all end the trial, and the search goes on with the next one."""
+    found = in_processes(tmp_path, size, n_trials=4, model_init=draw_wrongly)
+    assert all(isinstance(each, dict) for each in found), found
+    ended = lines(tmp_path, "ended")
+    assert [line["state"] for line in ended] == ["complete", "failed", "complete", "failed"]
+    assert "ValueError: " in ended[1]["reason"]
 
 
 @pytest.mark.matrix

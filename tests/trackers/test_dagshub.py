@@ -132,8 +132,14 @@ class Requests(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def mlflow_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with mlflow_server("dagshub", tmp_path_factory.mktemp("server")) as address:
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the server of MLflow."""
+    return tmp_path_factory.mktemp("server")
+
+
+@pytest.fixture(scope="module")
+def mlflow_address(store: Path) -> Iterator[str]:
+    with mlflow_server("dagshub", store) as address:
         yield address
 
 
@@ -154,8 +160,8 @@ class TestDagsHub(MLflowContract):
     uploading: ClassVar[dict[str, str]] = {"HF_DAGSHUB_LOG_ARTIFACTS": "1"}
 
     @pytest.fixture(autouse=True)
-    def _address(self, repository: Repository) -> None:
-        self.repository = repository
+    def _address(self, repository: Repository, store: Path) -> None:
+        self.repository, self.store = repository, store
 
     def variables(self, folder: Path) -> dict[str, str]:
         return {
@@ -164,6 +170,9 @@ class TestDagsHub(MLflowContract):
             "DAGSHUB_CLIENT_HOST": self.repository.address,
             "DAGSHUB_USER_TOKEN": TOKEN,
         }
+
+    def images(self, folder: Path) -> list[str]:
+        return super().images(self.store)
 
     def without_login(self) -> dict[str, str]:
         return {"DAGSHUB_USER_TOKEN": "", **self.uploading}

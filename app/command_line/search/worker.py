@@ -121,7 +121,7 @@ class TrialWorker:
             decide=decide,
             reports={int(step): values_in(values) for step, values in described["reports"]},
         )
-        live.take_up_end(described["pruned_at"])
+        live.take_up_end(described["pruned_at"], described["diverged_at"])
         return live
 
 

@@ -153,6 +153,31 @@ def test_an_incomplete_last_line_is_skipped_and_ended(tmp_path: Path) -> None:
     assert record.skipped == 1
 
 
+@pytest.mark.parametrize(
+    ("value", "endings", "pruned_at", "diverged_at"),
+    [
+        (1.5, {}, None, None),
+        (1.5, {"stop": True}, 5, None),
+        (1.5, {"diverged": True}, None, 5),
+        (math.nan, {}, None, 5),
+    ],
+)
+def test_what_an_evaluation_decided_is_read(
+    value: float, endings: dict[str, bool], pruned_at: int | None, diverged_at: int | None, tmp_path: Path
+) -> None:
+    """Also if the process is killed before the end of the trial is recorded. An objective that is NaN has diverged."""
+    log = started(tmp_path)
+    log.proposed(RecordedTrial(0, "run-0", "0", {}, {}, {}), None)
+    log.reported(0, 4, [2.0])
+    log.reported(0, 5, [value], **endings)
+    log.close()
+    record = read_search(Folder(str(tmp_path)))
+    assert record is not None
+    (found,) = record.trials.values()
+    assert (found.state, found.pruned_at, found.diverged_at) == (None, pruned_at, diverged_at)
+    assert [*found.reports] == [4, 5]
+
+
 def test_a_new_search_keeps_the_record_of_the_earlier_one(tmp_path: Path) -> None:
     """Nothing is lost, and the files at the top are those of the newest search."""
     for number in range(3):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, TypeVar
@@ -16,10 +17,17 @@ from hypothesis import strategies as st
 
 from hexloop.adapters.search import SearchOptions
 from hexloop.adapters.search.drawing import RandomSearch
-from hexloop.domain.errors import ConfigurationError, HexloopError
-from hexloop.domain.ranks import run_on_rank0
+from hexloop.domain.errors import ConfigurationError, DataError, RunStateError, StorageError
 from hexloop.domain.search.space import Choices, Distribution, Floats, Integers, SpaceTrial, parameters_of
-from hexloop.domain.search.trial import Aim, LiveTrial, ObjectiveError, SharedTrial, diverged
+from hexloop.domain.search.trial import (
+    ENDS_THE_SEARCH,
+    Aim,
+    LiveTrial,
+    ObjectiveError,
+    SharedTrial,
+    diverged,
+    trial_on_rank0,
+)
 from hexloop.ports.search import TrialState
 from hexloop.testing import SimulatedWorld
 
@@ -51,7 +59,12 @@ def test_an_objective_is_a_number_of_python_numpy_or_torch(given_number: Any, nu
 
 
 @pytest.mark.parametrize(
-    "objective", [None, True, "0.5", {"loss": 0.5}, object(), np.zeros(2), torch.ones(3), [0.5, None], ["0.5"]]
+    "objective",
+    [
+        *(None, "0.5", {"loss": 0.5}, object(), np.zeros(2), torch.ones(3), [0.5, None], ["0.5"]),
+        *(True, [True], np.bool_(1), torch.tensor(False)),
+        *(10**400, 1j, torch.tensor(1j), np.array("x"), np.array(None)),
+    ],
 )
 def test_an_objective_that_is_no_number_is_an_error(objective: Any) -> None:
     """The message says what may be returned. It is an error of the configuration."""
@@ -188,7 +201,7 @@ def test_an_evaluation_before_a_restart_is_not_reported_again() -> None:
     """The run repeats it after the checkpoint from which it resumes; its first values count."""
     decide = Deciding(2)
     trial = live(decide, {2: (0.5,), 4: (0.25,)})
-    trial.take_up_end(None)
+    trial.take_up_end(None, None)
     assert trial.observe(2, 9.0, {})
     assert trial.observe(4, 9.0, {})
     assert decide.told == []
@@ -198,21 +211,20 @@ def test_an_evaluation_before_a_restart_is_not_reported_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reports", "pruned_at", "state", "reason"),
+    ("pruned_at", "diverged_at", "state", "reason"),
     [
-        ({}, None, None, None),
-        ({4: (0.5,), 2: (0.25,)}, None, None, None),
-        ({4: (0.5,)}, 4, TrialState.PRUNED, "pruned at step 4"),
-        ({4: (math.nan,), 2: (0.25,)}, None, TrialState.FAILED, "it diverged"),
+        (None, None, None, None),
+        (4, None, TrialState.PRUNED, "pruned at step 4"),
+        (None, 4, TrialState.FAILED, "it diverged at step 4"),
     ],
 )
 def test_a_decision_before_a_restart_holds(
-    reports: dict[int, Sequence[float]], pruned_at: int | None, state: TrialState | None, reason: str | None
+    pruned_at: int | None, diverged_at: int | None, state: TrialState | None, reason: str | None
 ) -> None:
-    """A trial that was pruned, or whose newest objective was NaN, does not go on."""
+    """A trial that was pruned or has diverged does not go on."""
     decide = Deciding()
-    trial = live(decide, reports)
-    trial.take_up_end(pruned_at)
+    trial = live(decide, {4: (0.5,), 2: (0.25,)})
+    trial.take_up_end(pruned_at, diverged_at)
     assert (trial.state, trial.reason) == (state, reason)
     assert trial.observe(6, 0.5, {}) == (state is None)
     assert len(decide.told) == (state is None)
@@ -242,7 +254,7 @@ def on_ranks(world: SimulatedWorld, own: Any, act: Callable[[SharedTrial], Found
 
     def on_rank(collectives: Any) -> Found:
         def on_rank0(draw: Callable[[], Any]) -> Any:
-            return run_on_rank0(collectives, draw)
+            return trial_on_rank0(collectives, draw)
 
         return act(SharedTrial(3, drawn, own if collectives.rank == 0 else None, on_rank0))
 
@@ -301,13 +313,53 @@ def test_a_range_that_is_wrong_is_an_error_on_all_ranks() -> None:
     """None of them waits for the others, and all of them say what is wrong. No value is taken up."""
 
     def space(trial: SharedTrial) -> str:
-        with pytest.raises(HexloopError, match=r"'rate' wrong: low=1\.0 and high=0\.0 are not a range") as raised:
+        with pytest.raises(ConfigurationError, match=r"'rate' wrong: low=1\.0 and high=0\.0 are not a range") as raised:
             trial.suggest_float("rate", 1.0, 0.0)
         assert trial.params == {}
         return str(raised.value)
 
     first, second = on_ranks(SimulatedWorld(2), SpaceTrial(3, lambda name, distribution: None), space)
-    assert first in second
+    assert first == second
+
+
+ERRORS: list[tuple[Exception, Any, str]] = [
+    (ConfigurationError("the range is empty"), ConfigurationError, "the range is empty"),
+    (KeyError("rate"), RunStateError, "KeyError: 'rate'"),
+    (DataError("no rows"), RunStateError, "no rows"),
+    (ObjectiveError("no number"), (ObjectiveError, StorageError), "no number"),
+    (StorageError("the disk is gone"), StorageError, "the disk is gone"),
+]
+
+
+@pytest.mark.parametrize(("error", "kind", "text"), ERRORS)
+def test_ranks_agree_on_whether_an_error_is_that_of_the_trial(error: Exception, kind: Any, text: str) -> None:
+    """It is of the same kind on all of them; one that ends the search does so on all of them."""
+
+    def fail() -> Any:
+        raise error
+
+    def on_rank(collectives: Any) -> bool:
+        with pytest.raises(kind, match=re.escape(text)) as raised:
+            trial_on_rank0(collectives, fail)
+        assert collectives.rank > 0 or error in (raised.value, raised.value.__cause__)
+        return isinstance(raised.value, ENDS_THE_SEARCH)
+
+    assert SimulatedWorld(3).run(on_rank) == [isinstance(error, ENDS_THE_SEARCH)] * 3
+    with pytest.raises(type(error)) as alone:
+        SimulatedWorld(1).run(lambda collectives: trial_on_rank0(collectives, fail))
+    assert alone.value is error
+
+
+def test_an_attribute_that_the_user_sets_is_in_the_library() -> None:
+    """On rank 0, which has the library's trial; the trial itself has it on every rank."""
+    own = LibraryTrial(3, lambda name, distribution: None)
+
+    def act(trial: SharedTrial) -> dict[str, Any]:
+        trial.set_user_attr("size", 7)
+        return trial.user_attrs
+
+    assert on_ranks(SimulatedWorld(2), own, act) == [{"size": 7}] * 2
+    assert own.user_attrs == {"size": 7}
 
 
 def test_other_attributes_are_those_of_the_library_on_rank_0() -> None:

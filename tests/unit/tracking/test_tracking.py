@@ -410,6 +410,28 @@ def test_media_go_to_the_loggers_that_take_their_kind(begin: Callable[..., Track
     assert neither.calls == [("start", None), 1, 2, FINISHED]
 
 
+@pytest.mark.parametrize("error", [ImportError("no package soundfile"), SystemExit(1), PermissionError("no")])
+def test_a_medium_that_a_logger_cannot_write_is_left_out(
+    begin: Callable[..., Tracking], reports: list[str], error: BaseException
+) -> None:
+    """Values and other media continue, and the first of a kind is reported. A network that fails is waited for."""
+    diary = Diary(None, None, error, None, error, ConnectionError("gone"))
+    tracking = begin(taker_of_media("board", diary, "audio", "image"))
+    tracking.write(record(1))
+    tracking.write_media(medium("noise", 1, "audio"))
+    tracking.write(record(2))
+    tracking.write_media(medium("speech", 2, "audio"))
+    tracking.write_media(medium("digit", 2))
+    tracking.write(record(3))
+    assert tracking.finish(FINISHED, PATIENCE) == []
+    assert diary.calls == [("start", None), 1, 2, ("digit", "/run/digit-file"), 3, FINISHED]
+    assert reports == [
+        f"The logger board failed to write the audio 'noise' ({type(error).__name__}: {error}). "
+        "Media of this kind that it cannot write are left out; they are in the folder of the run.",
+        "The logger board failed to write media (ConnectionError: gone). The run continues, and it is tried again.",
+    ]
+
+
 def test_media_that_a_logger_does_not_take_are_reported_once(
     begin: Callable[..., Tracking], reports: list[str]
 ) -> None:
