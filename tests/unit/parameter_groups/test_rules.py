@@ -69,8 +69,8 @@ GOOD: dict[str, Any] = {
 
 
 def test_a_rule_is_read() -> None:
-    """Numbers may be texts, as YAML has them; other keys are options of the optimizer."""
-    (rule,), faults = read_rules([GOOD])
+    """Numbers may be texts, as YAML has them; a key without a value is left out. Other keys are options."""
+    (rule,), faults = read_rules([{**GOOD, "name": None, "learning_rate_factor": None}])
     assert not faults
     assert rule == GroupRule(
         "a.*, b",
