@@ -37,10 +37,12 @@ class Line(torch.nn.Module):
             raise ValueError("this act is wrong")
         if act == "die":
             os.kill(os.getpid(), signal.SIGKILL)
-        self.slope = torch.nn.Parameter(torch.tensor([slope]))
+        self.slope, self.diverges = torch.nn.Parameter(torch.tensor([slope])), act == "diverge"
 
     def forward(self, x, labels=None):
-        return {"loss": ((self.slope * x - labels) ** 2).mean(), "logits": self.slope * x}
+        loss = ((self.slope * x - labels) ** 2).mean()
+        diverged = self.diverges and not self.training
+        return {"loss": loss * float("inf") if diverged else loss, "logits": self.slope * x}
 
 
 def points(count):
@@ -54,6 +56,10 @@ def error(prediction):
 class Slow(hexloop.TrainerCallback):
     def on_step_end(self, args, state, control, **named):
         time.sleep(float(os.environ.get("STEP_SECONDS", "0")))
+
+    def on_train_end(self, args, state, control, model, **named):
+        if model.diverges:
+            os.kill(os.getpid(), signal.SIGKILL)
 '''
 
 RECIPE = """\
@@ -229,6 +235,23 @@ def test_trials_that_fail_or_die(project: Path) -> None:
     assert failed.returncode == 1
     assert "No trial of the search in runs/failed was complete" in failed.stderr
     assert "this act is wrong" in failed.stderr
+
+
+@pytest.mark.matrix
+def test_a_trial_that_diverged_and_whose_process_dies_is_not_trained_further(project: Path) -> None:
+    """It was found to have diverged, and is not started from its checkpoint again."""
+    edit(project, "    model.slope: {low: -1.0, high: 5.0}\n", "    model.act: [train, diverge]\n")
+    edit(project, "  backend: random\n", "  backend: grid\n")
+    edit(project, "  trials: 6\n", "")
+    edit(project, "    learning_rate: {low: 1e-4, high: 1e-1, log: true}\n", "")
+    done = search(project)
+    assert done.returncode == 0, done.stderr
+    train, diverge = record_of(project).trials.values()
+    assert train.state is TrialState.COMPLETE
+    assert (diverge.state, diverge.reason) == (TrialState.FAILED, "it diverged at step 4")
+    lines = map(json.loads, (project / "runs/search/search.jsonl").read_text().splitlines())
+    reported = [line["step"] for line in lines if line["kind"] == "reported" and line["trial"] == diverge.number]
+    assert reported == [4]
 
 
 def wait_for_lines(path: Path, count: int, process: subprocess.Popen[Any]) -> None:
