@@ -24,7 +24,7 @@ train: $(VENV)/with-examples
 test: $(VENV)/with-test
 	$(PYTEST) -m "not matrix" --ignore tests/ecosystem --ignore tests/trackers --ignore tests/xla
 
-test-all: lint types contracts docs $(PARTS) test-all-fuzz test-all-ecosystem test-all-trackers test-all-xla
+test-all: lint types contracts docs coverage $(PARTS) test-all-fuzz test-all-ecosystem test-all-trackers test-all-xla
 
 # Tests in a browser are skipped where there is none, except here.
 $(PARTS): export HEXLOOP_BROWSER = required
@@ -73,8 +73,9 @@ test-gpu: export HEXLOOP_GPU = required
 test-gpu: $(VENV)/with-test
 	$(PYTEST) tests/gpu
 
+# With the same random examples each time.
 coverage: $(VENV)/with-test
-	$(PYTEST) tests/unit tests/contracts -m "not matrix" --cov --cov-report=
+	$(PYTEST) tests/unit tests/contracts -m "not matrix" --hypothesis-seed 0 --cov --cov-report=
 	$(VENV)/bin/coverage report --include="*/domain/*,*/ports/*" --fail-under=100
 
 lint: $(VENV)/with-test
