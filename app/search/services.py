@@ -189,7 +189,7 @@ class Recorder:
 
     def reported(self, proposal: Proposal, step: int, values: Sequence[float], stop: bool) -> None:
         """Record an evaluation."""
-        self.record.trials[proposal.number].reports[step] = tuple(values)
+        self.record.trials[proposal.number].report(step, tuple(values), pruned=stop, diverged=False)
         self._log.reported(proposal.number, step, values, stop)
 
     def ended(self, proposal: Proposal, state: TrialState, reason: str | None, seconds: float) -> None:

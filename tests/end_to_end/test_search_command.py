@@ -212,13 +212,18 @@ def test_pruning_and_a_resumed_search_of_more_trials(project: Path) -> None:
     assert facts(record_of(project, "runs/parts")) == facts(record)
 
 
-@pytest.mark.matrix
-def test_trials_that_fail_or_die(project: Path) -> None:
-    """Count as failed, with the reason; one that dies is started once more. The search goes on."""
-    edit(project, "    model.slope: {low: -1.0, high: 5.0}\n", "    model.act: [train, raise, die]\n")
+def try_acts(project: Path, acts: str) -> None:
+    """Let the search be one trial for each act of the model, in order."""
+    edit(project, "    model.slope: {low: -1.0, high: 5.0}\n", f"    model.act: [{acts}]\n")
     edit(project, "  backend: random\n", "  backend: grid\n")
     edit(project, "  trials: 6\n", "")
     edit(project, "    learning_rate: {low: 1e-4, high: 1e-1, log: true}\n", "")
+
+
+@pytest.mark.matrix
+def test_trials_that_fail_or_die(project: Path) -> None:
+    """Count as failed, with the reason; one that dies is started once more. The search goes on."""
+    try_acts(project, "train, raise, die")
     done = search(project)
     assert done.returncode == 0, done.stderr
     record = record_of(project)
@@ -240,10 +245,7 @@ def test_trials_that_fail_or_die(project: Path) -> None:
 @pytest.mark.matrix
 def test_a_trial_that_diverged_and_whose_process_dies_is_not_trained_further(project: Path) -> None:
     """It was found to have diverged, and is not started from its checkpoint again."""
-    edit(project, "    model.slope: {low: -1.0, high: 5.0}\n", "    model.act: [train, diverge]\n")
-    edit(project, "  backend: random\n", "  backend: grid\n")
-    edit(project, "  trials: 6\n", "")
-    edit(project, "    learning_rate: {low: 1e-4, high: 1e-1, log: true}\n", "")
+    try_acts(project, "train, diverge")
     done = search(project)
     assert done.returncode == 0, done.stderr
     train, diverge = record_of(project).trials.values()

@@ -220,9 +220,10 @@ def loads_beside_imports(good: Path, folder: Path, rounds: int) -> None:
 
 
 @pytest.mark.matrix
+@pytest.mark.timeout(1200)
 def test_an_import_does_not_disturb_loads_of_another_thread(good: Path, tmp_path: Path) -> None:
     """Torch's list of allowed classes is never changed, so the user's own loads work at any moment."""
-    loads_beside_imports(good, tmp_path, rounds=250)
+    loads_beside_imports(good, tmp_path, rounds=1000)
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(good: Path, tmp_path: Path) -> None:
